@@ -133,3 +133,31 @@ section!(
         pub sources: BTreeMap<String, String> where Takes::Sources,
     }
 );
+
+section!(
+    /// Which models are loaded, and who leaves for whom.
+    Loading of "loading" {
+        /// A model is started where memory has room for it, and others are unloaded for it. `false`: every model is started when it is asked for, whatever it needs.
+        pub make_room: bool,
+        /// At most so many models are loaded at a time; 0: as many as fit.
+        pub max_loaded: u32,
+        /// A model that is in use stays for so many times as long as its load took ...
+        turn_loads: f64,
+        /// ... but at least for this time ...
+        turn_least: Duration = "duration",
+        /// ... and at most for this one.
+        turn_most: Duration = "duration",
+        /// What a model that leaks is worth, as a share of what it would be: its next start is a cure, too.
+        leaker: f64,
+        /// A model whose start found too little memory needs so many times as much as was thought.
+        short: f64,
+        /// The share of the host's memory that is left to the system.
+        host_kept: f64,
+        /// The share of each GPU's memory that is left to its display, and for what fragments.
+        gpu_kept: f64,
+        /// While somebody waits for room it is looked for this often.
+        look: Duration = "duration",
+        /// How often it is noted who was asked how often.
+        noted: Duration = "duration",
+    }
+);

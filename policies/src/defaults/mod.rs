@@ -56,7 +56,7 @@ mod key;
 mod replacing;
 mod serving;
 
-pub use backends::{Build, Child, Lifecycle, Sensors};
+pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
@@ -112,6 +112,8 @@ section!(
         sensors: Sensors,
         /// The child process.
         child: Child,
+        /// Which models are loaded.
+        loading: Loading,
         /// Building llama-server.
         build: Build,
         /// Experiments with fresh servers.

@@ -151,6 +151,8 @@ section!(
         pub replicas: u32 where Takes::Whole(1, 4_294_967_295),
         /// Start at once, instead of at the first request.
         pub preload: bool,
+        /// It is never unloaded to make room for another model.
+        pub pin: bool,
         /// How a generation is replaced by the next: `sequential` drains, stops, then starts; `overlap` starts the next one
         /// first; `auto` overlaps where memory allows.
         pub replace: Replace where Takes::OneOf(&["auto", "sequential", "overlap"]),

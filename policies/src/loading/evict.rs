@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Loading, Model, Numbers, Place, Seen, State, Wish};
-use crate::ModelName;
+use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
 
 /// Among so many all combinations are tried; of more the cheapest go one after another.
 const COMBINED: usize = 12;
@@ -14,13 +13,8 @@ const SOONEST: f64 = 0.1;
 
 impl Loading {
     /// The models that leave for this one: those whose leaving costs least, and makes enough room. None, where no room can be made.
-    pub(super) fn leaving_for(
-        &self,
-        wish: &Wish<'_>,
-        now: Duration,
-        seen: &BTreeMap<ModelName, Seen>,
-    ) -> Vec<ModelName> {
-        let mut candidates: Vec<(f64, ModelName)> = self
+    pub(super) fn leaving_for(&self, wish: &Wish<'_>, now: Duration, seen: &BTreeMap<Who, Seen>) -> Vec<Who> {
+        let mut candidates: Vec<(f64, Who)> = self
             .models
             .iter()
             .filter(|(other, model)| !model.spec.pin && self.may_leave(model, now, seen[*other]))
@@ -56,11 +50,11 @@ impl Loading {
         model.load_time.as_secs_f64() / expected * if leaks { self.numbers.leaker } else { 1.0 }
     }
 
-    fn is_enough(&self, wish: &Wish<'_>, leave: &[&ModelName]) -> bool {
+    fn is_enough(&self, wish: &Wish<'_>, leave: &[&Who]) -> bool {
         !matches!(self.place(wish, leave), Place::Nowhere)
     }
 
-    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, ModelName)]) -> Option<Vec<ModelName>> {
+    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, Who)]) -> Option<Vec<Who>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -70,18 +64,18 @@ impl Loading {
             one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
         });
         sets.into_iter().find_map(|(_, set)| {
-            let leave: Vec<&ModelName> = of(set).map(|(_, name)| name).collect();
+            let leave: Vec<&Who> = of(set).map(|(_, name)| name).collect();
             self.is_enough(wish, &leave).then(|| leave.into_iter().cloned().collect())
         })
     }
 
-    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, ModelName)]) -> Option<Vec<ModelName>> {
-        let names: Vec<&ModelName> = candidates.iter().map(|(_, name)| name).collect();
+    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, Who)]) -> Option<Vec<Who>> {
+        let names: Vec<&Who> = candidates.iter().map(|(_, name)| name).collect();
         let enough = (1..=names.len()).find(|count| self.is_enough(wish, &names[..*count]))?;
         let mut leave = names[..enough].to_vec();
         // Who is not needed for it stays, the dearest first.
         for one in names[..enough].iter().rev() {
-            let without: Vec<&ModelName> = leave.iter().copied().filter(|kept| kept != one).collect();
+            let without: Vec<&Who> = leave.iter().copied().filter(|kept| kept != one).collect();
             if self.is_enough(wish, &without) {
                 leave = without;
             }

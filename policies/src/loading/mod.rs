@@ -28,17 +28,16 @@ pub use self::room::Amounts;
 use crate::ModelName;
 use crate::book::Needs;
 
-/// The numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Numbers {
-    /// A model that is in use stays for so many times as long as its load took ...
-    pub turn_loads: f64,
-    /// ... but at least for this time ...
-    pub turn_least: Duration,
-    /// ... and at most for this one.
-    pub turn_most: Duration,
-    /// What a model that leaks is worth, as a share of what it would be: its next start is a cure, too.
-    pub leaker: f64,
+/// The numbers. Reasons: `defaults.toml`, section `[loading]`.
+pub type Numbers = crate::defaults::Loading;
+
+/// A model. One that was removed and has come again with the same name is another one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Who {
+    /// Its name.
+    pub name: ModelName,
+    /// Which of those that have had it.
+    pub life: u64,
 }
 
 /// What is configured of a model.
@@ -54,6 +53,8 @@ pub struct Spec {
     pub may_split: bool,
     /// It never leaves for another one.
     pub pin: bool,
+    /// Models that are not loaded while it is.
+    pub never_with: Vec<ModelName>,
 }
 
 /// What is seen of a model at one moment.
@@ -90,16 +91,16 @@ pub enum Order {
     /// Start the processes of a model, each on these GPUs; none: on the host, or wherever its command says.
     Load {
         /// Whose.
-        model: ModelName,
+        model: Who,
         /// The GPUs of each replica.
         places: Vec<Vec<usize>>,
     },
     /// Let a model's requests end, and stop it.
     Unload {
         /// Which.
-        model: ModelName,
+        model: Who,
         /// Who wants its room.
-        makes_room_for: ModelName,
+        makes_room_for: Who,
     },
 }
 
@@ -107,8 +108,12 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Out,
-    /// Since when it wants to be loaded, and its place among those who do.
-    Wants(u64),
+    Wants {
+        /// Among those who do.
+        place: u64,
+        /// Others leave for it even if nobody waits.
+        urgent: bool,
+    },
     Comes {
         since: Duration,
     },
@@ -131,9 +136,25 @@ struct Model {
     /// What was free when it was let in.
     free_before: Option<Amounts>,
     load_time: Duration,
+    /// What it needs as a multiple of what was thought, since its start found too little.
+    raised: f64,
 }
 
 impl Model {
+    fn new(spec: Spec) -> Self {
+        Self {
+            spec,
+            state: State::Out,
+            demand: Demand::default(),
+            promised: Amounts::none(),
+            mapped: 0,
+            reading: None,
+            free_before: None,
+            load_time: Duration::ZERO,
+            raised: 1.0,
+        }
+    }
+
     const fn is_there(&self) -> bool {
         matches!(self.state, State::Comes { .. } | State::Serves { .. } | State::Leaves)
     }
@@ -145,103 +166,152 @@ pub struct Loading {
     numbers: Numbers,
     /// What all of them may have.
     capacity: Amounts,
-    models: BTreeMap<ModelName, Model>,
+    models: BTreeMap<Who, Model>,
     wishes: u64,
 }
 
 impl Loading {
-    /// Nobody is loaded.
-    pub const fn new(numbers: Numbers, capacity: Amounts) -> Self {
-        Self { numbers, capacity, models: BTreeMap::new(), wishes: 0 }
+    /// Nobody is loaded, and nothing is known of the machine: it may have everything.
+    pub const fn new(numbers: Numbers) -> Self {
+        Self { numbers, capacity: Amounts::everything(), models: BTreeMap::new(), wishes: 0 }
     }
 
-    /// The models from now on. Those that are no longer there count until they are [gone](Self::gone).
-    pub fn configure(&mut self, specs: impl IntoIterator<Item = (ModelName, Spec)>) {
-        for (name, spec) in specs {
-            if let Some(known) = self.models.get_mut(&name) {
-                known.spec = spec;
-                continue;
-            }
-            let new = Model {
-                spec,
-                state: State::Out,
-                demand: Demand::default(),
-                promised: Amounts::default(),
-                mapped: 0,
-                reading: None,
-                free_before: None,
-                load_time: Duration::ZERO,
-            };
-            self.models.insert(name, new);
+    /// Other numbers.
+    pub fn set_numbers(&mut self, numbers: Numbers) {
+        self.numbers = numbers;
+    }
+
+    /// Those who wait for room, with what all processes of each need where that is known, on one GPU each, and what is left by what was
+    /// promised.
+    pub fn waiting(&self) -> Vec<(Who, Option<Amounts>, Amounts)> {
+        let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
+        waiting.map(|(who, model)| (who.clone(), room::needed(model), self.left())).collect()
+    }
+
+    /// What all of them may have from now on.
+    pub fn set_capacity(&mut self, capacity: Amounts) {
+        self.capacity = capacity;
+    }
+
+    /// What is configured of a model from now on.
+    pub fn set(&mut self, model: &Who, spec: Spec) {
+        match self.models.get_mut(model) {
+            Some(known) => known.spec = spec,
+            None => drop(self.models.insert(model.clone(), Model::new(spec))),
         }
     }
 
-    /// A model wants to be loaded. Nothing, if it does already or is.
-    pub fn wants(&mut self, model: &ModelName) {
+    /// A model is no longer configured, and nothing of it is there.
+    pub fn forget(&mut self, model: &Who) {
+        self.models.remove(model);
+    }
+
+    /// A model wants to be loaded. With `urgent` others leave for it even if nobody waits for it. Nothing, if it is loaded.
+    pub fn wants(&mut self, model: &Who, urgent: bool) {
         self.wishes += 1;
         let place = self.wishes;
-        if let Some(model) = self.models.get_mut(model).filter(|model| model.state == State::Out) {
-            model.state = State::Wants(place);
+        let Some(model) = self.models.get_mut(model) else { return };
+        match &mut model.state {
+            State::Out => model.state = State::Wants { place, urgent },
+            State::Wants { urgent: known, .. } => *known |= urgent,
+            State::Comes { .. } | State::Serves { .. } | State::Leaves => {}
         }
+    }
+
+    /// Whether anybody waits for room, or a model is on its way: then [`Self::next`] may have something to say before long.
+    pub fn is_moving(&self) -> bool {
+        self.models.values().any(|model| matches!(model.state, State::Wants { .. }))
     }
 
     /// A model serves.
-    pub fn loaded(&mut self, model: &ModelName, now: Duration) {
+    pub fn loaded(&mut self, model: &Who, now: Duration) {
         if let Some(model) = self.models.get_mut(model)
             && let State::Comes { since } = model.state
         {
-            model.load_time = now.saturating_sub(since);
+            (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
             model.state = State::Serves { since: now };
         }
     }
 
     /// What a model's processes hold. Those that hold more than they were promised have it all the same.
-    pub fn read(&mut self, model: &ModelName, reading: Reading) {
+    pub fn read(&mut self, model: &Who, reading: Reading) {
         if let Some(model) = self.models.get_mut(model).filter(|model| model.is_there()) {
             if matches!(model.state, State::Serves { .. }) && !reading.leaks {
-                let before = model.reading.as_ref().map(|_| &model.promised);
-                model.promised = before.map_or_else(|| reading.held.clone(), |most| most.max(&reading.held));
+                let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
+                if model.reading.is_none() && model.promised == self.capacity {
+                    // It was too large by the book, and is not.
+                    model.promised = Amounts::none();
+                } else if model.reading.is_none() && !measured {
+                    // What is allocated on a GPU is taken at once, so the reading is better than the plan. On the host it is taken when it is
+                    // used for the first time.
+                    model.promised.gpus.clear();
+                }
+                model.promised = model.promised.max(&reading.held);
             }
             model.reading = Some(reading);
         }
     }
 
-    /// None of a model's processes is there any more.
-    pub fn gone(&mut self, model: &ModelName) {
+    /// A model is on its way out by itself: nobody asks for it, or an operator drains it.
+    pub fn leaves(&mut self, model: &Who) {
         if let Some(model) = self.models.get_mut(model).filter(|model| model.is_there()) {
+            model.state = State::Leaves;
+        }
+    }
+
+    /// A model found too little memory when it started, though its promise was kept: it needs more than was thought.
+    pub fn short(&mut self, model: &Who) {
+        let by = self.numbers.short;
+        if let Some(model) = self.models.get_mut(model) {
+            model.raised *= by;
+        }
+    }
+
+    /// None of a model's processes is there any more, and it does not want to be loaded.
+    pub fn gone(&mut self, model: &Who) {
+        if let Some(model) = self.models.get_mut(model) {
             model.state = State::Out;
-            (model.promised, model.mapped, model.reading) = (Amounts::default(), 0, None);
+            (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
+        }
+    }
+
+    /// What models that come or serve were promised and have not taken yet: free, and nobody else's to have.
+    pub fn owed(&self) -> BTreeMap<Who, Amounts> {
+        let there = self.models.iter().filter(|(_, model)| model.is_there());
+        there.map(|(name, model)| (name.clone(), model.owed())).collect()
+    }
+
+    /// Requests so far, by model, so that it is known when there were how many. The more often this is called the better.
+    pub fn note(&mut self, now: Duration, asked: impl Fn(&Who) -> u64) {
+        for (name, model) in &mut self.models {
+            model.demand.note(now, asked(name));
         }
     }
 
     /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
-    pub fn next(
-        &mut self,
-        now: Duration,
-        free: Option<&Amounts>,
-        seen: impl Fn(&ModelName) -> Seen,
-    ) -> Vec<Order> {
-        let seen: BTreeMap<ModelName, Seen> =
-            self.models.keys().map(|name| (name.clone(), seen(name))).collect();
+    pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
+        let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);
         }
-        let mut waiting: Vec<(u64, ModelName)> = self
+        let mut waiting: Vec<(u64, Who, bool)> = self
             .models
             .iter()
             .filter_map(|(name, model)| match model.state {
-                State::Wants(place) => Some((place, name.clone())),
+                State::Wants { place, urgent } => {
+                    Some((place, name.clone(), urgent || seen[name].waiting > 0))
+                }
                 _ => None,
             })
             .collect();
         waiting.sort();
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
-        let mut kept = Amounts::default();
-        for (_, name) in waiting {
-            let wish = Wish { name: &name, kept: &kept, free };
+        let (mut kept, mut kept_for) = (Amounts::none(), Vec::new());
+        for (_, name, urgent) in waiting {
+            let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free };
             let mut place = self.place(&wish, &[]);
-            if matches!(place, Place::Nowhere) {
+            if urgent && matches!(place, Place::Nowhere) {
                 for victim in self.leaving_for(&wish, now, &seen) {
                     if let Some(model) = self.models.get_mut(&victim) {
                         model.state = State::Leaves;
@@ -255,14 +325,17 @@ impl Loading {
                     self.let_in(&name, promised, now, free);
                     orders.push(Order::Load { model: name, places });
                 }
-                Place::Later(promised) => kept = kept.plus(&promised),
+                Place::Later(promised) => {
+                    kept = kept.plus(&promised);
+                    kept_for.push(name);
+                }
                 Place::Nowhere => {}
             }
         }
         orders
     }
 
-    fn let_in(&mut self, name: &ModelName, promised: Amounts, now: Duration, free: Option<&Amounts>) {
+    fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
         if let Some(model) = self.models.get_mut(name) {
             let mapped = model.spec.needs.as_ref().map_or(0, |needs| needs.mapped);
             (model.promised, model.mapped) = (promised, mapped);
@@ -274,9 +347,11 @@ impl Loading {
 
 /// A model that waits for room.
 struct Wish<'a> {
-    name: &'a ModelName,
+    name: &'a Who,
     /// What is kept for those who came before it.
     kept: &'a Amounts,
+    /// Who they are.
+    kept_for: &'a [Who],
     /// What anybody could take now.
     free: Option<&'a Amounts>,
 }

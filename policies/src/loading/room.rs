@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Loading, Model, Place, State, Wish};
-use crate::ModelName;
-use crate::book::{self, Machine, Wanted};
+use super::{Loading, Model, Place, State, Who, Wish};
+use crate::book::{self, Machine, Needs, Wanted};
+use crate::units;
 
 /// Bytes of the host and of each GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,16 @@ pub struct Amounts {
 }
 
 impl Amounts {
+    /// Nothing.
+    pub const fn none() -> Self {
+        Self { host: 0, gpus: Vec::new() }
+    }
+
+    /// Of the host as much as anybody wants, and no GPU.
+    pub const fn everything() -> Self {
+        Self { host: u64::MAX, gpus: Vec::new() }
+    }
+
     fn both(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Self {
         let count = self.gpus.len().max(other.gpus.len());
         let at = |gpus: &[u64], index: usize| gpus.get(index).copied().unwrap_or(0);
@@ -50,14 +60,9 @@ struct Ledger {
 
 impl Ledger {
     /// As if `leave` were on their way out, too.
-    fn of(
-        models: &BTreeMap<ModelName, Model>,
-        capacity: &Amounts,
-        free: Option<&Amounts>,
-        leave: &[&ModelName],
-    ) -> Self {
+    fn of(models: &BTreeMap<Who, Model>, capacity: &Amounts, free: Option<&Amounts>, leave: &[&Who]) -> Self {
         let known = || models.iter().filter(|(_, model)| model.is_there());
-        let goes = |name: &ModelName, model: &Model| model.state == State::Leaves || leave.contains(&name);
+        let goes = |name: &Who, model: &Model| model.state == State::Leaves || leave.contains(&name);
         let there = || known().map(|(_, model)| model);
         let stays = || known().filter(|(name, model)| !goes(name, model)).map(|(_, model)| model);
         let leaves = || known().filter(|(name, model)| goes(name, model)).map(|(_, model)| model);
@@ -66,10 +71,9 @@ impl Ledger {
         };
         let of_file = |model: &Model| Amounts { host: model.mapped, gpus: Vec::new() };
         let promised = |model: &Model| model.promised.plus(&of_file(model));
-        let held =
-            |model: &Model| model.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default();
-        // What they were promised and have not taken, which free memory does not show. A mapped file is never shown.
-        let owed = |model: &Model| model.promised.minus(&held(model)).plus(&of_file(model));
+        let held = Model::held;
+        // A mapped file is never shown by what is free.
+        let owed = |model: &Model| model.owed().plus(&of_file(model));
         let by_promise = |models: &mut dyn Iterator<Item = &Model>| capacity.minus(&all(models, &promised));
         let (mut now, mut soon) = (by_promise(&mut there()), by_promise(&mut stays()));
         if let Some(free) = free {
@@ -94,25 +98,106 @@ impl Ledger {
     }
 }
 
+impl Model {
+    fn held(&self) -> Amounts {
+        self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
+    }
+
+    /// What it was promised and has not taken, which free memory does not show.
+    pub(super) fn owed(&self) -> Amounts {
+        self.promised.minus(&self.held())
+    }
+}
+
 impl Loading {
     /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
-    pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&ModelName]) -> Place {
-        let Wish { name, kept, free } = *wish;
+    pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
+        let Wish { name, kept, kept_for, free } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
+        let company = self.company(wish, model, leave);
+        if company == Company::Bad {
+            return Place::Nowhere;
+        }
+        // The book may be wrong, and a server that could run is not kept from trying: alone.
+        let fit = |room: &Amounts| fit(name, model, room, self.numbers.make_room);
+        let Some((alone, needed)) = fit(&self.capacity) else {
+            let stays = |other: &Who, model: &Model| {
+                model.is_there() && model.state != State::Leaves && !leave.contains(&other)
+            };
+            return if self.models.iter().any(|(other, model)| stays(other, model)) {
+                Place::Nowhere
+            } else if self.models.values().any(Model::is_there) || !kept_for.is_empty() {
+                Place::Later(self.capacity.clone())
+            } else {
+                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone())
+            };
+        };
         let ledger = Ledger::of(&self.models, &self.capacity, free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
         let soon = ledger.soon.minus(kept);
-        if let Some((places, promised)) = fit(name, model, &ledger.now.min(&soon)) {
+        if let Some((places, promised)) = fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good) {
             return Place::Now(places, promised);
         }
-        if let Some((_, promised)) = fit(name, model, &soon) {
+        if let Some((_, promised)) = fit(&soon) {
             return Place::Later(promised);
         }
-        // Nobody is there: the book may be wrong, and a server that could run is not kept from trying.
-        if !self.models.values().any(Model::is_there) && kept == &Amounts::default() {
-            return Place::Now(vec![Vec::new(); replicas(model)], Amounts::default());
+        // Nobody is there, and somebody else has the memory: it is tried all the same.
+        if !self.models.values().any(Model::is_there) && kept_for.is_empty() {
+            return Place::Now(alone, needed);
         }
         Place::Nowhere
+    }
+}
+
+/// Whether a model may be loaded beside those that are, whatever memory there is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    Good,
+    /// When those who leave are gone.
+    Soon,
+    Bad,
+}
+
+impl Loading {
+    fn company(&self, wish: &Wish<'_>, model: &Model, leave: &[&Who]) -> Company {
+        let most = match self.numbers.max_loaded {
+            0 => usize::MAX,
+            most => usize::try_from(most).unwrap_or(usize::MAX),
+        };
+        let rivals = |other: &Who| {
+            let of_other = self.models.get(other).map(|other| &other.spec.never_with);
+            model.spec.never_with.contains(&other.name)
+                || of_other.is_some_and(|never| never.contains(&wish.name.name))
+        };
+        let there = || self.models.iter().filter(|(_, model)| model.is_there());
+        let stays = || there().filter(|(name, model)| model.state != State::Leaves && !leave.contains(name));
+        let kept = wish.kept_for;
+        if stays().count() + kept.len() >= most
+            || stays().any(|(other, _)| rivals(other))
+            || kept.iter().any(rivals)
+        {
+            Company::Bad
+        } else if there().count() + kept.len() >= most || there().any(|(other, _)| rivals(other)) {
+            Company::Soon
+        } else {
+            Company::Good
+        }
+    }
+}
+
+/// Bytes that all processes of a model need, each on one GPU; `None` if that is not known.
+pub(super) fn needed(model: &Model) -> Option<Amounts> {
+    let needs = raised(model.spec.needs.as_ref()?, model.raised);
+    let count = replicas(model) as u64;
+    let host = needs.host_bytes().saturating_mul(count).saturating_add(needs.mapped);
+    let gpus = if needs.uses_gpu() { vec![needs.gpu_bytes(1).saturating_mul(count)] } else { Vec::new() };
+    Some(Amounts { host, gpus })
+}
+
+impl Loading {
+    /// What nobody was promised.
+    pub(super) fn left(&self) -> Amounts {
+        Ledger::of(&self.models, &self.capacity, None, &[]).now
     }
 }
 
@@ -120,16 +205,31 @@ fn replicas(model: &Model) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
 
+/// So many times as much.
+fn raised(needs: &Needs, by: f64) -> Needs {
+    let mut raised = needs.clone();
+    if by > 1.0 {
+        raised.measured.host = Some(units::scale(needs.host_bytes(), by));
+        if needs.uses_gpu() {
+            raised.measured.gpu = Some((units::scale(needs.gpu_bytes(1), by), 1));
+        }
+    }
+    raised
+}
+
 /// Places for all processes of a model, and what they are promised.
-fn fit(name: &ModelName, model: &Model, room: &Amounts) -> Option<(Vec<Vec<usize>>, Amounts)> {
+fn fit(name: &Who, model: &Model, room: &Amounts, counts: bool) -> Option<(Vec<Vec<usize>>, Amounts)> {
     let spec = &model.spec;
     let count = replicas(model);
-    let Some(needs) = &spec.needs else { return Some((vec![Vec::new(); count], Amounts::default())) };
+    let Some(needs) = spec.needs.as_ref().filter(|_| counts) else {
+        return Some((vec![Vec::new(); count], Amounts::none()));
+    };
+    let needs = &raised(needs, model.raised);
     // They share one mapped file.
     let host = room.host.checked_sub(needs.mapped)?;
     let wanted: Vec<Wanted> = (0..count)
         .map(|number| Wanted {
-            name: format!("{name} {number}"),
+            name: format!("{} {number}", name.name),
             needs: needs.clone(),
             gpus: spec.gpus.clone(),
             may_split: spec.may_split,

@@ -11,12 +11,13 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn name(name: &str) -> ModelName {
-    ModelName::new(name)
+fn name(name: &str) -> Who {
+    Who { name: ModelName::new(name), life: 0 }
 }
 
 fn numbers() -> Numbers {
-    Numbers { turn_loads: 3.0, turn_least: secs(2), turn_most: secs(60), leaker: 0.1 }
+    let own = crate::defaults().loading.clone();
+    Numbers { turn_loads: 3.0, turn_least: secs(2), turn_most: secs(60), leaker: 0.1, short: 1.25, ..own }
 }
 
 fn gpus(gib: &[u64]) -> Amounts {
@@ -29,22 +30,25 @@ fn model(gib: u64) -> Spec {
 }
 
 fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
-    let mut all = Loading::new(numbers(), gpus(room));
-    all.configure(models.iter().map(|(of, spec)| (name(of), spec.clone())));
+    let mut all = Loading::new(numbers());
+    all.set_capacity(gpus(room));
+    for (of, spec) in models {
+        all.set(&name(of), spec.clone());
+    }
     all
 }
 
 /// Orders in words: `+a` is loaded, `-b` leaves.
 fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
-    let of = |model: &ModelName| {
-        let known = seen.iter().find(|(of, _)| *of == model.as_str());
+    let of = |model: &Who| {
+        let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
         known.map_or(Seen { idle_for: secs(1000), ..Seen::default() }, |(_, seen)| *seen)
     };
     let told = all.next(secs(now), None, of);
     told.into_iter()
         .map(|order| match order {
-            Order::Load { model, .. } => format!("+{model}"),
-            Order::Unload { model, .. } => format!("-{model}"),
+            Order::Load { model, .. } => format!("+{}", model.name),
+            Order::Unload { model, .. } => format!("-{}", model.name),
         })
         .collect()
 }
@@ -52,7 +56,7 @@ fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
 /// Loads models one after another, each for ten seconds from its minute on.
 fn load(all: &mut Loading, models: &[&str]) {
     for (minute, of) in (0..).zip(models) {
-        all.wants(&name(of));
+        all.wants(&name(of), true);
         assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
         all.loaded(&name(of), secs(minute * 60 + 10));
     }
@@ -64,7 +68,7 @@ const IN_USE: Seen = Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Durati
 fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"));
+    all.wants(&name("c"), true);
     let told = orders(&mut all, 200, &[("b", Seen { asked: 5, idle_for: secs(3), ..Seen::default() })]);
     assert_eq!(told, ["-a"], "b was asked a moment ago");
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
@@ -80,7 +84,7 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     all.read(&name("c"), Reading { held: held(19), leaks: true });
     let busy = [("a", 3), ("b", 2), ("c", 1)]
         .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
-    all.wants(&name("d"));
+    all.wants(&name("d"), true);
     assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
 }
 
@@ -89,7 +93,7 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
     let pinned = Spec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
     load(&mut all, &["a", "b"]);
-    all.wants(&name("c"));
+    all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
 }
 
@@ -97,13 +101,13 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
 fn one_that_is_in_use_has_its_turn() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"));
+    all.wants(&name("b"), true);
     // It took ten seconds to load, so it stays for thirty; without anybody who uses it it need not.
     assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
     assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.wants(&name("b"));
+    all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 11, &[]), ["-a"]);
 }
 
@@ -113,7 +117,7 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
     let mut all = loading(&[24], &models);
     load(&mut all, &["a"]);
     for of in ["big", "middle", "small"] {
-        all.wants(&name(of));
+        all.wants(&name(of), true);
     }
     // `a` has to go for the big one, beside which there are 4 GiB.
     assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
@@ -125,12 +129,12 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
 #[test]
 fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
-    all.wants(&name("a"));
+    all.wants(&name("a"), true);
     let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
     // Somebody else's process has 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
-    all.wants(&name("b"));
+    all.wants(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
     let held = Amounts { host: 0, gpus: vec![9 * GIB] };
@@ -146,15 +150,15 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     let next = |all: &mut Loading, gib: u64| {
         all.next(secs(1), Some(&free(gib)), |_| Seen { idle_for: secs(900), ..Seen::default() })
     };
-    all.wants(&name("a"));
+    all.wants(&name("a"), true);
     next(&mut all, 24);
     all.loaded(&name("a"), secs(1));
     let held = Amounts { host: 0, gpus: vec![6 * GIB] };
     all.read(&name("a"), Reading { held, leaks: false });
-    all.wants(&name("b"));
+    all.wants(&name("b"), true);
     next(&mut all, 18);
     // Half loaded: of the 14 that are free, 4 are still its own.
-    all.wants(&name("c"));
+    all.wants(&name("c"), true);
     let told = next(&mut all, 14);
     assert_eq!(told, [Order::Load { model: name("c"), places: vec![vec![0]] }]);
     // Somebody else takes what c was promised: while it comes nobody leaves for it.
@@ -164,8 +168,97 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
 #[test]
 fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
     let mut all = loading(&[24], &[("huge", model(30))]);
-    all.wants(&name("huge"));
+    all.wants(&name("huge"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+huge"]);
+}
+
+#[test]
+fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("huge", model(30))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("huge"), true);
+    assert_eq!(orders(&mut all, 500, &[]), ["-a", "-b"]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 501, &[]), [""; 0]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 502, &[]), ["+huge"]);
+    all.loaded(&name("huge"), secs(510));
+    assert_eq!(orders(&mut all, 600, &[]), ["-huge"], "a waits");
+}
+
+#[test]
+fn nobody_leaves_for_one_whom_nobody_waits_for() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
+    let waits = ("b", Seen { waiting: 1, ..Seen::default() });
+    assert_eq!(orders(&mut all, 501, &[waits]), ["-a"]);
+}
+
+#[test]
+fn who_leaves_by_itself_makes_room_without_anybody_else() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.leaves(&name("b"));
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0], "it is awaited");
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 501, &[]), ["+c"]);
+}
+
+#[test]
+fn a_start_that_found_too_little_asks_for_more_until_one_did() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(12))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+b"]);
+    assert_eq!(all.owed()[&name("b")].gpus, [12 * GIB]);
+    all.short(&name("b"));
+    all.gone(&name("b"));
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
+    assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
+    all.loaded(&name("b"), secs(110));
+    all.read(&name("b"), Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, leaks: false });
+    assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
+}
+
+#[test]
+fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
+    let needs = Needs { host: vec![(Part::Cache, 4 * GIB)], ..Needs::default() };
+    let mut all = loading(&[], &[("a", Spec { needs: Some(needs), replicas: 1, ..Spec::default() })]);
+    load(&mut all, &["a"]);
+    let read = |all: &mut Loading, gib: u64| {
+        all.read(&name("a"), Reading { held: Amounts { host: gib * GIB, gpus: Vec::new() }, leaks: false });
+        all.models[&name("a")].promised.host
+    };
+    assert_eq!((read(&mut all, 1), read(&mut all, 6), read(&mut all, 5)), (4 * GIB, 6 * GIB, 6 * GIB));
+}
+
+#[test]
+fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
+    let alone = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let models = [("a", model(1)), ("b", model(1)), ("c", model(1)), ("alone", alone)];
+    let mut all = loading(&[24], &models);
+    all.numbers.max_loaded = 2;
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 300, &[]), ["-a"]);
+    all.wants(&name("alone"), true);
+    assert_eq!(orders(&mut all, 301, &[]), ["-b"]);
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 302, &[]), ["+c"]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 303, &[]), ["+alone"]);
+    all.loaded(&name("c"), secs(304));
+    all.loaded(&name("alone"), secs(304));
+    all.wants(&name("a"), true);
+    let busy = Seen { asked: 9, idle_for: secs(1), ..Seen::default() };
+    assert_eq!(orders(&mut all, 400, &[("alone", busy)]), ["-alone"], "though c would be missed less");
 }
 
 #[test]
@@ -174,15 +267,18 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
         let needs = Needs { host: vec![(Part::Fixed, GIB)], mapped: gib * GIB, ..Needs::default() };
         Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
     };
-    let mut all = Loading::new(numbers(), Amounts { host: 32 * GIB, gpus: Vec::new() });
-    all.configure([(name("a"), mapped(20)), (name("b"), mapped(20))]);
+    let mut all = Loading::new(numbers());
+    all.set_capacity(Amounts { host: 32 * GIB, gpus: Vec::new() });
+    for of in ["a", "b"] {
+        all.set(&name(of), mapped(20));
+    }
     let free = Amounts { host: 31 * GIB, gpus: Vec::new() };
     let next = |all: &mut Loading| all.next(secs(1), Some(&free), |_| Seen::default());
-    all.wants(&name("a"));
+    all.wants(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.loaded(&name("a"), secs(1));
     all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, leaks: false });
-    all.wants(&name("b"));
+    all.wants(&name("b"), true);
     let told = next(&mut all);
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
 }
@@ -229,11 +325,11 @@ proptest! {
                     until[index] = now + SERVICE;
                 }
                 if !waiting[index].is_empty() && ready[index].is_none() {
-                    all.wants(&of);
+                    all.wants(&of, true);
                 }
             }
-            let seen = |of: &ModelName| {
-                let index = names.iter().position(|known| known == of.as_str()).unwrap();
+            let seen = |of: &Who| {
+                let index = names.iter().position(|known| known == of.name.as_str()).unwrap();
                 Seen {
                     asked: asked[index],
                     waiting: waiting[index].len(),
@@ -243,7 +339,7 @@ proptest! {
             };
             for order in all.next(secs(now), None, seen) {
                 let (Order::Load { model, .. } | Order::Unload { model, .. }) = &order;
-                let index = names.iter().position(|known| known == model.as_str()).unwrap();
+                let index = names.iter().position(|known| known == model.name.as_str()).unwrap();
                 match order {
                     Order::Load { .. } => ready[index] = Some(now + LOAD),
                     Order::Unload { .. } => leaves[index] = true,

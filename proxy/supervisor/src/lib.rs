@@ -66,6 +66,7 @@ pub use process::child::Child;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;
 pub use process::hints::{no_slot_files, stays_cold};
+pub use process::host::has_gpu;
 pub use process::needs::Kin;
 pub use process::nursery::{Nursery, NurseryHandle};
 pub use process::private_dir::PrivateDir;

@@ -9,6 +9,7 @@ use warden_policies::defaults::{self, Child, Sensors};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
 use warden_policies::lifecycle::LifecyclePolicy;
+use warden_policies::loading;
 pub use warden_policies::modes::{Replace, Socket};
 use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
@@ -65,6 +66,10 @@ pub struct ModelSpec {
     pub max_in_flight: Option<u32>,
     /// Without a request for so long it is unloaded; `None`: never.
     pub ttl: Option<Duration>,
+    /// What its memory needs, and who may be loaded beside it. The number of its processes is that of `run`.
+    pub loading: loading::Spec,
+    /// We choose its GPUs: neither its command nor its environment says anything of them.
+    pub choose_gpus: bool,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
     /// Budgets, and limits on recycling.
@@ -89,6 +94,8 @@ pub struct FleetConfig {
     pub any_name: bool,
     /// Budgets over all processes together.
     pub shared: SharedBudgets,
+    /// Which models are loaded, and who leaves for whom.
+    pub loading: loading::Numbers,
     /// The numbers of the growth detector.
     pub growth: GrowthPolicy,
     /// When a backend is ill.

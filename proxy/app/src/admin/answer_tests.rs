@@ -39,6 +39,7 @@ pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
         models: Vec::new(),
         any_name: false,
         shared: SharedBudgets::default(),
+        loading: defaults.loading.clone(),
         health: defaults.health.clone(),
         growth: defaults.growth.clone(),
         runtime_dir: dir.join("run"),

@@ -5,6 +5,7 @@ use warden_policies::secrets;
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
+use crate::config::needs;
 use crate::config::problem::{Problem, Problems};
 use crate::config::resolve::resolve;
 use crate::config::resolve::{flags, store};
@@ -64,6 +65,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             let loaded = config.load(&machine, Vec::new())?;
             let mut resolved = resolve(&loaded, &machine, false)?;
             super::block_on(store::fill(&mut resolved, &machine))??;
+            needs::fill(&mut resolved, &machine);
             let unknown = super::block_on(flags::unknown(&loaded, &resolved))?;
             if !unknown.is_empty() {
                 return Err(Problems(unknown).into());

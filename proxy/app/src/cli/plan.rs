@@ -4,31 +4,25 @@
 //! describe another machine.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_builder::gguf;
-use warden_policies::book::{
-    self, Described, Fit, Machine as Room, Measured, Misfit, Needs, Part, Run, Shape, Wanted,
-};
+use warden_policies::book::{self, Fit, Machine as Room, Measured, Needs, Part, Run, Wanted};
 use warden_policies::growth::Prior;
-use warden_policies::{ByteSize, phrases};
+use warden_policies::{ByteSize, defaults, phrases};
 use warden_sensors::gpu::Gpus;
 use warden_supervisor::known_memory;
 use warden_supervisor::spec::Command;
 
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
+use crate::config::needs::{Known, left_for_models, why};
 use crate::config::resolve::{resolve, store};
 use crate::exit::Failure;
 use crate::out;
 
-/// What is left to the system and its page cache: a sixteenth of the host.
-const SYSTEM: u64 = 16;
-/// The same of a GPU, for its display and for what fragments.
-const DISPLAY: u64 = 64;
 /// So many models are tried in all combinations.
 const COMBINED: usize = 12;
 /// Contexts that are proposed are multiples of this.
@@ -59,13 +53,6 @@ struct Sheet {
     /// Processes of it at a time.
     replicas: u32,
     known: Result<Known, String>,
-}
-
-struct Known {
-    shape: Shape,
-    run: Run,
-    projector: u64,
-    needs: Needs,
     /// How processes with this command leaked.
     leaks: Vec<Prior>,
 }
@@ -86,15 +73,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
     let models = resolved.fleet.models.iter().filter(|spec| asked(spec.name.as_str()));
     let sheets: Vec<Sheet> = models
-        .map(|spec| Sheet {
-            name: spec.name.to_string(),
-            replicas: spec.run.replicas,
-            known: known(&spec.command, env.clone(), !room.gpus.is_empty()).map(|mut known| {
-                if args.gpus.is_none() {
-                    measured(&mut known, &resolved.dirs.state, &spec.command);
-                }
-                known
-            }),
+        .map(|spec| {
+            let mut sheet = Sheet {
+                name: spec.name.to_string(),
+                replicas: spec.run.replicas,
+                known: Known::read(&spec.command, env.clone(), !room.gpus.is_empty()),
+                leaks: Vec::new(),
+            };
+            if args.gpus.is_none() {
+                sheet.measured(&resolved.dirs.state, &spec.command);
+            }
+            sheet
         })
         .collect();
     if args.json {
@@ -116,10 +105,7 @@ fn room(args: &PlanArgs, machine: &Machine) -> Result<Room, Failure> {
             own.filter_map(|gpu| gpu.total).collect::<Vec<u64>>()
         }
     };
-    Ok(Room {
-        host: host - host / SYSTEM,
-        gpus: gpus.into_iter().map(|bytes| bytes - bytes / DISPLAY).collect(),
-    })
+    Ok(left_for_models(host, &gpus, &defaults().loading))
 }
 
 fn size_of(text: &str) -> Result<u64, Failure> {
@@ -131,46 +117,15 @@ fn size_of(text: &str) -> Result<u64, Failure> {
     })
 }
 
-/// What a command's model needs. Else, why that is not known.
-fn known(command: &Command, mut env: BTreeMap<String, String>, gpus: bool) -> Result<Known, String> {
-    env.extend(command.env.iter().cloned());
-    for name in &command.env_remove {
-        env.remove(name);
+impl Sheet {
+    /// What processes with this command held on this machine takes the place of what is planned.
+    fn measured(&mut self, state_dir: &Path, command: &Command) {
+        let seen = known_memory(state_dir, command);
+        if let Ok(known) = &mut self.known {
+            known.needs.measured = Measured::of(&seen.held, &seen.worst);
+        }
+        self.leaks = seen.leaks;
     }
-    let file = model_file(&command.args, &env)?;
-    let directory = command.directory.clone().unwrap_or_default();
-    let facts = gguf::read(&directory.join(file)).map_err(|error| error.to_string())?;
-    let described = Described {
-        architecture: facts.architecture().to_owned(),
-        numbers: facts.numbers,
-        lengths: facts.lengths,
-        tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
-    };
-    let shape = Shape::of(&described)?;
-    let run = Run::of(&command.args, &env);
-    let projector = run.projector.as_deref().map_or(Ok(0), |path| {
-        let path = directory.join(path);
-        let size = std::fs::metadata(&path).map(|facts| facts.len());
-        size.map_err(|error| format!("cannot read {}: {error}", path.display()))
-    })?;
-    let needs = book::needs(&shape, &run, gpus, projector);
-    Ok(Known { shape, run, projector, needs, leaks: Vec::new() })
-}
-
-/// What processes with this command held on this machine takes the place of what is planned.
-fn measured(known: &mut Known, state_dir: &Path, command: &Command) {
-    let seen = known_memory(state_dir, command);
-    known.needs.measured = Measured::of(&seen.held, &seen.worst);
-    known.leaks = seen.leaks;
-}
-
-/// The model's file, by flag or variable.
-fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
-    let at = args.iter().rposition(|word| word == "-m" || word == "--model");
-    let told = at.and_then(|at| args.get(at + 1)).or_else(|| env.get("LLAMA_ARG_MODEL"));
-    told.map(PathBuf::from).ok_or_else(|| {
-        "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
-    })
 }
 
 /// The processes of models that are known, as those who want a place: each replica is one.
@@ -180,14 +135,8 @@ fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
         (1..=sheet.replicas).map(move |number| (replica(&sheet.name, number), known))
     });
     each.map(|(name, known)| {
-        let run = &known.run;
-        let one_only = run.split.as_deref() == Some("none");
-        let shares = run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
-        let gpus: Vec<usize> = match run.main_gpu.filter(|_| one_only) {
-            Some(gpu) => vec![gpu],
-            None => shares.map(|(gpu, _)| gpu).collect(),
-        };
-        Wanted { name, needs: known.needs.clone(), gpus, may_split: !one_only }
+        let (gpus, may_split) = known.gpus();
+        Wanted { name, needs: known.needs.clone(), gpus, may_split }
     })
     .collect()
 }
@@ -314,7 +263,7 @@ fn words(sheet: &Sheet, known: &Known) -> String {
         parts.push(format!("not reckoned with: {}", unknown.join(", ")));
     }
     parts.extend(measured_words(&known.needs));
-    for leak in &known.leaks {
+    for leak in &sheet.leaks {
         parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope(&leak.slope)));
     }
     parts.join("; ")
@@ -329,21 +278,6 @@ fn measured_words(needs: &Needs) -> Option<String> {
     let host = needs.measured.host.map(|bytes| of(bytes, needs.planned_host(), "on the host"));
     let both: Vec<String> = gpu.into_iter().chain(host).collect();
     (!both.is_empty()).then(|| format!("measured: {}", both.join(" and ")))
-}
-
-fn why(misfit: &Misfit) -> String {
-    match misfit {
-        Misfit::Host { needed, there } => {
-            format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
-        }
-        Misfit::Gpu { name, needed, left } => {
-            format!(
-                "`{name}` needs {}, and the GPUs that it may be on have {} left",
-                ByteSize(*needed),
-                ByteSize(*left)
-            )
-        }
-    }
 }
 
 /// A smaller context with which it would fit, if there is one.
@@ -409,18 +343,6 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_models_file_is_found_by_flag_and_variable() {
-        let args = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let env: BTreeMap<_, _> = [("LLAMA_ARG_MODEL".to_owned(), "e.gguf".to_owned())].into();
-        assert_eq!(
-            model_file(&args(&["-m", "a.gguf", "--model", "b.gguf"]), &env).as_deref(),
-            Ok(Path::new("b.gguf"))
-        );
-        assert_eq!(model_file(&[], &env).as_deref(), Ok(Path::new("e.gguf")));
-        assert!(model_file(&args(&["-hf", "x/y"]), &BTreeMap::new()).unwrap_err().contains("names no file"));
-    }
 
     #[test]
     fn the_largest_sets_are_told_and_none_that_is_a_part_of_another() {

@@ -52,6 +52,9 @@ pub(crate) struct Settings {
     /// The child processes.
     #[schemars(with = "Of<defaults::Child>")]
     pub(crate) child: defaults::Child,
+    /// Which models are loaded, and who leaves for whom.
+    #[schemars(with = "Of<defaults::Loading>")]
+    pub(crate) loading: defaults::Loading,
     /// Building llama-server.
     #[schemars(with = "Of<defaults::Build>")]
     pub(crate) build: defaults::Build,
@@ -151,6 +154,14 @@ pub(crate) struct Model {
     #[serde(default, deserialize_with = "optional_duration")]
     #[schemars(schema_with = "schema::age")]
     pub(crate) ttl: Option<Duration>,
+    /// The GPUs that it may be on, by their numbers in `llama-warden plan`. Default: those on which it fits.
+    #[serde(default)]
+    #[schemars(with = "Vec<usize>")]
+    pub(crate) gpus: Vec<usize>,
+    /// Names of groups: of the models of one at most one is loaded at a time.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) groups: Vec<String>,
     /// The queue in front of the model.
     #[schemars(with = "Of<defaults::Queue>")]
     pub(crate) queue: defaults::Queue,

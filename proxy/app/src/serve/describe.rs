@@ -26,6 +26,10 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             let idle = warden_policies::units::span(std::time::Duration::from_millis(*idle_ms));
             format!("unloaded: nobody has asked for it for {idle}; the next request loads it again")
         }
+        EventKind::MakesRoom { wanted } => {
+            format!("unloaded: it makes room for `{wanted}`; its next request loads it again")
+        }
+        EventKind::WaitsForRoom { message } => format!("waits for room: {message}"),
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
         EventKind::Crashed { failure } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {

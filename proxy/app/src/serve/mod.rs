@@ -16,6 +16,7 @@ use warden_supervisor::nursery::{self, NurseryHandle};
 
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
+use crate::config::needs;
 use crate::config::problem::{Place, Problem};
 use crate::config::resolve::store;
 use crate::config::resolve::{Resolved, resolve};
@@ -74,6 +75,7 @@ impl Plan {
         let mut resolved = resolve(&loaded, machine, self.any_name)?;
         change(&mut resolved)?;
         store::fill(&mut resolved, machine).await?;
+        needs::fill(&mut resolved, machine);
         Ok(resolved)
     }
 }
@@ -134,7 +136,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     warn(&resolved.warnings);
     let deadline = resolved.server.shutdown_deadline;
     let drop_in = resolved.fleet.any_name;
-    let mut server = Server::start(resolved, &machine, nursery).await?;
+    let mut server = Box::pin(Server::start(resolved, &machine, nursery)).await?;
     let views = server.fleet().subscribe();
     // Whoever started us may have closed our output: that is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
@@ -155,7 +157,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             }
             asked = signals.next() => match asked {
                 Asked::End => break,
-                Asked::Reload => reload(&plan, &machine, &mut server).await,
+                Asked::Reload => Box::pin(reload(&plan, &machine, &mut server)).await,
             },
             problem = server.ended() => return Err(problem),
         }

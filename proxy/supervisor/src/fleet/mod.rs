@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
@@ -21,6 +22,8 @@ use crate::error::{ControlError, Denied, FleetError, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{Size, Weighed};
 use crate::lease::queue::{Leases, Refusal};
+use crate::memory::loading::LoadingDesk;
+use crate::memory::loading::loader::Loader;
 use crate::model::context::Context;
 use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
@@ -48,6 +51,8 @@ struct Inner {
     context: Arc<Context>,
     roster: ArcSwap<Roster>,
     tasks: TaskTracker,
+    /// Ends the task that decides which models are loaded.
+    loader_ends: CancellationToken,
     ending: AtomicBool,
     /// Held by whoever changes the roster.
     change: Mutex<Change>,
@@ -77,17 +82,22 @@ impl Fleet {
         let ledger = Ledger::open(&config.state_dir)
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
         let journal = Arc::new(Journal::new(config.watch.child.events_kept));
-        let context = Context::new(world, journal, ledger, &config);
+        let (loading, told) = LoadingDesk::new(&config);
+        let limit = config.watch.sensors.read_limit;
+        let loader = Loader::new(Arc::clone(&world), Arc::clone(&journal), Arc::clone(&loading), told, limit);
+        let context = Context::new(world, journal, ledger, &config, loading);
         let empty = FleetConfig { models: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
                 context: Arc::new(context),
                 roster: ArcSwap::from_pointee(Roster::default()),
                 tasks: TaskTracker::new(),
+                loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
                 change: Mutex::new(Change { config: empty, leaving: Vec::new() }),
             }),
         };
+        fleet.inner.tasks.spawn(loader.run(fleet.inner.loader_ends.clone()));
         fleet.take_over(config).await?;
         Ok(fleet)
     }
@@ -324,6 +334,7 @@ impl Fleet {
             }
         }
         *lock(&inner.context.common) = Common::from(&config);
+        inner.context.loading.apply(&config);
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len());
@@ -400,6 +411,7 @@ impl Fleet {
             handle.leases.refuse(Some(Refusal::ShuttingDown));
             handle.send(Control::Shutdown(until));
         }
+        inner.loader_ends.cancel();
         inner.tasks.close();
         drop(change);
         inner.tasks.wait().await;

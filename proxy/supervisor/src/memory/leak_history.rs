@@ -15,6 +15,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use warden_policies::book::Measured;
 use warden_policies::book::held::{self, Held};
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
@@ -85,6 +86,11 @@ impl LeakHistory {
     /// What a diagnosis measured of such a process.
     pub(crate) fn measured(&self, key: &str) -> Learnt {
         self.get(key, |known| known.measured.clone()).unwrap_or_default()
+    }
+
+    /// The most that such processes held.
+    pub(crate) fn most(&self, key: &str) -> Measured {
+        self.get(key, |known| Measured::of(&known.held, &known.measured.worst)).unwrap_or_default()
     }
 
     fn get<T>(&self, key: &str, of: impl FnOnce(&Known) -> T) -> Option<T> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::health::Symptom;
 use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
-use warden_policies::{GenerationId, Reason};
+use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::health::HealthTracker;
 use super::recipe::recipe;
@@ -43,6 +43,10 @@ impl Model {
         let before = unit.machine.clone();
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
+        if phase != before.phase() {
+            // What would have started it is no more due.
+            unit.held = None;
+        }
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
             unit.stop_watching(phase);
         }
@@ -233,6 +237,7 @@ impl Model {
         live.slot_files.clone_from(&slot_files);
         let Some(unit) = self.unit_mut(id) else { return };
         unit.live = Some(live);
+        let replica = unit.replica;
 
         let mut with_socket = recipe.request;
         with_socket.command.args.extend(flags(&endpoint));
@@ -255,6 +260,8 @@ impl Model {
             }
         });
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
+        let gpus = self.place_of(replica).into_iter();
+        let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
         let (needed, outbox, born) = (self.spec.command.clone(), self.outbox.clone(), cell.clone());
         self.help(generation, async move {
             // Before the start, so that no change after it is missed.
@@ -276,6 +283,11 @@ impl Model {
                 ));
                 let binary = with_socket.command.binary;
                 return Report::Spawned(Err(SpawnError::Exec { binary, source: error }));
+            }
+            if !gpus.is_empty()
+                && let Some(only) = world.only(gpus, limit).await
+            {
+                with_socket.command.env.push(only);
             }
             // Left by a supervisor with our process id that could not clean up.
             drop(std::fs::remove_file(&socket));

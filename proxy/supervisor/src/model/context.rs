@@ -13,6 +13,7 @@ use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
 use crate::memory::fleet_memory::FleetMemory;
 use crate::memory::leak_history::LeakHistory;
+use crate::memory::loading::LoadingDesk;
 use crate::process::{World, socket_name};
 use crate::spec::{Common, FleetConfig};
 use crate::sync::lock;
@@ -30,6 +31,8 @@ pub(crate) struct Context {
     pub(crate) traces: PathBuf,
     pub(crate) fleet_memory: FleetMemory,
     pub(crate) leak_history: LeakHistory,
+    /// Where models tell what they want and hold.
+    pub(crate) loading: Arc<LoadingDesk>,
     /// What all models share of the configuration.
     pub(crate) common: Mutex<Common>,
     /// Memory that did not come back when a process had ended, in words, by GPU.
@@ -60,6 +63,7 @@ impl Context {
         journal: Arc<Journal>,
         ledger: Ledger,
         config: &FleetConfig,
+        loading: Arc<LoadingDesk>,
     ) -> Self {
         Self {
             world,
@@ -70,6 +74,7 @@ impl Context {
             traces: config.state_dir.join("traces"),
             fleet_memory: FleetMemory::default(),
             leak_history: LeakHistory::open(&config.state_dir),
+            loading,
             common: Mutex::new(Common::from(config)),
             leaks: Mutex::default(),
             arbiter: Mutex::new(Arbiter::new()),

@@ -28,6 +28,8 @@ impl Model {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);
             }
+            Control::Load(places) => self.take_room(places),
+            Control::Unload(wanted) => self.make_room_for(wanted),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
@@ -100,6 +102,7 @@ impl Model {
         }
         self.set_replicas();
         self.keep_turns();
+        self.apply_loading();
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {
             self.timers.configuration = None;
@@ -112,7 +115,7 @@ impl Model {
             // What does not start gets a new chance with the new command.
             for id in self.ids() {
                 if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
-                    self.step(id, Event::Reset);
+                    self.revive(id, Event::Reset);
                     if let Some(unit) = self.unit_mut(id) {
                         unit.failure = None;
                         unit.start_failures = 0;

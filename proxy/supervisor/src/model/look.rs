@@ -90,7 +90,7 @@ impl Model {
                 let Some(unit) = self.unit_mut(id).filter(|unit| unit.waits_for_change()) else { continue };
                 if unit.sight.as_ref().is_some_and(other) {
                     unit.sight = Some(sight.clone());
-                    self.step(id, Event::Changed);
+                    self.revive(id, Event::Changed);
                 }
             }
         }

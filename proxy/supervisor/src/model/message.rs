@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::warmth::Warmth;
-use warden_policies::{GenerationId, ServerFacts};
+use warden_policies::{GenerationId, ModelName, ServerFacts};
 
 use super::recipe::Recipe;
 use super::warm::pack::Parcel;
@@ -82,6 +82,10 @@ pub(crate) enum Control {
     Reclaim(oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
+    /// There is room: each process on these GPUs.
+    Load(Vec<Vec<usize>>),
+    /// This model needs the room.
+    Unload(ModelName),
     /// So much is known of a binary now.
     Learn(PathBuf, ServerFacts),
     Remove,

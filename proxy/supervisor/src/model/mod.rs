@@ -35,6 +35,7 @@
 //! | `act` | carries out the machine's effects |
 //! | `reports` | handles the helpers' reports |
 //! | `sample` | when memory is read, and what a reading changes |
+//! | `loading` | whether it may have processes now |
 //! | `idle` | unloading what nobody asks for |
 //! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
@@ -58,6 +59,7 @@ mod experience;
 mod health;
 mod idle;
 mod judge;
+mod loading;
 mod look;
 mod message;
 mod needs;
@@ -88,9 +90,11 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::cooldown::Cooldown;
 use warden_policies::lifecycle::{Event, Timer};
+use warden_policies::loading::Who;
 use warden_policies::replacement_cost::Lulls;
 
 use self::experience::Experience;
+use self::loading::Stand;
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
 use self::operators::Operators;
@@ -100,6 +104,7 @@ use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
 use crate::clock;
 use crate::lease::queue::Leases;
+use crate::memory::loading::Told;
 use crate::model::context::Context;
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
@@ -108,6 +113,8 @@ use crate::view::log::LogRing;
 #[derive(Debug)]
 pub(crate) struct Model {
     context: Arc<Context>,
+    /// Whom those know who decide which models are loaded.
+    who: Who,
     leases: Arc<Leases>,
     logs: Arc<LogRing>,
     spec: ModelSpec,
@@ -122,6 +129,8 @@ pub(crate) struct Model {
     next_unit: u64,
     /// Processes are to run even if nobody waits.
     wanted: bool,
+    /// Whether it may have processes.
+    stand: Stand,
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
@@ -169,8 +178,10 @@ impl Model {
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (outbox, inbox) = mpsc::unbounded_channel();
         let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
+        let who = Who { name: spec.name.clone(), life: context.loading.next_life() };
         let mut model = Self {
             context,
+            who,
             leases,
             logs,
             wanted: spec.run.preload,
@@ -182,6 +193,7 @@ impl Model {
             writers: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
+            stand: Stand::Out,
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
@@ -200,6 +212,11 @@ impl Model {
         };
         model.set_replicas();
         model.keep_turns();
+        model.join_loading();
+        if model.wanted {
+            // Here and not by its task, so that models ask in the order of the configuration.
+            model.may_start();
+        }
         model.context.publisher.update(model.show());
         (model, outbox)
     }
@@ -219,10 +236,11 @@ impl Model {
             self.operators.give_answers();
             if self.is_over() {
                 while self.writers.join_next().await.is_some() {}
-                for generation in self.dying {
+                for generation in std::mem::take(&mut self.dying) {
                     self.context.fleet_memory.gone(generation);
                 }
                 if self.end == Some(End::Removed) {
+                    self.tell_loading(Told::Removed);
                     self.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
@@ -275,6 +293,8 @@ impl Model {
                 }
                 if timer == Timer::Drain && self.may_drain_on(id) {
                     self.drain_later(id);
+                } else if Self::starts(timer) {
+                    self.revive(id, Event::Timer(timer));
                 } else {
                     self.step(id, Event::Timer(timer));
                 }

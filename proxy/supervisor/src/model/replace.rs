@@ -66,6 +66,9 @@ impl Model {
     /// configuration does; others wait for both.
     pub(super) fn replace(&mut self, replica: u32, reason: Reason) {
         let Some(id) = self.current(replica).map(|unit| unit.id) else { return };
+        if !self.may_start() {
+            return;
+        }
         if !self.is_prepared(id, replica, reason) {
             return;
         }

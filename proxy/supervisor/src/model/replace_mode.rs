@@ -1,9 +1,9 @@
 //! Which way a process is replaced: in sequence or by overlap, by what memory there is, and why, for people.
 
-use warden_policies::ByteSize;
 use warden_policies::lifecycle::Phase;
 use warden_policies::sample::HostMemory;
 use warden_policies::units::scale;
+use warden_policies::{ByteSize, MemoryKind};
 
 use super::Model;
 use super::unit::Unit;
@@ -56,6 +56,8 @@ impl Model {
             held.max(self.spec.recycle.common.overlap_floor.0),
             self.spec.recycle.common.overlap_headroom,
         );
+        let promised = |memory| self.context.loading.promised_to_others(&self.who, memory);
+        let available = available.saturating_sub(promised(MemoryKind::Host));
         let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &memory.vram {
@@ -63,13 +65,17 @@ impl Model {
             let all = &self.context.fleet_memory;
             let needed =
                 scale(vram.bytes.max(all.peak(live.id, vram.gpu)), self.spec.recycle.common.overlap_headroom);
-            let reserved = all.reserved(None, vram.gpu);
+            // What was promised to models that are loaded now is not taken yet either.
+            let reserved = all.reserved(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
             let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
             fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
             let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
             let reserved = match reserved {
                 0 => String::new(),
-                bytes => format!(", {} of it reserved for pools that were given back", ByteSize(bytes)),
+                bytes => format!(
+                    ", {} of it reserved for others and for pools that were given back",
+                    ByteSize(bytes)
+                ),
             };
             words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
         }

@@ -207,6 +207,9 @@ impl Model {
                 _ => Cause::MayPass,
             };
             self.crashes += 1;
+            if never_ready {
+                self.tell_short(failure.kind);
+            }
             if let Some(unit) = self.unit_mut(id) {
                 unit.failure = Some(failure.clone());
                 unit.start_failures += u32::from(never_ready && cause != Cause::Crowded);

@@ -148,6 +148,7 @@ impl Model {
         self.changed();
         self.note_read(id, number);
         self.count_in(id);
+        self.tell_memory();
         self.publish_room();
         self.judge(id);
     }

@@ -29,6 +29,7 @@ impl Model {
         self.complete();
         self.settle_restarts();
         self.settle_drains();
+        self.settle_loading();
         if self.end.is_some() {
             self.settle_end();
             return;
@@ -184,11 +185,11 @@ impl Model {
         }
         let leaving = self.context.leaving.load(Ordering::SeqCst) > 0;
         self.timers.room = self.timers.room.filter(|until| leaving && *until > Instant::now());
-        if !self.wanted || self.timers.room.is_some() {
+        let idle = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
+        if !self.wanted || self.timers.room.is_some() || !self.units.iter().any(idle) || !self.may_start() {
             return;
         }
         for id in self.ids() {
-            let idle = |unit: &Unit| unit.role == Role::Current && unit.phase() == Phase::Idle;
             if self.unit(id).is_some_and(idle) {
                 self.step(id, Event::Up);
             }

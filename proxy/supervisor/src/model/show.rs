@@ -76,7 +76,7 @@ impl Model {
         let retiring = self.units.iter().any(|unit| unit.role == Role::Retiring);
         if has(&[Phase::Ready]) {
             ModelState::Loaded
-        } else if has(&[Phase::Starting]) {
+        } else if has(&[Phase::Starting]) || self.waits_for_room() {
             ModelState::Loading
         } else if has(&[Phase::Suspect, Phase::Draining, Phase::Stopping]) || retiring {
             ModelState::Draining

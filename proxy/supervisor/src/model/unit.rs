@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::cooldown::Held;
 use warden_policies::health::Lost;
-use warden_policies::lifecycle::{Machine, Phase, Timer};
+use warden_policies::lifecycle::{Event, Machine, Phase, Timer};
 use warden_policies::reclaim::{NoReclaim, Reclaims};
 use warden_policies::{Decision, GenerationId};
 
@@ -44,6 +44,8 @@ pub(super) struct Unit {
     pub(super) role: Role,
     pub(super) machine: Machine,
     pub(super) timer: Option<(Timer, Instant)>,
+    /// What would start it, and waits for room.
+    pub(super) held: Option<Event>,
     pub(super) live: Option<Generation>,
     /// Starts in a row that did not get ready.
     pub(super) start_failures: u32,
@@ -62,6 +64,7 @@ impl Unit {
             role,
             machine,
             timer: None,
+            held: None,
             live: None,
             start_failures: 0,
             failure: None,

@@ -54,6 +54,16 @@ impl Devices {
         self.readings.iter().map(|reading| reading.index).filter(move |gpu| !unified(*gpu))
     }
 
+    /// The variable that lets a process see these GPUs only. By the driver's names: numbers mean something else to each library. `None` if
+    /// those are all, or one of them has no name.
+    pub(crate) fn only(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
+        let all = self.with_vram().count();
+        let name = |gpu: &GpuIndex| self.known.iter().find(|device| device.index == *gpu)?.uuid.clone();
+        let names: Option<Vec<String>> = gpus.iter().map(name).collect();
+        let names = names.filter(|names| !names.is_empty() && names.len() < all)?;
+        Some(("CUDA_VISIBLE_DEVICES".to_owned(), names.join(",")))
+    }
+
     pub(crate) fn show(&self) -> Vec<DeviceView> {
         let name =
             |gpu| self.known.iter().find(|device| device.index == gpu).map(|device| device.name.clone());

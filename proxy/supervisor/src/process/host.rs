@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::oom::Moved;
@@ -31,12 +32,15 @@ use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::settings::Setting;
 use crate::process::{
-    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
-    directories, lines,
+    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, TotalMemory, World,
+    backend_slots, directories, lines,
 };
 use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
 use crate::view::log::Stream;
+
+/// The size of a GPU does not change.
+const TOTALS_AGE: Duration = Duration::from_secs(60);
 
 /// How long the last piece that is read ahead may take beyond the limit.
 const PIECE_TIME: Duration = Duration::from_secs(1);
@@ -150,24 +154,47 @@ impl World for Host {
         })
     }
 
+    fn total(&self, limit: Duration) -> BoxFuture<'_, TotalMemory> {
+        Box::pin(async move {
+            let host = warden_sensors::host_totals().ok().map(|totals| totals.total);
+            let Some((_, devices)) = self.gpus.look(TOTALS_AGE, limit).await else {
+                return TotalMemory { host, gpus: Vec::new() };
+            };
+            let total = |gpu| Some((gpu, devices.reading(gpu)?.total?));
+            TotalMemory { host, gpus: devices.with_vram().filter_map(total).collect() }
+        })
+    }
+
+    fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>> {
+        Box::pin(async move {
+            let (_, devices) = self.gpus.look(TOTALS_AGE, limit).await?;
+            devices.only(&gpus)
+        })
+    }
+
     fn minute(&self) -> Option<u16> {
         clock::minute()
     }
 
     fn has_gpu(&self) -> bool {
-        let numbered = |directory: &str, prefix: &str| {
-            std::fs::read_dir(directory).is_ok_and(|entries| {
-                entries.filter_map(Result::ok).any(|entry| {
-                    let name = entry.file_name();
-                    let number = name.to_str().and_then(|name| name.strip_prefix(prefix));
-                    number.is_some_and(|number| number.parse::<u32>().is_ok())
-                })
-            })
-        };
-        numbered("/dev", "nvidia")
-            || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
-            || numbered("/dev/dri", "renderD")
+        has_gpu()
     }
+}
+
+/// Whether the machine has a GPU, known to a sensor or not.
+pub fn has_gpu() -> bool {
+    let numbered = |directory: &str, prefix: &str| {
+        std::fs::read_dir(directory).is_ok_and(|entries| {
+            entries.filter_map(Result::ok).any(|entry| {
+                let name = entry.file_name();
+                let number = name.to_str().and_then(|name| name.strip_prefix(prefix));
+                number.is_some_and(|number| number.parse::<u32>().is_ok())
+            })
+        })
+    };
+    numbered("/dev", "nvidia")
+        || ["/dev/kfd", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
+        || numbered("/dev/dri", "renderD")
 }
 
 #[derive(Debug)]

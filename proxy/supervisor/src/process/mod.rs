@@ -169,6 +169,15 @@ pub(crate) struct FreeMemory {
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
 
+/// The memory of a machine, whoever has it; what is not known is not in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TotalMemory {
+    /// Of the host, or what our control group may have of it.
+    pub(crate) host: Option<u64>,
+    /// Of each GPU with memory of its own.
+    pub(crate) gpus: Vec<(GpuIndex, u64)>,
+}
+
 /// A question beside clients' requests.
 #[derive(Clone)]
 pub(crate) struct Question {
@@ -233,6 +242,11 @@ pub(crate) trait World: Send + Sync + Debug {
     fn available(&self) -> Option<u64>;
     /// What anybody could take now, GPUs included, read within the limit.
     fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory>;
+    /// What there is, GPUs included, read within the limit.
+    fn total(&self, limit: Duration) -> BoxFuture<'_, TotalMemory>;
+    /// The variable that lets a process see these GPUs only; `None` if those are all, or one of them cannot be named. Read within the
+    /// limit.
+    fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>>;
     /// Whether the machine has a GPU, known to a sensor or not.
     fn has_gpu(&self) -> bool;
     /// Local time in minutes of the day.

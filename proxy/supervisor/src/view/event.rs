@@ -93,6 +93,16 @@ pub enum EventKind {
         /// For this many milliseconds.
         idle_ms: u64,
     },
+    /// It is unloaded so that another model can be loaded, and loaded again by its next request.
+    MakesRoom {
+        /// That model.
+        wanted: ModelName,
+    },
+    /// It is wanted, and has to wait for memory.
+    WaitsForRoom {
+        /// What it needs, and what there is, in words.
+        message: String,
+    },
     /// It ended as it was told to.
     Stopped {
         /// How, in words: `exit code 0`.
@@ -318,6 +328,8 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::Unloaded { idle_ms } => {
             tracing::info!(model, idle_ms, "unloaded: nobody has asked for it");
         }
+        EventKind::MakesRoom { wanted } => tracing::info!(model, %wanted, "unloaded: it makes room"),
+        EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for room: {message}"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);

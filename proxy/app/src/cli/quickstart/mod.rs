@@ -273,7 +273,7 @@ async fn start(
     }
     let resolved = plan.resolve(machine).await?;
     logging::init(&resolved.log, false)?;
-    Server::start(resolved, machine, nursery).await
+    Box::pin(Server::start(resolved, machine, nursery)).await
 }
 
 /// The memory that the backend holds, once it has been read.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use warden_gateway::{KeySpec, ModelRules};
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
-use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults};
+use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Watch};
 
@@ -147,6 +147,11 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         choices.push(choice);
         mitigations.push(own);
     }
+    for (spec, (name, model, _)) in models.iter_mut().zip(&loaded.models) {
+        let shares = |other: &Model| other.groups.iter().any(|group| model.groups.contains(group));
+        let others = loaded.models.iter().filter(|(other, model, _)| other != name && shares(model));
+        spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
+    }
     resolver.names();
     resolver.check_runtime_dir(&dirs, &models);
     resolver.check_state_dir(&dirs);
@@ -174,6 +179,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         models,
         any_name,
         shared: resolver.shared(),
+        loading: settings.loading.clone(),
         growth: settings.growth.clone(),
         health: settings.health.clone(),
         runtime_dir: dirs.runtime.clone(),
@@ -338,6 +344,14 @@ impl Resolver<'_> {
             queue: model.queue,
             max_in_flight: model.max_in_flight,
             ttl: model.ttl,
+            // What it needs is known when its command is, and whom it excludes when all are known.
+            loading: loading::Spec {
+                gpus: model.gpus.clone(),
+                pin: model.run.pin,
+                never_with: Vec::new(),
+                ..loading::Spec::default()
+            },
+            choose_gpus: false,
             lifecycle: model.lifecycle,
             recycle,
             oom_score_adj: self.loaded.settings.child.oom_score_adj,

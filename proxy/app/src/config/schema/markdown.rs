@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 18] = [
+const TABLES: [(&str, &[&str]); 19] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -17,6 +17,7 @@ const TABLES: [(&str, &[&str]); 18] = [
     ("health", &["health"]),
     ("shared", &["shared"]),
     ("child", &["child"]),
+    ("loading", &["loading"]),
     ("build", &["build"]),
     ("build.sources", &["build", "sources"]),
     ("diagnose", &["diagnose"]),

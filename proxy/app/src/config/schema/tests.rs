@@ -40,12 +40,13 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 13] = [
+const TEXTS: [&str; 14] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
     "defaults.build",
     "defaults.env.*",
+    "defaults.groups[]",
     "defaults.mitigations[]",
     "defaults.request.strip[]",
     "defaults.request.system_prompt",

@@ -155,6 +155,9 @@ impl Leases {
         if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
             return Err(refusal.denied());
         }
+        if kind == LeaseKind::Slot {
+            state.asked += 1;
+        }
         let answer = match turn {
             Turn::First => state.dispatch.request(kind),
             Turn::Again => state.dispatch.request_again(kind),

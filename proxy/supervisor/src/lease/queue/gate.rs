@@ -75,6 +75,8 @@ impl Leases {
         state.close(generation);
         state.dispatch.forget(generation);
         let entry = state.generations.remove(&generation);
+        let rested = entry.as_ref().map(|entry| entry.idle_since.unwrap_or_else(Instant::now));
+        state.rested = rested.into_iter().chain(state.rested).max();
         self.look_again(state);
         self.moved.notify_waiters();
         drop(entry);

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
+use warden_policies::loading::Seen;
 use warden_policies::quarantine::Quarantine;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName, Work};
@@ -75,6 +76,10 @@ struct State {
     waiters: HashMap<Ticket, Waiter>,
     generations: HashMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
+    /// Callers so far.
+    asked: u64,
+    /// When the last of those generations that are gone had its last lease.
+    rested: Option<Instant>,
     /// Since when nothing is open, after something was.
     gap: Option<Instant>,
     full_told: bool,
@@ -132,6 +137,8 @@ impl Leases {
             waiters: HashMap::new(),
             generations: HashMap::new(),
             refusal: None,
+            asked: 0,
+            rested: None,
             gap: None,
             full_told: false,
             stood: Duration::ZERO,
@@ -332,6 +339,17 @@ impl Leases {
 
     pub(crate) fn in_flight(&self, generation: GenerationId) -> u32 {
         lock(&self.state).dispatch.in_flight(generation)
+    }
+
+    /// What is seen of the model from outside.
+    pub(crate) fn seen(&self) -> Seen {
+        let state = lock(&self.state);
+        let (waiting, in_flight) = (state.waiting(), state.dispatch.in_flight_total());
+        let rests = waiting == 0 && in_flight == 0;
+        let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
+        let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
+        let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
+        Seen { asked: state.asked, waiting, in_flight, idle_for }
     }
 
     /// Since when the generation holds no lease; `None` while it holds one, or was never opened.

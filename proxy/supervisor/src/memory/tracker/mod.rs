@@ -379,6 +379,11 @@ impl MemoryTracker {
             .is_none_or(|growth| !matches!(growth.verdict, Verdict::Suspected | Verdict::Leaking))
     }
 
+    /// Whether anything that it holds grows without an end.
+    pub(crate) fn leaks(&self) -> bool {
+        self.monitor.growth().iter().any(|growth| growth.verdict == Verdict::Leaking)
+    }
+
     /// What it was seen to hold. Of what leaks nobody knows how much was needed: it counts as it was when it was ready.
     pub(crate) fn held(&self) -> Vec<Held> {
         let mut all = self.held.clone();

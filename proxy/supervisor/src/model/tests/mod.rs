@@ -8,6 +8,7 @@ mod growth;
 mod health;
 mod idle;
 mod life;
+mod loading;
 mod policy;
 mod reclaim;
 mod reload;
@@ -149,6 +150,8 @@ fn spec(name: &str) -> ModelSpec {
         queue: defaults.queue,
         max_in_flight: None,
         ttl: None,
+        loading: warden_policies::loading::Spec::default(),
+        choose_gpus: true,
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
@@ -164,6 +167,7 @@ fn config(directory: &Path) -> FleetConfig {
         models: vec![spec("m")],
         any_name: false,
         shared: crate::SharedBudgets::default(),
+        loading: defaults.loading.clone(),
         growth: defaults.growth.clone(),
         health: defaults.health.clone(),
         runtime_dir: directory.join("run"),

@@ -26,7 +26,9 @@ use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
-use crate::process::{Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, World};
+use crate::process::{
+    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, TotalMemory, World,
+};
 use crate::spec::Command;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
@@ -92,10 +94,14 @@ pub(super) struct Script {
 #[derive(Debug, Default)]
 struct Inner {
     roles: Mutex<VecDeque<Role>>,
+    /// The role of those that are given none.
+    usual: Mutex<Option<Role>>,
     children: Mutex<Vec<Arc<Actor>>>,
     available: AtomicU64,
     gpu: AtomicBool,
     minute: AtomicU32,
+    /// Bytes of the host, if they are known.
+    memory: Mutex<Option<u64>>,
     /// Bytes of each GPU that a sensor knows.
     gpus: Mutex<Vec<u64>>,
     /// Bytes of the first GPU that no process holds.
@@ -113,6 +119,11 @@ impl Script {
 
     pub(super) fn all(&self, roles: impl IntoIterator<Item = Role>) {
         lock(&self.inner.roles).extend(roles);
+    }
+
+    /// The role of those that are given none.
+    pub(super) fn set_usual(&self, role: Role) {
+        *lock(&self.inner.usual) = Some(role);
     }
 
     /// From now on all behave well.
@@ -215,7 +226,9 @@ impl World for Script {
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
             let vram = (!lock(&self.inner.gpus).is_empty()).then_some(1 << 30);
-            let role = lock(&self.inner.roles).pop_front().unwrap_or(Role { vram, ..Role::default() });
+            let usual = || lock(&self.inner.usual).clone().unwrap_or(Role { vram, ..Role::default() });
+            let next = lock(&self.inner.roles).pop_front();
+            let role = next.unwrap_or_else(usual);
             tokio::time::sleep(role.spawn_takes).await;
             if role.cannot_spawn {
                 let source = std::io::Error::from_raw_os_error(libc::ENOENT);
@@ -251,6 +264,19 @@ impl World for Script {
             let free = devices.readings.iter().map(|reading| (reading.index, reading.free.unwrap()));
             FreeMemory { host: None, gpus: free.collect() }
         })
+    }
+
+    fn total(&self, _limit: Duration) -> BoxFuture<'_, TotalMemory> {
+        Box::pin(async {
+            let devices = self.inner.devices();
+            let total = devices.readings.iter().map(|reading| (reading.index, reading.total.unwrap()));
+            TotalMemory { host: *lock(&self.inner.memory), gpus: total.collect() }
+        })
+    }
+
+    fn only(&self, gpus: Vec<GpuIndex>, _limit: Duration) -> BoxFuture<'_, Option<(String, String)>> {
+        let names: Vec<String> = gpus.iter().map(|gpu| gpu.0.to_string()).collect();
+        Box::pin(async move { Some(("GPUS".to_owned(), names.join(","))) })
     }
 
     fn has_gpu(&self) -> bool {

@@ -5,6 +5,7 @@
 
 mod budgets;
 mod files;
+mod groups;
 mod requests;
 mod room;
 #[cfg(test)]
@@ -49,7 +50,7 @@ pub(super) struct Found {
 type Rule = fn(&Whole<'_>) -> Vec<Found>;
 
 /// All rules, in the order in which they are told.
-const RULES: [Rule; 24] = [
+const RULES: [Rule; 27] = [
     budgets::hard_above_soft,
     budgets::budgets_of_a_few_bytes,
     budgets::budgets_above_the_machine,
@@ -61,6 +62,9 @@ const RULES: [Rule; 24] = [
     room::more_requests_than_slots,
     room::bodies_above_their_memory,
     room::two_doors_on_one_port,
+    groups::groups_of_one,
+    groups::groups_that_a_pin_closes,
+    groups::more_pins_than_may_be_loaded,
     files::written_and_read,
     requests::defaults_above_their_limit,
     requests::defaults_that_are_always_set,

@@ -105,6 +105,21 @@ fn each_contradiction_is_told_with_its_place_its_numbers_and_a_cure() {
             model("policy.vram.hard = \"90%\"\n[shared.vram]\nhard = \"80%\""),
             "w.toml:4",
         ),
+        (
+            format!("{}[models.b]\nmodel = \"m.gguf\"\ngroups = [\"large\"]\n[models.c]\nmodel = \"m.gguf\"\ngroups = [\"large\"]\n", model("groups = [\"larg\"]")),
+            "w.toml:4",
+        ),
+        (
+            format!("{}[models.b]\nmodel = \"m.gguf\"\ngroups = [\"g\"]\n", model("groups = [\"g\"]\npin = true")),
+            "w.toml:5",
+        ),
+        (
+            format!(
+                "[loading]\nmax_loaded = 1\n{}[models.b]\nmodel = \"m.gguf\"\npin = true\n",
+                model("pin = true")
+            ),
+            "w.toml:2",
+        ),
         (model("replicas = 3\npolicy.host.soft = \"6GiB\""), "w.toml:5"),
         (
             format!("admin.address = \"127.0.0.1:8080\"\n{}", model("")),

@@ -1,0 +1,207 @@
+//! What the models of a configuration need of memory, by their files and the flags of their servers: what decides which of them are
+//! loaded together.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use warden_builder::gguf;
+use warden_policies::book::{self, Described, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
+use warden_policies::units::scale;
+use warden_policies::{ByteSize, defaults, loading};
+use warden_sensors::gpu::Gpus;
+use warden_supervisor::spec::{Command, FleetConfig, ModelSpec};
+use warden_supervisor::{has_gpu, known_memory};
+
+use super::machine::Machine;
+use super::problem::{Place, Problem};
+use super::resolve::Resolved;
+
+/// Variables that say which GPUs a process sees.
+const SEEN: [&str; 4] =
+    ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
+
+/// A model, as far as it is known before it is loaded.
+pub(crate) struct Known {
+    pub(crate) shape: Shape,
+    pub(crate) run: Run,
+    /// Bytes of its projector.
+    pub(crate) projector: u64,
+    pub(crate) needs: Needs,
+}
+
+impl Known {
+    /// What a command's model needs; `gpus`: on a machine with GPUs. Else, why that is not known.
+    pub(crate) fn read(
+        command: &Command,
+        mut env: BTreeMap<String, String>,
+        gpus: bool,
+    ) -> Result<Self, String> {
+        env.extend(command.env.iter().cloned());
+        for name in &command.env_remove {
+            env.remove(name);
+        }
+        let file = model_file(&command.args, &env)?;
+        let directory = command.directory.clone().unwrap_or_default();
+        let facts = gguf::read(&directory.join(file)).map_err(|error| error.to_string())?;
+        let described = Described {
+            architecture: facts.architecture().to_owned(),
+            numbers: facts.numbers,
+            lengths: facts.lengths,
+            tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
+        };
+        let shape = Shape::of(&described)?;
+        let run = Run::of(&command.args, &env);
+        let projector = run.projector.as_deref().map_or(Ok(0), |path| {
+            let path = directory.join(path);
+            let size = std::fs::metadata(&path).map(|facts| facts.len());
+            size.map_err(|error| format!("cannot read {}: {error}", path.display()))
+        })?;
+        let needs = book::needs(&shape, &run, gpus, projector);
+        Ok(Self { shape, run, projector, needs })
+    }
+
+    /// The GPUs that its command names, if it does, and whether it may be spread over several.
+    pub(crate) fn gpus(&self) -> (Vec<usize>, bool) {
+        let one_only = self.run.split.as_deref() == Some("none");
+        let shares = self.run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let gpus = match self.run.main_gpu.filter(|_| one_only) {
+            Some(gpu) => vec![gpu],
+            None => shares.map(|(gpu, _)| gpu).collect(),
+        };
+        (gpus, !one_only)
+    }
+}
+
+/// The model's file, by flag or variable.
+fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
+    let at = args.iter().rposition(|word| word == "-m" || word == "--model");
+    let told = at.and_then(|at| args.get(at + 1)).or_else(|| env.get("LLAMA_ARG_MODEL"));
+    told.map(PathBuf::from).ok_or_else(|| {
+        "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
+    })
+}
+
+/// Fills in what each model needs, as far as that is known. Where a GPU does not tell its memory nothing is known of those that may be on
+/// it.
+pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
+    let gpus = Gpus::open();
+    let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
+    let on_gpus = own().next().is_some();
+    let tells = own().all(|gpu| gpu.total.is_some()) && (!has_gpu() || !gpus.devices().is_empty());
+    let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+    let sees_some = |env: &BTreeMap<String, String>| SEEN.iter().any(|name| env.contains_key(*name));
+    let total: Vec<u64> = own().filter_map(|gpu| gpu.total).collect();
+    let room = left_for_models(machine.memory.0, &total, &resolved.fleet.loading);
+    let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
+    for (spec, build) in models {
+        let mut env = inherited.clone();
+        env.extend(spec.command.env.iter().cloned());
+        for name in &spec.command.env_remove {
+            env.remove(name);
+        }
+        let provenance = build.as_ref().and_then(|build| build.provenance.as_ref());
+        let on_cpu = provenance.is_some_and(|provenance| provenance.backend == "cpu");
+        if !tells && !on_cpu {
+            continue;
+        }
+        let seen = sees_some(&env);
+        env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
+        let Ok(known) = Known::read(&spec.command, env, on_gpus && !on_cpu) else { continue };
+        let (named, may_split) = known.gpus();
+        spec.choose_gpus = !seen && named.is_empty() && !names_devices(&spec.command.args);
+        if spec.loading.gpus.is_empty() {
+            spec.loading.gpus = named;
+        }
+        spec.loading.may_split = may_split;
+        spec.loading.needs = Some(known.needs);
+    }
+    resolved.warnings.extend(misfits(&resolved.fleet, &room));
+}
+
+/// What models may have of a machine with so much memory.
+pub(crate) fn left_for_models(host: u64, gpus: &[u64], numbers: &defaults::Loading) -> Room {
+    Room {
+        host: scale(host, 1.0 - numbers.host_kept),
+        gpus: gpus.iter().map(|bytes| scale(*bytes, 1.0 - numbers.gpu_kept)).collect(),
+    }
+}
+
+/// Why models do not fit together, for people.
+pub(crate) fn why(misfit: &Misfit) -> String {
+    match misfit {
+        Misfit::Host { needed, there } => {
+            format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
+        }
+        Misfit::Gpu { name, needed, left } => {
+            format!(
+                "`{name}` needs {}, and the GPUs that it may be on have {} left",
+                ByteSize(*needed),
+                ByteSize(*left)
+            )
+        }
+    }
+}
+
+/// What cannot be satisfied on this machine: a model that is too large, pins that do not fit together. They are started all the same: what
+/// was reckoned may be wrong.
+fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
+    let wanted: Vec<(Wanted, &ModelSpec)> = fleet
+        .models
+        .iter()
+        .filter_map(|spec| {
+            let loading::Spec { needs, gpus, may_split, .. } = spec.loading.clone();
+            let seen = known_memory(&fleet.state_dir, &spec.command);
+            let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
+            Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, spec))
+        })
+        .collect();
+    let mut problems = Vec::new();
+    let mut told = |message: String, hint: &str| {
+        problems.push(Problem::new(Place::Nowhere, message).hint(hint));
+    };
+    for (one, _) in &wanted {
+        if let Err(misfit) = book::fit(room, &[one]) {
+            let message = format!(
+                "model `{}` does not fit on this machine even alone: {}; it is tried when no other model is loaded",
+                one.name,
+                why(&misfit)
+            );
+            told(message, "`llama-warden plan` says with which context it would fit");
+        }
+    }
+    let pinned: Vec<&Wanted> =
+        wanted.iter().filter(|(_, spec)| spec.loading.pin).map(|(one, _)| one).collect();
+    if pinned.len() > 1
+        && let Err(misfit) = book::fit(room, &pinned)
+    {
+        let message = format!("the pinned models do not fit together: {}", why(&misfit));
+        told(message, "pin fewer of them: what does not fit beside them is never loaded");
+    }
+    problems
+}
+
+/// Whether a command says by name on which devices it computes.
+fn names_devices(args: &[String]) -> bool {
+    args.iter().any(|word| {
+        matches!(word.as_str(), "-dev" | "--device" | "-mg" | "--main-gpu" | "-ts" | "--tensor-split")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_models_file_is_found_by_flag_and_variable() {
+        let args = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let env: BTreeMap<_, _> = [("LLAMA_ARG_MODEL".to_owned(), "e.gguf".to_owned())].into();
+        assert_eq!(
+            model_file(&args(&["-m", "a.gguf", "--model", "b.gguf"]), &env).as_deref(),
+            Ok(Path::new("b.gguf"))
+        );
+        assert_eq!(model_file(&[], &env).as_deref(), Ok(Path::new("e.gguf")));
+        assert!(model_file(&args(&["-hf", "x/y"]), &BTreeMap::new()).unwrap_err().contains("names no file"));
+    }
+}

@@ -1,0 +1,132 @@
+//! Which models are loaded: what they tell, who decides, and what all of them may know of that.
+//!
+//! ```text
+//!   models ── told ──> desk ──> loader: decides, with what the machine has left ── word ──> models
+//!                       ^              │
+//!                       └── promised ──┘   what is free and not to be had
+//! ```
+
+pub(crate) mod loader;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+use warden_policies::MemoryKind;
+use warden_policies::loading::{Amounts, Numbers, Reading, Spec, Who};
+
+use crate::lease::queue::Leases;
+use crate::spec::{FleetConfig, SharedBudgets};
+use crate::sync::lock;
+
+/// What a model tells of itself.
+pub(crate) enum Told {
+    /// It is there, and is told what it may do.
+    Joins { leases: Arc<Leases>, listener: Listener },
+    /// It wants to be loaded. `urgent`: others leave for it even if nobody waits.
+    Wants { spec: Box<Spec>, urgent: bool },
+    /// Other settings.
+    Is(Box<Spec>),
+    /// All its processes serve.
+    Loaded,
+    /// What they hold.
+    Read(Reading),
+    /// It goes by itself.
+    Leaves,
+    /// Its start found too little memory.
+    Short,
+    /// It has no process any more, and wants none.
+    Gone,
+    /// The same, and it is no longer configured.
+    Removed,
+}
+
+/// What a model is told.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// There is room: each process on these GPUs.
+    Load(Vec<Vec<usize>>),
+    /// This model needs the room.
+    Unload(Who),
+}
+
+/// Takes a word to a model.
+pub(crate) type Listener = Box<dyn Fn(Word) + Send + Sync>;
+
+/// Where models tell it.
+#[derive(Debug)]
+pub(crate) struct LoadingDesk {
+    sender: mpsc::UnboundedSender<(Who, Told)>,
+    lives: AtomicU64,
+    promised: Mutex<BTreeMap<Who, Amounts>>,
+    rules: Mutex<Rules>,
+}
+
+/// What is configured for all models.
+#[derive(Clone, Debug)]
+struct Rules {
+    numbers: Numbers,
+    shared: SharedBudgets,
+}
+
+impl Rules {
+    fn of(config: &FleetConfig) -> Self {
+        Self { numbers: config.loading.clone(), shared: config.shared }
+    }
+}
+
+impl LoadingDesk {
+    pub(crate) fn new(config: &FleetConfig) -> (Arc<Self>, mpsc::UnboundedReceiver<(Who, Told)>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let (lives, promised) = (AtomicU64::new(0), Mutex::default());
+        (Arc::new(Self { sender, lives, promised, rules: Mutex::new(Rules::of(config)) }), receiver)
+    }
+
+    /// Another configuration.
+    pub(crate) fn apply(&self, config: &FleetConfig) {
+        *lock(&self.rules) = Rules::of(config);
+    }
+
+    /// A number that no other model of this run has.
+    pub(crate) fn next_life(&self) -> u64 {
+        self.lives.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn tell(&self, who: &Who, told: Told) {
+        // Fails only when everything ends; then nobody is loaded any more.
+        drop(self.sender.send((who.clone(), told)));
+    }
+
+    /// Bytes of one memory that are free, and that others than this model were promised.
+    pub(crate) fn promised_to_others(&self, besides: &Who, of: MemoryKind) -> u64 {
+        let promised = lock(&self.promised);
+        let others = promised.iter().filter(|(who, _)| *who != besides);
+        let bytes = |amounts: &Amounts| match of {
+            MemoryKind::Host => amounts.host,
+            MemoryKind::Vram(gpu) => {
+                let index = usize::try_from(gpu.0).unwrap_or(usize::MAX);
+                amounts.gpus.get(index).copied().unwrap_or(0)
+            }
+        };
+        others.map(|(_, amounts)| bytes(amounts)).fold(0, u64::saturating_add)
+    }
+}
+
+impl Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Joins { .. } => "Joins",
+            Self::Wants { urgent: false, .. } => "Wants",
+            Self::Wants { urgent: true, .. } => "Wants now",
+            Self::Is(_) => "Is",
+            Self::Loaded => "Loaded",
+            Self::Read(_) => "Read",
+            Self::Leaves => "Leaves",
+            Self::Short => "Short",
+            Self::Gone => "Gone",
+            Self::Removed => "Removed",
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! Whether the model may have processes now: it asks before its first one, and gives its room back after its last one.
+//!
+//! ```text
+//!   Out ── wanted: asks ──> Asked ── Load ──> In ── nobody asks, drained, makes room ──> Leaving
+//!    ^                                         │ starts that fail                           │
+//!    └──────────────────── gives back ─────────┴────────────── no process is left ──────────┘
+//! ```
+//!
+//! What a process does within its room (crashes, replacements) is nobody else's business.
+
+use std::sync::Arc;
+
+use warden_policies::book::Needs;
+use warden_policies::lifecycle::{Event, Phase, Timer};
+use warden_policies::loading::{Amounts, Reading, Spec};
+use warden_policies::{MemoryKind, ModelName};
+
+use super::unit::{Role, Unit, UnitId};
+use super::{Control, End, Message, Model};
+use crate::error::FailureKind;
+use crate::memory::leak_history;
+use crate::memory::loading::{Told, Word};
+use crate::view::event::EventKind;
+
+/// How a model stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stand {
+    /// No process, and no wish for one.
+    #[default]
+    Out,
+    /// It waits for room.
+    Asked { urgent: bool },
+    /// It may have processes, each on these GPUs; none: wherever its command says.
+    In { places: Vec<Vec<usize>>, told: bool },
+    /// No more.
+    Leaving,
+}
+
+impl Model {
+    /// Tells what has changed since the last time.
+    pub(super) fn settle_loading(&mut self) {
+        let any = self.units.iter().any(|unit| unit.live.is_some());
+        let ends = self.end.is_some();
+        match &self.stand {
+            Stand::In { told: false, .. } if self.serves_whole() => {
+                if let Stand::In { told, .. } = &mut self.stand {
+                    *told = true;
+                }
+                self.tell_loading(Told::Loaded);
+            }
+            Stand::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
+            // An operator, or the time that nobody asked.
+            Stand::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
+                self.stand = Stand::Leaving;
+                self.tell_loading(Told::Leaves);
+                self.changed();
+            }
+            Stand::Leaving if !any => self.give_room_back(),
+            Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => self.give_room_back(),
+            _ => {}
+        }
+    }
+
+    fn give_room_back(&mut self) {
+        self.stand = Stand::Out;
+        self.tell_loading(Told::Gone);
+        self.changed();
+    }
+
+    fn serves_whole(&self) -> bool {
+        let mut current = self.units.iter().filter(|unit| unit.role == Role::Current).peekable();
+        current.peek().is_some() && current.all(|unit| unit.phase() == Phase::Ready)
+    }
+
+    /// Starts failed, and the next ones wait: meanwhile others may have the room.
+    fn fails(&self) -> bool {
+        self.units.iter().all(Unit::waits_for_change)
+    }
+
+    fn holds_starts(&self) -> bool {
+        self.units.iter().any(|unit| unit.held.is_some())
+    }
+
+    /// Whether processes may be made. If not, it is asked for.
+    pub(super) fn may_start(&mut self) -> bool {
+        if matches!(self.stand, Stand::In { .. }) {
+            return true;
+        }
+        let urgent = !self.operators.restarts.is_empty();
+        let asks = match self.stand {
+            Stand::Out => true,
+            Stand::Asked { urgent: known } => urgent && !known,
+            Stand::In { .. } | Stand::Leaving => false,
+        };
+        if asks {
+            self.stand = Stand::Asked { urgent };
+            self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent });
+            self.changed();
+        }
+        false
+    }
+
+    /// What starts a process without being asked for: a timer, a file that was mended. It waits for room.
+    pub(super) fn revive(&mut self, id: UnitId, event: Event) {
+        if self.may_start() {
+            self.step(id, event);
+        } else if let Some(unit) = self.unit_mut(id) {
+            unit.held = Some(event);
+        }
+    }
+
+    /// Whether a timer that has run out starts a process.
+    pub(super) const fn starts(timer: Timer) -> bool {
+        matches!(timer, Timer::Backoff { .. } | Timer::Trial)
+    }
+
+    /// What it needs now, by what is known of processes with its command.
+    fn loading_spec(&self) -> Spec {
+        let mut spec = Spec { replicas: self.spec.run.replicas, ..self.spec.loading.clone() };
+        let measured = self.context.leak_history.most(&leak_history::key(&self.spec.command));
+        match &mut spec.needs {
+            Some(needs) => needs.measured = measured,
+            // Its file is not known, but what processes with its command held.
+            None if measured.host.is_some() => spec.needs = Some(Needs { measured, ..Needs::default() }),
+            None => {}
+        }
+        spec
+    }
+
+    /// It is there, and can be told what it may do.
+    pub(super) fn join_loading(&self) {
+        let outbox = self.outbox.clone();
+        let listener = Box::new(move |word| {
+            // Fails only when the task has ended.
+            drop(outbox.send(Message::Control(match word {
+                Word::Load(places) => Control::Load(places),
+                Word::Unload(wanted) => Control::Unload(wanted.name),
+            })));
+        });
+        self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
+    }
+
+    /// Other settings. What is loaded stays.
+    pub(super) fn apply_loading(&self) {
+        self.tell_loading(Told::Is(Box::new(self.loading_spec())));
+    }
+
+    /// There is room.
+    pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>) {
+        if !matches!(self.stand, Stand::Asked { .. }) {
+            // It does not want any more, and has said so.
+            return;
+        }
+        self.stand = Stand::In { places, told: false };
+        for id in self.ids() {
+            if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held.take()) {
+                self.step(id, event);
+            }
+        }
+        self.changed();
+    }
+
+    /// Another model needs the room.
+    pub(super) fn make_room_for(&mut self, wanted: ModelName) {
+        if self.end.is_some() || !matches!(self.stand, Stand::In { .. }) {
+            return;
+        }
+        self.tell(None, EventKind::MakesRoom { wanted });
+        self.give_up_replacements("the model makes room for another one");
+        self.wanted = false;
+        self.stand = Stand::Leaving;
+        self.all_down();
+    }
+
+    /// The GPUs of a replica, if they are chosen by us.
+    pub(super) fn place_of(&self, replica: u32) -> Vec<usize> {
+        let Stand::In { places, .. } = &self.stand else { return Vec::new() };
+        let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
+        place.filter(|_| self.spec.choose_gpus).cloned().unwrap_or_default()
+    }
+
+    /// What its processes hold, once all of them were read.
+    pub(super) fn tell_memory(&self) {
+        // While one takes another's place both hold memory, and none of them more than it needs.
+        if !matches!(self.stand, Stand::In { .. }) || !self.replacements.is_empty() || !self.serves_whole() {
+            return;
+        }
+        let mut held = Amounts::none();
+        let mut leaks = false;
+        for live in self.lives() {
+            if !live.memory.is_known() {
+                return;
+            }
+            leaks |= live.memory.leaks();
+            held.host += live.memory.charged(MemoryKind::Host).unwrap_or(0);
+            for vram in &live.memory.vram {
+                let index = usize::try_from(vram.gpu.0).unwrap_or(0);
+                held.gpus.resize(held.gpus.len().max(index + 1), 0);
+                held.gpus[index] += vram.bytes;
+            }
+        }
+        self.tell_loading(Told::Read(Reading { held, leaks }));
+    }
+
+    /// A start found too little memory.
+    pub(super) fn tell_short(&self, kind: FailureKind) {
+        if kind == FailureKind::OutOfMemory {
+            self.tell_loading(Told::Short);
+        }
+    }
+
+    pub(super) fn tell_loading(&self, told: Told) {
+        self.context.loading.tell(&self.who, told);
+    }
+
+    /// Somebody waits for it, and it waits for room.
+    pub(super) fn waits_for_room(&self) -> bool {
+        matches!(self.stand, Stand::Asked { .. }) && self.leases.waiting() > 0
+    }
+}

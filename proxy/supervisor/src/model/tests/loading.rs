@@ -1,0 +1,422 @@
+//! More models than memory: who is loaded, who leaves for whom, and that nobody waits for ever.
+
+use proptest::prelude::*;
+use warden_policies::book::{Needs, Part};
+use warden_policies::loading::Spec;
+
+use super::script::Role;
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+/// A model that needs so many GiB of a GPU, and takes them.
+fn needs(spec: &mut ModelSpec, gib: u64) {
+    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    spec.loading = Spec { needs: Some(needs), replicas: 1, ..Spec::default() };
+}
+
+/// Models with these names and needs, on a machine with a GPU of 24 GiB.
+async fn rig(models: &[(&str, u64)]) -> Rig {
+    let models: Vec<ModelSpec> = models
+        .iter()
+        .map(|(name, gib)| {
+            let mut spec = spec(name);
+            needs(&mut spec, *gib);
+            spec
+        })
+        .collect();
+    Rig::new(move |config, script| {
+        script.set_gpus(&[24 * GIB]);
+        config.models = models;
+    })
+    .await
+}
+
+impl Rig {
+    async fn lease_of(&self, model: &str) -> Result<Lease, Denied> {
+        self.fleet.lease(&ModelName::new(model), LeaseKind::Slot).await
+    }
+
+    async fn lease_of_later(&self, model: &str) -> AbortOnDropHandle<Result<Lease, Denied>> {
+        let (fleet, model) = (self.fleet.clone(), ModelName::new(model));
+        begun(async move { fleet.lease(&model, LeaseKind::Slot).await }).await
+    }
+
+    /// The next process holds so much of the GPU.
+    fn next_takes(&self, gib: u64) {
+        self.script.next(Role { vram: Some(gib * GIB), ..Role::default() });
+    }
+
+    fn states(&self) -> Vec<ModelState> {
+        self.fleet.view().models.iter().map(|model| model.state).collect()
+    }
+}
+
+use ModelState::{Loaded, Unloaded};
+
+#[tokio::test(start_paused = true)]
+async fn models_that_fit_are_loaded_together_and_one_leaves_for_one_that_does_not() {
+    let rig = rig(&[("a", 10), ("b", 10), ("c", 10)]).await;
+    for model in ["a", "b"] {
+        rig.next_takes(10);
+        drop(rig.lease_of(model).await.unwrap());
+        pass(secs(30)).await;
+    }
+    assert_eq!(rig.states(), [Loaded, Loaded, Unloaded]);
+    drop(rig.lease_of("b").await.unwrap());
+    rig.next_takes(10);
+    drop(rig.lease_of("c").await.unwrap());
+    assert_eq!(rig.states(), [Unloaded, Loaded, Loaded], "a was asked longest ago");
+    assert_eq!((rig.count("makes_room"), rig.script.alive()), (1, 2));
+    rig.next_takes(10);
+    drop(rig.lease_of("a").await.unwrap());
+    assert_eq!(rig.script.alive(), 2);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_answered_is_never_cut_and_those_who_come_meanwhile_are_served_afterwards() {
+    let rig = rig(&[("a", 20), ("b", 20)]).await;
+    rig.next_takes(20);
+    let long = rig.lease_of("a").await.unwrap();
+    rig.next_takes(20);
+    let other = rig.lease_of_later("b").await;
+    // The first has its turn, and then it drains.
+    pass(secs(4)).await;
+    assert_eq!((rig.count("makes_room"), rig.count("waits_for_room")), (0, 1));
+    pass(secs(10)).await;
+    assert_eq!(rig.count("makes_room"), 1);
+    let again = rig.lease_of_later("a").await;
+    pass(secs(10)).await;
+    assert!(rig.script.alive() == 1 && !other.is_finished() && !again.is_finished());
+    drop(long);
+    let other = other.await.unwrap().unwrap();
+    assert_eq!(rig.states()[1], Loaded);
+    pass(secs(3)).await;
+    assert!(!again.is_finished(), "now the other one has its turn");
+    pass(secs(10)).await;
+    rig.next_takes(20);
+    drop(other);
+    drop(again.await.unwrap().unwrap());
+    assert_eq!(rig.script.alive(), 1);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_start_models_are_loaded_in_order_as_long_as_they_fit_and_nobody_leaves_for_nobody() {
+    let rig = Rig::new(|config, script| {
+        script.set_gpus(&[24 * GIB]);
+        config.models = [("a", 10), ("b", 10), ("c", 10), ("d", 3)]
+            .map(|(name, gib)| {
+                let mut spec = spec(name);
+                needs(&mut spec, gib);
+                spec.run.preload = true;
+                spec
+            })
+            .to_vec();
+        for gib in [10, 10, 3] {
+            script.next(Role { vram: Some(gib * GIB), ..Role::default() });
+        }
+    })
+    .await;
+    pass(secs(30)).await;
+    assert_eq!(rig.states(), [Loaded, Loaded, Unloaded, Loaded]);
+    assert_eq!((rig.count("makes_room"), rig.count("waits_for_room")), (0, 1));
+    // The first request for it is another matter.
+    rig.next_takes(10);
+    drop(rig.lease_of("c").await.unwrap());
+    assert_eq!(rig.states()[2], Loaded);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_does_not_start_gives_its_room_back_and_drives_nobody_out_again() {
+    let rig = rig(&[("good", 20), ("bad", 20)]).await;
+    for _ in 0..50 {
+        rig.script.next(Role::failing(crate::Exit::Code(1), "error loading model"));
+    }
+    assert!(rig.lease_of("bad").await.is_err());
+    let tried = rig.script.children().len();
+    rig.script.clear();
+    rig.next_takes(20);
+    let lease = rig.lease_of("good").await.unwrap();
+    assert_eq!(rig.script.alive(), 1);
+    // The next starts of the bad one wait for room, for which nobody leaves.
+    pass(secs(900)).await;
+    assert_eq!((rig.script.children().len(), rig.count("makes_room")), (tried + 1, 0));
+    assert!(rig.lease_of("bad").await.is_err(), "it is told at once why");
+    drop(lease);
+    // Drained by hand there is room, and it is tried again by itself.
+    rig.fleet.drain("good").await.unwrap();
+    pass(secs(900)).await;
+    drop(rig.lease_of("bad").await.unwrap());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_found_too_little_memory_asks_for_more() {
+    let rig = rig(&[("a", 9), ("b", 12)]).await;
+    rig.next_takes(9);
+    drop(rig.lease_of("a").await.unwrap());
+    pass(secs(60)).await;
+    rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc failed: out of memory"));
+    rig.next_takes(15);
+    // By the book 9 and 12 fit; it turns out that they do not.
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!(rig.states(), [Unloaded, Loaded]);
+    assert_eq!(rig.count("makes_room"), 1);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pinned_model_stays_and_a_reload_that_takes_the_pin_lets_it_go() {
+    let mut rig = rig(&[("a", 20), ("b", 20)]).await;
+    rig.apply(|config| config.models[0].loading.pin = true).await;
+    rig.next_takes(20);
+    drop(rig.lease_of("a").await.unwrap());
+    rig.next_takes(20);
+    let waits = rig.lease_of_later("b").await;
+    pass(secs(100)).await;
+    assert!(!waits.is_finished() && rig.states()[0] == Loaded);
+    rig.apply(|config| config.models[0].loading.pin = false).await;
+    drop(waits.await.unwrap().unwrap());
+    assert_eq!(rig.states(), [Unloaded, Loaded]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_is_removed_makes_room_and_comes_again_as_another_one() {
+    let mut rig = rig(&[("a", 20), ("b", 20)]).await;
+    rig.next_takes(20);
+    let lease = rig.lease_of("a").await.unwrap();
+    let models = rig.config.models.clone();
+    rig.apply(|config| drop(config.models.remove(0))).await;
+    // It still answers when it comes again.
+    rig.apply(|config| config.models = models).await;
+    rig.next_takes(20);
+    let again = rig.lease_of_later("a").await;
+    pass(secs(20)).await;
+    assert!(!again.is_finished() && rig.script.alive() == 1);
+    drop(lease);
+    drop(again.await.unwrap().unwrap());
+    rig.next_takes(20);
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!(rig.script.alive(), 1);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operators_restart_makes_room_even_if_nobody_waits() {
+    let rig = rig(&[("a", 20), ("b", 20)]).await;
+    rig.next_takes(20);
+    drop(rig.lease_of("a").await.unwrap());
+    rig.next_takes(20);
+    rig.fleet.restart("b").await.unwrap();
+    assert_eq!(rig.states(), [Unloaded, Loaded]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_is_put_on_the_gpu_that_has_room_and_its_successor_too() {
+    let rig = Rig::new(|config, script| {
+        script.set_gpus(&[8 * GIB, 24 * GIB]);
+        config.models = vec![spec("m"), spec("n")];
+        needs(&mut config.models[0], 10);
+        needs(&mut config.models[1], 6);
+    })
+    .await;
+    drop(rig.lease_of("m").await.unwrap());
+    drop(rig.lease_of("n").await.unwrap());
+    rig.fleet.restart("m").await.unwrap();
+    let only = |child: usize| {
+        let env = &rig.script.children()[child].request.command.env;
+        env.iter().find(|(name, _)| name == "GPUS").map(|(_, gpus)| gpus.clone())
+    };
+    let one = |gpu: &str| Some(gpu.to_owned());
+    assert_eq!([only(0), only(1), only(2)], [one("1"), one("0"), one("1")]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn models_whose_needs_are_not_known_are_loaded_as_before() {
+    let rig = Rig::new(|config, script| {
+        script.set_gpus(&[24 * GIB]);
+        config.models = ["a", "b", "c"].map(spec).to_vec();
+    })
+    .await;
+    for model in ["a", "b", "c"] {
+        drop(rig.lease_of(model).await.unwrap());
+    }
+    assert_eq!((rig.script.alive(), rig.count("makes_room")), (3, 0));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_for_many_models_are_all_answered_in_little_memory() {
+    let names: Vec<String> = (0..6).map(|index| format!("m{index}")).collect();
+    let models: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 10)).collect();
+    let rig = rig(&models).await;
+    rig.script.set_usual(Role { vram: Some(10 * GIB), ..Role::default() });
+    let mut waiting = Vec::new();
+    for round in 0..60_usize {
+        waiting.push(rig.lease_of_later(&names[round * 7 % 6]).await);
+        pass(secs(1)).await;
+    }
+    let mut rounds = 0;
+    while !waiting.is_empty() {
+        let (done, rest): (Vec<_>, Vec<_>) = waiting.into_iter().partition(AbortOnDropHandle::is_finished);
+        for lease in done {
+            drop(lease.await.unwrap().unwrap());
+        }
+        assert!(rig.script.alive() <= 2);
+        waiting = rest;
+        rounds += 1;
+        assert!(rounds < 3000, "{} still wait", waiting.len());
+        pass(Duration::from_millis(100)).await;
+    }
+    rig.end().await;
+}
+
+/// What may happen to one of several models.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Pass(u64),
+    /// Holds its lease for so many milliseconds.
+    Request(usize, u64),
+    /// Leaves after so many milliseconds, served or not.
+    Impatient(usize, u64),
+    Restart(usize),
+    Drain(usize),
+    /// Removed, and back after so many milliseconds.
+    Remove(usize, u64),
+    Pin(usize, bool),
+    Most(u32),
+    Command(usize, u8),
+    Crash(usize),
+    Fails,
+    Short,
+    DiesSoon,
+    Slow,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let model = 0_usize..3;
+    prop_oneof![
+        8 => prop_oneof![0u64..20, 0u64..2000, 0u64..30_000].prop_map(Op::Pass),
+        8 => (model.clone(), 0u64..6000).prop_map(|(of, ms)| Op::Request(of, ms)),
+        4 => (model.clone(), 0u64..400).prop_map(|(of, ms)| Op::Impatient(of, ms)),
+        3 => model.clone().prop_map(Op::Restart),
+        2 => model.clone().prop_map(Op::Drain),
+        2 => (model.clone(), 0u64..3000).prop_map(|(of, ms)| Op::Remove(of, ms)),
+        1 => (model.clone(), any::<bool>()).prop_map(|(of, pin)| Op::Pin(of, pin)),
+        1 => (0u32..3).prop_map(Op::Most),
+        2 => (model, 0u8..3).prop_map(|(of, n)| Op::Command(of, n)),
+        2 => any::<usize>().prop_map(Op::Crash),
+        2 => Just(Op::Fails),
+        2 => Just(Op::Short),
+        1 => Just(Op::DiesSoon),
+        1 => Just(Op::Slow),
+    ]
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// Whatever happened: in the end every model is served in its turn, and never two that do not fit.
+async fn storm(ops: Vec<Op>) {
+    let mut rig = rig(&[("a", 14), ("b", 14), ("c", 20)]).await;
+    rig.apply(|config| {
+        for model in &mut config.models {
+            model.queue.wait = secs(120);
+            model.lifecycle.drain_deadline = secs(8);
+            model.lifecycle.start_timeout = secs(20);
+        }
+    })
+    .await;
+    let good = || Role { vram: Some(14 * GIB), ..Role::default() };
+    rig.script.set_usual(good());
+    let mut tasks = tokio::task::JoinSet::new();
+    for op in ops {
+        let fleet = rig.fleet.clone();
+        match op {
+            Op::Pass(ms) => pass(Duration::from_millis(ms)).await,
+            Op::Request(of, ms) => drop(tasks.spawn(async move {
+                if let Ok(lease) = fleet.lease(&ModelName::new(NAMES[of]), LeaseKind::Slot).await {
+                    tokio::select! {
+                        () = pass(Duration::from_millis(ms)) => {}
+                        () = lease.revoked() => {}
+                    }
+                }
+            })),
+            Op::Impatient(of, ms) => drop(tasks.spawn(async move {
+                let name = ModelName::new(NAMES[of]);
+                let lease = fleet.lease(&name, LeaseKind::Slot);
+                drop(tokio::time::timeout(Duration::from_millis(ms), lease).await);
+            })),
+            Op::Restart(of) => drop(tasks.spawn(async move { drop(fleet.restart(NAMES[of]).await) })),
+            Op::Drain(of) => drop(tasks.spawn(async move { drop(fleet.drain(NAMES[of]).await) })),
+            Op::Remove(of, ms) => {
+                let models = rig.config.models.clone();
+                rig.apply(|config| drop(config.models.remove(of))).await;
+                pass(Duration::from_millis(ms)).await;
+                rig.apply(|config| config.models = models).await;
+            }
+            Op::Pin(of, pin) => drop(rig.apply(|config| config.models[of].loading.pin = pin).await),
+            Op::Most(most) => drop(rig.apply(|config| config.loading.max_loaded = most).await),
+            Op::Command(of, n) => {
+                rig.apply(|config| config.models[of].command.args[1] = n.to_string()).await;
+            }
+            Op::Crash(n) => {
+                let children = rig.script.children();
+                if !children.is_empty() {
+                    children[n % children.len()].crash();
+                }
+            }
+            Op::Fails => rig.script.next(Role::failing(crate::Exit::Code(1), "something odd")),
+            Op::Short => rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc: out of memory")),
+            Op::DiesSoon => {
+                let dies = Some((Duration::from_millis(700), crate::Exit::Signal(11)));
+                rig.script.next(Role { dies, ..good() });
+            }
+            Op::Slow => rig.script.next(Role { ready_after: secs(9), ..good() }),
+        }
+    }
+    rig.script.clear();
+    rig.apply(|config| {
+        config.loading.max_loaded = 0;
+        for model in &mut config.models {
+            model.loading.pin = false;
+            // Another command: what did not start gets a new chance.
+            "calm".clone_into(&mut model.command.args[1]);
+        }
+    })
+    .await;
+    for name in [0, 1, 2, 1, 0, 2].map(|of| NAMES[of]) {
+        let served = async {
+            while rig.lease_of(name).await.is_err() {
+                pass(secs(1)).await;
+            }
+        };
+        tokio::time::timeout(secs(600), served).await.unwrap_or_else(|_| panic!("{name} is never served"));
+    }
+    // Those who hold on to a process of before have left by now.
+    pass(secs(60)).await;
+    assert_eq!(rig.states().iter().filter(|state| **state == Loaded).count(), 1, "{:#?}", rig.fleet.view());
+    assert_eq!(rig.script.alive(), 1);
+    rig.fleet.shutdown(secs(5)).await;
+    rig.script.assert_all_reaped();
+    let answered = async {
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+    };
+    tokio::time::timeout(secs(10), answered).await.expect("a caller is not answered");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn a_storm_over_several_models_ends_with_all_of_them_served(ops in proptest::collection::vec(op(), 1..50)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(storm(ops));
+    }
+}
