@@ -25,6 +25,7 @@ mod idle;
 mod import;
 mod keys;
 mod layout;
+mod loading;
 mod measured;
 mod mitigations;
 mod names;

@@ -1,0 +1,149 @@
+//! More models than memory: requests for all of them are answered, and never more models are there than fit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warden_rig::swarm::{all_whole, requests, swarm};
+use warden_rig::warden::{CHAT, SOON, Setup, Warden, chat};
+use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, wait_until};
+
+/// Turns that do not take longer than the test.
+const QUICK: &str = "internal.loading.turn_least = \"100ms\"\ninternal.loading.noted = \"100ms\"\n\
+                     sensors.interval = \"100ms\"\ninternal.sensors.gpu_age = \"1ms\"";
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// A sample model in the place of the empty file that a fake is content with.
+async fn real_model(home: &Home) -> Outcome {
+    std::fs::remove_file(home.path().join("model.gguf"))?;
+    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Ok(())
+}
+
+/// Requests for all models in turn, so that who is asked is rarely there.
+fn mixed(count: usize) -> Vec<Value> {
+    let each: Vec<Vec<Value>> = NAMES.iter().map(|name| requests(name, name, count, 3)).collect();
+    (0..count).flat_map(|number| each.iter().map(move |of| of[number].clone())).collect()
+}
+
+async fn events(warden: &Warden, what: &str) -> Result<usize, warden_rig::Trouble> {
+    Ok(warden.cli(&["events"]).await?.stdout.lines().filter(|line| line.contains(what)).count())
+}
+
+#[tokio::test]
+async fn five_models_share_a_gpu_that_holds_two() -> Outcome {
+    const MIB: u64 = 1 << 20;
+    let mut setup = Setup::new()?.top(QUICK);
+    real_model(&setup.home).await?;
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    let gpu = |pids: &[u32]| FakeGpu {
+        total: 2048 * MIB,
+        used: 720 * MIB * pids.len() as u64,
+        processes: pids.iter().map(|pid| (*pid, 720 * MIB)).collect(),
+        xids: Vec::new(),
+    };
+    nvml.say(&[gpu(&[])])?;
+    for name in NAMES {
+        setup = setup.fake(name, &json!({"load_ms": 50}), "preload = false\n")?;
+    }
+    let warden = setup.start().await?;
+    let most = Arc::new(AtomicUsize::new(0));
+    let watch = async {
+        loop {
+            let pids: Vec<u32> =
+                warden.backends().iter().filter_map(|one| u32::try_from(one.pid).ok()).collect();
+            most.fetch_max(pids.len(), Ordering::Relaxed);
+            if nvml.say(&[gpu(&pids)]).is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let all = mixed(24);
+    let answers = tokio::select! {
+        answers = swarm(&warden.http, &all, 20) => answers,
+        () = watch => panic!("the GPU cannot be told"),
+    };
+    assert_eq!(answers.len(), all.len());
+    all_whole(&answers)?;
+    assert_eq!(most.load(Ordering::Relaxed), 2, "no more than fit, and not fewer");
+    assert!(events(&warden, "makes room for").await? > 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_more_are_loaded_than_may_be_and_those_of_a_group_never_meet() -> Outcome {
+    let mut setup = Setup::new()?.top(QUICK).top("loading.max_loaded = 2");
+    for name in NAMES {
+        let group = if matches!(name, "a" | "b") { "groups = [\"g\"]\n" } else { "" };
+        setup = setup.fake(name, &json!({"load_ms": 30}), &format!("preload = false\n{group}"))?;
+    }
+    let warden = setup.start().await?;
+    let (mut most, mut met) = (0, false);
+    let watch = async {
+        loop {
+            most = most.max(warden.backends().len());
+            let serves = async |name| warden.state(name).await.is_ok_and(|state| state == "loaded");
+            met |= serves("a").await && serves("b").await && serves("a").await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let all = mixed(16);
+    let answers = tokio::select! {
+        answers = swarm(&warden.http, &all, 20) => answers,
+        () = watch => unreachable!(),
+    };
+    all_whole(&answers)?;
+    assert_eq!((most, met), (2, false));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_told_before_the_start_with_numbers() -> Outcome {
+    let mut setup = Setup::new()?;
+    real_model(&setup.home).await?;
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    nvml.say(&[FakeGpu { total: 1 << 30, ..FakeGpu::default() }])?;
+    let setup = setup
+        .fake("large", &json!({}), "args = [\"-c\", \"900000\"]\n")?
+        .fake("one", &json!({}), "pin = true\n")?
+        .fake("two", &json!({}), "pin = true\n")?;
+    let config = setup.home.file("warden.toml", setup.config())?;
+    let ran = setup.home.warden(&["config", "check", &config.display().to_string()], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let told = ran.all();
+    for words in [
+        "model `large` does not fit on this machine even alone: `large` needs ",
+        "the pinned models do not fit together: `two` needs ",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outcome {
+    let setup = Setup::new()?
+        .top(QUICK)
+        .top("loading.max_loaded = 1")
+        .fake("kept", &json!({}), "pin = true\n")?
+        .fake("other", &json!({}), "preload = false\nqueue.wait = \"60s\"\n")?;
+    let mut warden = setup.start().await?;
+    let kept = warden.until_ready(1).await?;
+    let http = warden.http.clone();
+    let asked = tokio::spawn(async move { http.post(CHAT, &chat("x", "other", "hi", 2, false)).await });
+    wait_until("it waits for room, and it is told", SOON, async || {
+        warden.waiting("other").await.is_ok_and(|waiting| waiting == 1)
+            && events(&warden, "waits for room").await.is_ok_and(|count| count == 1)
+    })
+    .await?;
+    assert_eq!(warden.backends(), kept);
+    let config = warden.setup.config().replace("pin = true", "pin = false");
+    warden.reload(&config)?;
+    assert!(asked.await??.answer()?.is_whole());
+    assert_eq!(warden.backends().len(), 1);
+    Ok(())
+}
