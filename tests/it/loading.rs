@@ -147,3 +147,39 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
     assert_eq!(warden.backends().len(), 1);
     Ok(())
 }
+
+#[tokio::test]
+async fn an_access_log_is_played_under_other_rules() -> Outcome {
+    let setup = Setup::new()?.top("log.format = \"json\"\nlog.access = \"access.log\"");
+    real_model(&setup.home).await?;
+    let setup = setup.fake("a", &json!({}), "")?.fake("b", &json!({}), "")?;
+    let warden = setup.start().await?;
+    warden.until_ready(2).await?;
+    for number in 0..6 {
+        let model = if number % 3 == 0 { "a" } else { "b" };
+        let asked = warden.http.post(CHAT, &chat(&format!("r-{number}"), model, "hi", 2, false)).await?;
+        assert!(asked.answer()?.is_whole());
+    }
+    let log = warden.home().path().join("access.log");
+    let lines = || std::fs::read_to_string(&log).map_or(0, |text| text.lines().count());
+    wait_until("all requests are in the log", SOON, async || lines() >= 6).await?;
+    let config = warden.home().path().join("warden.toml");
+    let (log, config) = (log.display().to_string(), config.display().to_string());
+    let args = ["policy", "simulate", "--models", "--json", "--trace", &log, "--config", &config];
+    let ran = warden.home().warden(&args, SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let told: Value = serde_json::from_str(&ran.stdout)?;
+    let [trace] = &told["traces"].as_array().cloned().unwrap_or_default()[..] else { panic!("{told}") };
+    assert_eq!(trace["requests"], 6, "{told}");
+    let rules = trace["rules"].as_array().cloned().unwrap_or_default();
+    assert_eq!(rules.len(), 4, "{told}");
+    assert_eq!((&rules[0]["rule"], &rules[0]["loads"]), (&json!("llama-warden"), &json!(2)), "{told}");
+    let served = |rule: &Value| rule["unserved"] == 0 && rule["wait_seconds"]["max"].as_f64() > Some(1.0);
+    assert!(rules.iter().all(served), "{told}");
+    let wrong = warden.home().file("wrong.log", "12:00 GET /\n")?;
+    let args =
+        ["policy", "simulate", "--models", "--trace", &wrong.display().to_string(), "--config", &config];
+    let ran = warden.home().warden(&args, SOON).await?;
+    assert!(ran.code == 1 && ran.all().contains("line 1: ") && ran.all().contains("log.format"), "{ran:?}");
+    Ok(())
+}

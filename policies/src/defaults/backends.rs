@@ -147,6 +147,8 @@ section!(
         turn_least: Duration = "duration",
         /// ... and at most for this one.
         turn_most: Duration = "duration",
+        /// An idle model has its turn, too, while its next request is expected within so many times as long as its load took.
+        turn_soon: f64,
         /// What a model that leaks is worth, as a share of what it would be: its next start is a cure, too.
         leaker: f64,
         /// A model whose start found too little memory needs so many times as much as was thought.

@@ -32,7 +32,9 @@ impl Loading {
     /// Whether a model may leave now: not while it is in use, until it has had its turn.
     fn may_leave(&self, model: &Model, now: Duration, seen: Seen) -> bool {
         let State::Serves { since } = model.state else { return false };
-        !seen.is_in_use() || now.saturating_sub(since) >= self.turn(model)
+        let is_used = seen.is_in_use()
+            || model.demand.expected(seen.idle_for) < model.load_time.as_secs_f64() * self.numbers.turn_soon;
+        !is_used || now.saturating_sub(since) >= self.turn(model)
     }
 
     fn turn(&self, model: &Model) -> Duration {

@@ -17,6 +17,7 @@
 mod demand;
 mod evict;
 mod room;
+pub mod simulate;
 #[cfg(test)]
 mod tests;
 

@@ -17,7 +17,15 @@ fn name(name: &str) -> Who {
 
 fn numbers() -> Numbers {
     let own = crate::defaults().loading.clone();
-    Numbers { turn_loads: 3.0, turn_least: secs(2), turn_most: secs(60), leaker: 0.1, short: 1.25, ..own }
+    Numbers {
+        turn_loads: 3.0,
+        turn_least: secs(2),
+        turn_most: secs(60),
+        leaker: 0.1,
+        short: 1.25,
+        turn_soon: 0.0,
+        ..own
+    }
 }
 
 fn gpus(gib: &[u64]) -> Amounts {

@@ -80,6 +80,10 @@ struct Model {
     system_prompt: Option<String>,
     /// Unloaded after so many idle seconds.
     ttl: Option<u64>,
+    /// Of the models of each at most one is loaded.
+    groups: Vec<String>,
+    /// Never unloaded for another one.
+    pin: bool,
 }
 
 /// What has no equal, and the nearest thing.
@@ -98,6 +102,8 @@ struct Imported {
     tls_key: Option<String>,
     api_prefix: Option<String>,
     log_level: Option<String>,
+    /// Models loaded at a time.
+    max_loaded: Option<u32>,
     /// Of all models, in seconds.
     start_timeout: Option<u64>,
     /// Of all models, in seconds.

@@ -8,8 +8,9 @@ use super::Imported;
 use super::llama_swap::texts;
 use crate::exit::Failure;
 
-/// The nearest thing to models that drive each other out.
-const ALONE: &str = "models stay loaded: `ttl` unloads those that nobody asks for, and `llama-warden plan` says who fits together";
+/// The nearest thing to a rule that is none here.
+const NEAREST: &str =
+    "`groups` of a model name those of which at most one is loaded; without any, memory decides";
 
 pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &str) -> Result<(), Failure> {
     preload(top.get("hooks"), imported);
@@ -24,63 +25,117 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     let matrix = top.get("matrix").unwrap_or(&settings["matrix"]);
     if by_matrix {
         for (name, set) in matrix["sets"].as_object().into_iter().flatten() {
-            imported.left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), ALONE);
+            imported.left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST);
         }
         if !matrix["evict_costs"].is_null() {
-            imported.left("`evict_costs` of the matrix", "no model is unloaded to make room for another");
+            imported.left("`evict_costs` of the matrix", "what a load takes is measured");
         }
         return Ok(());
     }
     let groups = top.get("groups").filter(|groups| groups.is_object()).unwrap_or(&settings["groups"]);
     let Some(groups) = groups.as_object().filter(|groups| !groups.is_empty()) else {
         if imported.models.len() > 1 {
-            imported.left("one model at a time, as without groups", ALONE);
+            imported.max_loaded = Some(1);
         }
         return Ok(());
     };
     let mut owners = BTreeMap::<String, String>::new();
-    for (name, group) in groups {
-        one(name, group, imported, &mut owners, from)?;
+    let groups = groups
+        .iter()
+        .map(|(name, group)| Group::read(name, group, imported, &mut owners, from))
+        .collect::<Result<Vec<_>, _>>()?;
+    for (index, group) in groups.iter().enumerate() {
+        group.put(imported);
+        for other in &groups[index + 1..] {
+            group.exclude(other, imported);
+        }
     }
     Ok(())
 }
 
-/// One group. Its members are loaded together where nothing else is said, and none is ever unloaded to make room: so `persistent`, and no
-/// `swap`, are what is done here anyway.
-fn one(
-    name: &str,
-    group: &Value,
-    imported: &mut Imported,
-    owners: &mut BTreeMap<String, String>,
-    from: &str,
-) -> Result<(), Failure> {
-    let says = |key: &str, default: bool| group[key].as_bool().unwrap_or(default);
-    let (swap, exclusive, persistent) =
-        (says("swap", true), says("exclusive", true), says("persistent", false));
-    let mut members = texts(group.get("members"));
-    for member in &members {
-        if let Some(other) = owners.insert(member.clone(), name.to_owned()) {
-            return Err(Failure::usage(
-                format!("{from}: the model `{member}` is in the group `{other}` and again in `{name}`"),
-                "a model can be in one group",
-            ));
+/// One group.
+struct Group {
+    name: String,
+    members: Vec<String>,
+    /// One of them at a time.
+    swap: bool,
+    /// Those of other groups leave for one of them ...
+    exclusive: bool,
+    /// ... but not these.
+    persistent: bool,
+}
+
+impl Group {
+    fn read(
+        name: &str,
+        group: &Value,
+        imported: &mut Imported,
+        owners: &mut BTreeMap<String, String>,
+        from: &str,
+    ) -> Result<Self, Failure> {
+        let says = |key: &str, default: bool| group[key].as_bool().unwrap_or(default);
+        let mut members = texts(group.get("members"));
+        for member in &members {
+            if let Some(other) = owners.insert(member.clone(), name.to_owned()) {
+                return Err(Failure::usage(
+                    format!("{from}: the model `{member}` is in the group `{other}` and again in `{name}`"),
+                    "a model can be in one group",
+                ));
+            }
+        }
+        members.retain(|member| {
+            let is_there = imported.models.iter().any(|model| model.name == *member);
+            if !is_there {
+                imported.unmatched.push(super::Unmatched {
+                    what: format!("group `{name}`: its member `{member}`"),
+                    nearest: "there is no such model in what was imported".to_owned(),
+                });
+            }
+            is_there
+        });
+        let (swap, exclusive, persistent) =
+            (says("swap", true), says("exclusive", true), says("persistent", false));
+        Ok(Self { name: name.to_owned(), members, swap, exclusive, persistent })
+    }
+
+    fn put(&self, imported: &mut Imported) {
+        let is_group = self.swap && self.members.len() > 1;
+        for model in imported.models.iter_mut().filter(|model| self.members.contains(&model.name)) {
+            model.pin |= self.persistent;
+            if is_group {
+                model.groups.push(self.name.clone());
+            }
         }
     }
-    let known = |member: &String| imported.models.iter().any(|model| model.name == *member);
-    let (there, gone): (Vec<_>, Vec<_>) = members.drain(..).partition(known);
-    for member in gone {
-        imported.left(
-            format!("group `{name}`: its member `{member}`"),
-            "there is no such model in what was imported",
-        );
+
+    /// One group drives another out. Between two of which each has one model at a time that is one more group.
+    fn exclude(&self, other: &Self, imported: &mut Imported) {
+        let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
+        if self.members.is_empty()
+            || other.members.is_empty()
+            || !(drives(self, other) || drives(other, self))
+        {
+            return;
+        }
+        if self.persistent || other.persistent {
+            imported.left(
+                format!("groups `{}` and `{}`: only one drives the other out", self.name, other.name),
+                "a group of models excludes both ways, and a pinned one never leaves",
+            );
+            return;
+        }
+        let alone = |group: &Self| group.swap || group.members.len() < 2;
+        if !alone(self) || !alone(other) {
+            let what = format!("groups `{}` and `{}` drive each other out as a whole", self.name, other.name);
+            imported.left(what, NEAREST);
+            return;
+        }
+        let name = format!("{}-or-{}", self.name, other.name);
+        let both = |model: &&mut super::Model| {
+            self.members.contains(&model.name) || other.members.contains(&model.name)
+        };
+        imported.models.iter_mut().filter(both).for_each(|model| model.groups.push(name.clone()));
     }
-    if swap && there.len() > 1 {
-        imported.left(format!("group `{name}`: one of {} at a time", there.join(", ")), ALONE);
-    }
-    if exclusive && !persistent {
-        imported.left(format!("group `{name}`: `exclusive`"), ALONE);
-    }
-    Ok(())
 }
 
 fn preload(hooks: Option<&Value>, imported: &mut Imported) {

@@ -168,23 +168,32 @@ fn a_missing_blob_and_a_folder_without_models_are_told() {
 }
 
 #[test]
-fn models_that_drive_each_other_out_are_listed_and_those_that_stay_are_not() {
-    let two =
-        "models:\n  a: {cmd: llama-server -m a}\n  b: {cmd: llama-server -m b, ttl: 0}\nglobalTTL: 90\n";
-    let left = |groups: &str| {
-        let imported = swap(&format!("{two}{groups}")).unwrap();
+fn models_that_drive_each_other_out_do_so_here() {
+    let four = "models:\n  a: {cmd: llama-server -m a}\n  b: {cmd: llama-server -m b, ttl: 0}\n  \
+                c: {cmd: llama-server -m c}\n  d: {cmd: llama-server -m d}\nglobalTTL: 90\n";
+    // Each model with its groups, who is pinned, and what has no equal.
+    let of = |groups: &str| {
+        let imported = swap(&format!("{four}{groups}")).unwrap();
         assert_eq!((imported.models[0].ttl, imported.models[1].ttl), (Some(90), None));
-        imported.unmatched.into_iter().map(|left| left.what).collect::<Vec<_>>()
+        let models = imported.models.iter().map(|model| {
+            let pin = if model.pin { " pinned" } else { "" };
+            format!("{}: {}{pin}", model.name, model.groups.join(" "))
+        });
+        let left = imported.unmatched.iter().map(|left| format!("! {}", left.what));
+        let most = imported.max_loaded.map(|most| format!("{most} at a time"));
+        models.chain(left).chain(most).collect::<Vec<_>>().join("\n")
     };
-    assert_eq!(left(""), ["one model at a time, as without groups"]);
-    assert_eq!(
-        left("groups:\n  g: {swap: false, exclusive: false, persistent: true, members: [a, c]}\n"),
-        ["group `g`: its member `c`"]
-    );
-    assert_eq!(
-        left("groups:\n  g: {members: [a, b]}\n"),
-        ["group `g`: one of a, b at a time", "group `g`: `exclusive`"]
-    );
+    let all = [
+        "",
+        "groups:\n  g: {swap: false, exclusive: false, persistent: true, members: [a, e]}\n",
+        "groups:\n  g: {members: [a, b]}\n",
+        "groups:\n  g: {members: [a, b]}\n  h: {members: [c, d], exclusive: false}\n",
+        "groups:\n  g: {members: [a, b], exclusive: false}\n  h: {members: [c], exclusive: false}\n",
+        "groups:\n  g: {members: [a, b], swap: false}\n  h: {members: [c, d]}\n",
+        "groups:\n  g: {members: [a]}\n  h: {members: [c, d], persistent: true, exclusive: false}\n",
+        "groups:\n  g: {members: [a]}\n  h: {members: [c, d], persistent: true}\n",
+    ];
+    insta::assert_snapshot!(all.map(|groups| format!("{groups}{}", of(groups))).join("\n---\n"));
 }
 
 #[test]

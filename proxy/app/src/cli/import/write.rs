@@ -20,6 +20,12 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
         page.pair("api_prefix", api_prefix.clone());
     });
     page.section("log", |page| page.pair("level", log_level.clone()));
+    page.section("loading", |page| {
+        if imported.max_loaded.is_some() {
+            page.comment("So it was; without it as many models are loaded as memory holds.");
+        }
+        page.pair("max_loaded", imported.max_loaded.map(i64::from));
+    });
     page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
     for model in &imported.models {
         page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
@@ -48,6 +54,8 @@ fn one(page: &mut Page, model: &Model) {
     page.list("args", &model.args);
     page.list("aliases", &model.aliases);
     page.pair("preload", model.preload.then_some(true));
+    page.pair("pin", model.pin.then_some(true));
+    page.list("groups", &model.groups);
     page.pair("max_in_flight", model.max_in_flight.and_then(whole));
     page.pair("upstream_model", model.upstream_model.clone());
     page.pair("ttl", model.ttl.map(seconds));

@@ -5,6 +5,7 @@ use clap::Subcommand;
 use crate::exit::Failure;
 
 mod check;
+mod models;
 mod replay;
 mod simulate;
 

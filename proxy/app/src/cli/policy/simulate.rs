@@ -21,6 +21,7 @@ use crate::config::policy_file::load_policy;
 use crate::exit::Failure;
 use crate::out;
 
+use super::models;
 use super::replay::find;
 
 /// More requests than this take minutes, and say no more.
@@ -29,6 +30,13 @@ const MOST_REQUESTS: f64 = 2_000_000.0;
 /// What `policy simulate` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
+    /// Several models that share one memory: which are loaded, and how long requests wait, beside other programs' rules.
+    #[arg(long)]
+    models: bool,
+    /// An access log in JSON with the requests; its models are those of the configuration, in --gpu-memory, each loaded within
+    /// --load-time. Without it, made-up traces.
+    #[arg(long, value_name = "FILE", requires = "models")]
+    pub(super) trace: Option<PathBuf>,
     /// Host memory that leaks for each unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]
     leak: ByteSize,
@@ -61,13 +69,13 @@ pub(crate) struct SimulateArgs {
     fresh_vram: Option<ByteSize>,
     /// VRAM that it can have before it fails.
     #[arg(long, value_name = "SIZE", default_value = "24GiB")]
-    gpu_memory: ByteSize,
+    pub(super) gpu_memory: ByteSize,
     /// A prompt cache of this size, which fills up and is declared.
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     cache_ram: u64,
     /// From the start of a process to its first answer.
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
-    load_time: Duration,
+    pub(super) load_time: Duration,
     /// From the beginning of an answer to its end.
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = parse_duration)]
     service: Duration,
@@ -91,9 +99,9 @@ pub(crate) struct SimulateArgs {
     model: Option<String>,
     /// JSON, for programs.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     #[command(flatten)]
-    config: ConfigArgs,
+    pub(super) config: ConfigArgs,
 }
 
 /// A unit of work.
@@ -143,6 +151,9 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
+    if args.models {
+        return models::simulate(args);
+    }
     let scenario = args.scenario()?;
     let (policy, words) = args.policy()?;
     let report = compare(&scenario, &policy, args.every);

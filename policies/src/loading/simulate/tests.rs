@@ -1,0 +1,96 @@
+//! That our decisions are never much worse than the best of the others, on each made-up trace.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::loading::Numbers;
+use crate::units::MIB;
+
+fn usual() -> Numbers {
+    crate::defaults().loading.clone()
+}
+
+/// Ours, and all others.
+fn scores(trace: &Trace) -> (Score, Vec<(String, Score)>) {
+    let mut all: Vec<(String, Score)> =
+        Rule::all(trace).into_iter().map(|rule| (rule.name(), run(trace, rule, &usual()))).collect();
+    let (_, ours) = all.remove(0);
+    (ours, all)
+}
+
+#[test]
+fn nobody_has_to_wait_longer_than_by_the_best_of_the_other_rules() {
+    let all = made();
+    assert!(all.len() >= 12);
+    for trace in all {
+        let (ours, others) = scores(&trace);
+        let best = others.iter().map(|(_, score)| score.p99).min().unwrap();
+        let bound = best.mul_f64(1.05) + Duration::from_millis(100);
+        assert!(ours.p99 <= bound, "{}: {ours:?} against {others:?}", trace.name);
+        assert_eq!(ours.unserved, 0, "{}", trace.name);
+    }
+}
+
+#[test]
+fn models_that_alternate_are_swapped_half_as_often() {
+    let mut seen = 0;
+    for trace in made() {
+        let (ours, others) = scores(&trace);
+        let count = others.iter().find(|(name, _)| name.contains("at a time, oldest")).unwrap();
+        match trace.name.as_str() {
+            "two agents that alternate"
+            | "planner and coder alternate"
+            | "three busy models, room for two"
+            | "retrieval, and now and then a large one"
+            | "a large one in the place of two" => {
+                assert!(ours.loads * 2 <= count.1.loads, "{}: {ours:?} against {count:?}", trace.name);
+                seen += 1;
+            }
+            // Each crowd is another model's, and its model has to come: fewer loads would let a whole crowd wait for the next.
+            "crowds that alternate" => assert_eq!((ours.loads, ours.p99), (60, count.1.p99)),
+            _ => assert!(ours.loads <= count.1.loads + count.1.loads / 10, "{}: {ours:?}", trace.name),
+        }
+    }
+    assert_eq!(seen, 5);
+}
+
+proptest! {
+    /// Each of those who wait waits for the turns of those before it, and no longer.
+    #[test]
+    fn nobody_waits_longer_than_the_turns_of_all_others(
+        sizes in proptest::collection::vec(2_u64..24, 2..6),
+        asks in proptest::collection::vec((0_usize..6, 0_u64..8000, 1_u64..9000), 1..150),
+    ) {
+        const GIB: u64 = 1024 * MIB;
+        let models: Vec<Tenant> = sizes
+            .iter()
+            .enumerate()
+            .map(|(index, gib)| Tenant {
+                name: format!("m{index}"),
+                bytes: gib * GIB,
+                load: Duration::from_millis(1000 + gib * 400),
+                // Who is loaded answers all at once, so that what is waited for is a model and no slot.
+                slots: u32::MAX,
+            })
+            .collect();
+        let mut at = 0;
+        let requests = asks
+            .iter()
+            .map(|(model, pause, takes)| {
+                at += pause;
+                let (at, takes) = (Duration::from_millis(at), Duration::from_millis(*takes));
+                Request { at, model: model % models.len(), takes }
+            })
+            .collect();
+        let longest_load = models.iter().map(|model| model.load).max().unwrap();
+        let trace = Trace { name: String::new(), memory: 24 * GIB, models, requests };
+        let score = run(&trace, Rule::Ours, &usual());
+        // A turn, its last answers, its end, and the next load.
+        let numbers = usual();
+        let turn = longest_load.mul_f64(numbers.turn_loads).max(numbers.turn_least).min(numbers.turn_most);
+        let each = turn + Duration::from_secs(9) + Duration::from_millis(700) + longest_load;
+        let others = u32::try_from(trace.models.len()).unwrap();
+        prop_assert!(score.longest <= each * others, "{score:?}, {each:?} for each of {others}");
+        prop_assert_eq!(score.unserved, 0);
+    }
+}

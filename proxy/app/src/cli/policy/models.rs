@@ -1,0 +1,176 @@
+//! `llama-warden policy simulate --models`: the same requests for several models under our decisions and under other programs' rules.
+//! The numbers come from [`warden_policies::loading::simulate`]; here they are asked for and shown.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+use warden_policies::loading::simulate::{Request, Rule, Score, Tenant, Trace, made, run};
+use warden_policies::{ByteSize, phrases};
+
+use super::simulate::SimulateArgs;
+use crate::cli::block_on;
+use crate::config::machine::Machine;
+use crate::config::needs;
+use crate::config::resolve::{resolve, store};
+use crate::exit::Failure;
+use crate::out;
+
+/// Slots where the command says nothing.
+const SLOTS: u32 = 4;
+
+/// A line of the access log, as far as it is needed.
+#[derive(Deserialize)]
+struct Line {
+    timestamp: String,
+    model: Option<String>,
+    #[serde(default)]
+    queue_ms: f64,
+    #[serde(default)]
+    total_ms: f64,
+}
+
+pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
+    let traces = match &args.trace {
+        Some(path) => vec![recorded(args, path)?],
+        None => made(),
+    };
+    let machine = Machine::read();
+    let numbers = args.config.load(&machine, Vec::new())?.settings.loading;
+    let scored: Vec<(Trace, Vec<(Rule, Score)>)> = traces
+        .into_iter()
+        .map(|trace| {
+            let rules = Rule::all(&trace);
+            let scores = rules.into_iter().map(|rule| (rule, run(&trace, rule, &numbers))).collect();
+            (trace, scores)
+        })
+        .collect();
+    if args.json { out::json(&as_json(&scored)) } else { out::write(&text(&scored)) }
+}
+
+/// A trace from an access log, with the models of the configuration.
+fn recorded(args: &SimulateArgs, path: &Path) -> Result<Trace, Failure> {
+    let wrong = |why: String| {
+        let hint = "it takes an access log in JSON: `log.format = \"json\"` and `log.access = \"FILE\"`";
+        Failure::hinted(format!("{}: {why}", path.display()), hint)
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let mut resolved = resolve(&loaded, &machine, false)?;
+    drop(block_on(store::fill(&mut resolved, &machine))?);
+    needs::fill(&mut resolved, &machine);
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    let mut models: Vec<Tenant> = Vec::new();
+    let mut requests = Vec::new();
+    let mut first = None;
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let line: Line =
+            serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
+        let Some(name) = line.model else { continue };
+        let model = match numbers.get(&name) {
+            Some(model) => *model,
+            None => {
+                models.push(tenant(args, &resolved, &name)?);
+                numbers.insert(name, models.len() - 1);
+                models.len() - 1
+            }
+        };
+        let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
+        let ended: jiff::Timestamp =
+            line.timestamp.parse().map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
+        // In milliseconds since the first line: what is left of them is small.
+        let since = ended.duration_since(*first.get_or_insert(ended)).as_millis_f64();
+        requests.push((since - line.total_ms, model, ms(line.total_ms - line.queue_ms)));
+    }
+    if requests.is_empty() {
+        return Err(wrong("there is no request for a model in it".to_owned()));
+    }
+    // Lines are written at the end of a request.
+    let earliest = requests.iter().map(|(at, ..)| *at).fold(0.0, f64::min);
+    let mut requests: Vec<Request> = requests
+        .into_iter()
+        .map(|(at, model, takes)| Request {
+            at: Duration::try_from_secs_f64((at - earliest) / 1000.0).unwrap_or_default(),
+            model,
+            takes,
+        })
+        .collect();
+    requests.sort_by_key(|request| request.at);
+    Ok(Trace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
+}
+
+fn tenant(
+    args: &SimulateArgs,
+    resolved: &crate::config::resolve::Resolved,
+    name: &str,
+) -> Result<Tenant, Failure> {
+    let spec = resolved.fleet.models.iter().find(|spec| spec.name.as_str() == name);
+    let needs = spec.and_then(|spec| spec.loading.needs.as_ref()).ok_or_else(|| {
+        Failure::hinted(
+            format!("the access log names model `{name}`, and what it needs is not known"),
+            "give its configuration with --config; `llama-warden plan` says why a model is not known",
+        )
+    })?;
+    let bytes = if needs.uses_gpu() { needs.gpu_bytes(1) } else { needs.host_bytes() + needs.mapped };
+    let slots = u32::try_from(needs.slots).unwrap_or(SLOTS).max(1);
+    Ok(Tenant { name: name.to_owned(), bytes, load: args.load_time, slots })
+}
+
+fn text(scored: &[(Trace, Vec<(Rule, Score)>)]) -> String {
+    let mut parts = Vec::new();
+    for (trace, scores) in scored {
+        let sizes: Vec<String> =
+            trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
+        let mut rows =
+            vec![["RULE", "LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST"].map(str::to_owned).to_vec()];
+        for (rule, score) in scores {
+            let wait = |time: Duration| phrases::time(time.as_secs_f64());
+            rows.push(vec![
+                rule.name(),
+                score.loads.to_string(),
+                ByteSize(score.bytes).to_string(),
+                wait(score.median),
+                wait(score.p99),
+                wait(score.longest),
+            ]);
+        }
+        parts.push(format!(
+            "{}: {} requests for {} in {}\n{}",
+            trace.name,
+            trace.requests.len(),
+            sizes.join(", "),
+            ByteSize(trace.memory),
+            out::table(&rows)
+        ));
+    }
+    parts.join("\n") + "\n"
+}
+
+fn as_json(scored: &[(Trace, Vec<(Rule, Score)>)]) -> serde_json::Value {
+    let traces = scored.iter().map(|(trace, scores)| {
+        let scores = scores.iter().map(|(rule, score)| {
+            json!({
+                "rule": rule.name(),
+                "loads": score.loads,
+                "bytes": score.bytes,
+                "wait_seconds": {
+                    "p50": score.median.as_secs_f64(),
+                    "p99": score.p99.as_secs_f64(),
+                    "max": score.longest.as_secs_f64(),
+                },
+                "unserved": score.unserved,
+            })
+        });
+        let scores: Vec<_> = scores.collect();
+        json!({
+            "trace": trace.name,
+            "requests": trace.requests.len(),
+            "memory_bytes": trace.memory,
+            "rules": scores,
+        })
+    });
+    json!({ "traces": traces.collect::<Vec<_>>() })
+}
