@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, Warden, chat};
-use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, wait_until};
+use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, binaries, wait_until};
 
 /// Turns that do not take longer than the test.
 const QUICK: &str = "internal.loading.turn_least = \"100ms\"\ninternal.loading.noted = \"100ms\"\n\
@@ -134,7 +134,8 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
     let mut warden = setup.start().await?;
     let kept = warden.until_ready(1).await?;
     let http = warden.http.clone();
-    let asked = tokio::spawn(async move { http.post(CHAT, &chat("x", "other", "hi", 2, false)).await });
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move { http.post(CHAT, &chat("x", "other", "hi", 2, false)).await });
     wait_until("it waits for room, and it is told", SOON, async || {
         warden.waiting("other").await.is_ok_and(|waiting| waiting == 1)
             && events(&warden, "waits for room").await.is_ok_and(|count| count == 1)
@@ -143,7 +144,8 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
     assert_eq!(warden.backends(), kept);
     let config = warden.setup.config().replace("pin = true", "pin = false");
     warden.reload(&config)?;
-    assert!(asked.await??.answer()?.is_whole());
+    let Some(answer) = tasks.join_next().await else { panic!("nobody has asked") };
+    assert!(answer??.answer()?.is_whole());
     assert_eq!(warden.backends().len(), 1);
     Ok(())
 }
@@ -181,5 +183,68 @@ async fn an_access_log_is_played_under_other_rules() -> Outcome {
         ["policy", "simulate", "--models", "--trace", &wrong.display().to_string(), "--config", &config];
     let ran = warden.home().warden(&args, SOON).await?;
     assert!(ran.code == 1 && ran.all().contains("line 1: ") && ran.all().contains("log.format"), "{ran:?}");
+    Ok(())
+}
+
+/// A sample model at a path in a home.
+async fn sample(home: &Home, path: &str) -> Outcome {
+    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", path], SOON).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
+    let setup = Setup::new()?;
+    let home = &setup.home;
+    std::fs::create_dir_all(home.path().join("models/sub"))?;
+    for path in ["models/first.gguf", "models/sub/second.gguf"] {
+        sample(home, path).await?;
+    }
+    home.file("models/no-model.gguf", "this is none")?;
+    let folder = home.path().join("models").display().to_string();
+    let binary = binaries::fake_llama()?.display().to_string();
+    let words = [
+        "serve",
+        "--models-dir",
+        &folder,
+        "--binary",
+        &binary,
+        "--port",
+        "0",
+        "--set",
+        "internal.child.models_look=50ms",
+    ];
+    let args: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
+    let warden = setup.start_with(&args).await?;
+    let names = async || {
+        let told = warden.http.get("/v1/models").await.ok()?.json().ok()?;
+        let all = told["data"].as_array()?.iter().filter_map(|model| model["id"].as_str().map(str::to_owned));
+        let mut all: Vec<String> = all.collect();
+        all.sort();
+        Some(all)
+    };
+    let until = async |wanted: &[&str]| {
+        wait_until(&format!("the models are {wanted:?}"), SOON, async || {
+            names().await.is_some_and(|names| names == wanted)
+        })
+        .await
+    };
+    until(&["first", "second"]).await?;
+    let asked = warden.http.post(CHAT, &chat("one", "second", "hi", 2, false)).await?;
+    assert!(asked.answer()?.is_whole());
+    // One comes, as slowly as a copy, and one goes while it is used.
+    let whole = std::fs::read(warden.home().path().join("models/first.gguf"))?;
+    let third = warden.home().path().join("models/third.gguf");
+    std::fs::write(&third, &whole[..whole.len() / 2])?;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(names().await, Some(vec!["first".to_owned(), "second".to_owned()]), "half of it is no model");
+    std::fs::write(&third, &whole)?;
+    until(&["first", "second", "third"]).await?;
+    std::fs::remove_file(warden.home().path().join("models/sub/second.gguf"))?;
+    until(&["first", "third"]).await?;
+    wait_until("its process is gone", SOON, async || warden.backends().is_empty()).await?;
+    let asked = warden.http.post(CHAT, &chat("two", "third", "hi", 2, false)).await?;
+    assert!(asked.answer()?.is_whole());
     Ok(())
 }

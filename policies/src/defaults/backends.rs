@@ -86,6 +86,8 @@ section!(
     /// The child process.
     #[derive(Copy)]
     Child of "child" {
+        /// How often folders of models are looked at for those that have come or gone.
+        models_look: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Added to the child's `oom_score_adj`, -1000 to 1000.
         pub oom_score_adj: i32 where Takes::Whole(-1000, 1000),
         /// Lines of output kept per backend.

@@ -211,6 +211,7 @@ mod tests {
             runtime_base,
             data: base.join("data"),
             cache: base.join("cache"),
+            models: Vec::new(),
         }
     }
 

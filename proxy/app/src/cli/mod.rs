@@ -115,7 +115,12 @@ impl ConfigArgs {
         for text in &self.set {
             flags.push(parse_set(text)?);
         }
-        Ok(load(Sources { file: self.config.clone(), env: machine.text_vars(), flags })?)
+        Ok(load(Sources {
+            file: self.config.clone(),
+            env: machine.text_vars(),
+            flags,
+            memory: machine.memory.0,
+        })?)
     }
 }
 

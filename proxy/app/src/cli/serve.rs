@@ -8,6 +8,7 @@ use super::{ConfigArgs, dropin};
 use crate::config::machine::Machine;
 use crate::config::resolve::store;
 use crate::config::source::layers::FlagSetting;
+use crate::config::source::tree::{Kind, Node};
 use crate::exit::Failure;
 use crate::serve::Plan;
 
@@ -49,6 +50,9 @@ pub(crate) struct ServeArgs {
     /// How a generation is replaced: auto, sequential, overlap (`defaults.replace`).
     #[arg(long, value_name = "WAY")]
     replace: Option<String>,
+    /// A folder of models: each model file in it is served, those that come and go, too (`paths.models`). May be repeated.
+    #[arg(long, value_name = "DIR")]
+    models_dir: Vec<String>,
     /// Log as `text` or `json` (`log.format`).
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
@@ -80,16 +84,29 @@ impl ServeArgs {
         let given = table.into_iter().filter_map(|(flag, path, value)| {
             value.as_ref().map(|value| FlagSetting::raw(flag, path, value))
         });
-        given.collect()
+        let mut all: Vec<FlagSetting> = given.collect();
+        if !self.models_dir.is_empty() {
+            let absolute = |dir: &String| {
+                std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string())
+            };
+            let dirs = self.models_dir.iter().map(|dir| Node::new(Kind::Text(absolute(dir))));
+            all.push(FlagSetting {
+                flag: "flag --models-dir".to_owned(),
+                path: vec!["paths".to_owned(), "models".to_owned()],
+                value: Node::new(Kind::List(dirs.collect())),
+            });
+        }
+        all
     }
 
     /// How to read the configuration.
     fn plan(self, machine: &Machine) -> Result<Plan, Failure> {
         let any_name = !self.flags.is_empty();
-        if !any_name && self.config.config.is_none() {
+        if !any_name && self.config.config.is_none() && self.models_dir.is_empty() {
             return Err(Failure::usage(
                 "nothing to serve: neither --config nor llama-server's flags are given",
-                "use `llama-warden serve -- -m model.gguf` or `llama-warden serve --config warden.toml`",
+                "use `llama-warden serve -- -m model.gguf`, `llama-warden serve --models-dir DIR` or \
+                 `llama-warden serve --config warden.toml`",
             ));
         }
         let mut flags = if any_name { dropin::settings(&self.flags, machine)? } else { Vec::new() };

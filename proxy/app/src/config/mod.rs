@@ -19,6 +19,7 @@
 //! | `resolve` | what it comes to on this machine: binaries, keys, certificates, mitigations, contradictions |
 
 pub(crate) mod machine;
+pub(crate) mod model_files;
 pub(crate) mod needs;
 pub(crate) mod policy;
 pub(crate) mod policy_file;

@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use warden_builder::gguf;
-use warden_policies::book::{self, Described, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
+use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, defaults, loading};
 use warden_sensors::gpu::Gpus;
@@ -13,6 +12,7 @@ use warden_supervisor::spec::{Command, FleetConfig, ModelSpec};
 use warden_supervisor::{has_gpu, known_memory};
 
 use super::machine::Machine;
+use super::model_files;
 use super::problem::{Place, Problem};
 use super::resolve::Resolved;
 
@@ -42,14 +42,8 @@ impl Known {
         }
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();
-        let facts = gguf::read(&directory.join(file)).map_err(|error| error.to_string())?;
-        let described = Described {
-            architecture: facts.architecture().to_owned(),
-            numbers: facts.numbers,
-            lengths: facts.lengths,
-            tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
-        };
-        let shape = Shape::of(&described)?;
+        let facts = model_files::facts(&directory.join(file))?;
+        let shape = model_files::shape(&facts)?;
         let run = Run::of(&command.args, &env);
         let projector = run.projector.as_deref().map_or(Ok(0), |path| {
             let path = directory.join(path);

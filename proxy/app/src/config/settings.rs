@@ -84,7 +84,6 @@ pub(crate) struct Admin {
 
 /// Where things are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[expect(clippy::struct_field_names, reason = "the fields are the keys of the file")]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Paths {
     /// Ledger, and which instances run. Default: `$XDG_STATE_HOME/llama-warden`.
@@ -95,6 +94,11 @@ pub(crate) struct Paths {
     /// `/tmp/llama-warden-UID`.
     #[schemars(schema_with = "schema::path")]
     pub(crate) runtime_dir: Option<PathBuf>,
+    /// Folders of models: each model file in them is a model of its own, named after it, as long as it is there (docs/models.md).
+    /// Default: none.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::paths")]
+    pub(crate) models: Vec<PathBuf>,
     /// Builds. Default: `$XDG_DATA_HOME/llama-warden`.
     #[schemars(schema_with = "schema::path")]
     pub(crate) data_dir: Option<PathBuf>,

@@ -262,6 +262,7 @@ mod tests {
             file: Some(file.clone()),
             env: vec![("LLAMA_WARDEN_LOG__FORMAT".into(), "json".into())],
             flags: vec![FlagSetting::raw("--host", &["server", "host"], "::1")],
+            ..Sources::default()
         })
         .unwrap();
         let mut machine = Machine::read();

@@ -10,6 +10,7 @@
 //!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
 //! ```
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use warden_supervisor::nursery::{self, NurseryHandle};
@@ -27,6 +28,7 @@ use crate::{logging, out};
 mod certificate;
 mod describe;
 mod first_start;
+mod folders;
 mod live;
 mod measure;
 mod observe;
@@ -35,6 +37,7 @@ mod server;
 mod signals;
 
 pub(crate) use describe::describe;
+use folders::Folders;
 pub(crate) use server::Server;
 use signals::Asked;
 pub(crate) use signals::Signals;
@@ -62,7 +65,7 @@ impl Plan {
         change: impl FnOnce(&mut Resolved) -> Result<(), Failure> + Send,
     ) -> Result<Resolved, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
-        if loaded.models.is_empty() {
+        if loaded.models.is_empty() && loaded.folders.is_empty() {
             let place = self
                 .config
                 .config
@@ -134,6 +137,8 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     logging::init(&resolved.log, resolved.fleet.any_name)?;
     raise_file_limit();
     warn(&resolved.warnings);
+    let looks = resolved.child.models_look;
+    let mut folders = Folders::new(resolved.dirs.models.clone(), looks).await;
     let deadline = resolved.server.shutdown_deadline;
     let drop_in = resolved.fleet.any_name;
     let mut server = Box::pin(Server::start(resolved, &machine, nursery)).await?;
@@ -157,8 +162,12 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             }
             asked = signals.next() => match asked {
                 Asked::End => break,
-                Asked::Reload => Box::pin(reload(&plan, &machine, &mut server)).await,
+                Asked::Reload => folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await),
             },
+            () = folders.changed() => {
+                tracing::info!("models have come or gone in a folder: the configuration is read again");
+                folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+            }
             problem = server.ended() => return Err(problem),
         }
     }
@@ -180,7 +189,8 @@ async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Resu
     }
 }
 
-async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
+/// Returns the folders of models that there are now.
+async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) -> Vec<PathBuf> {
     server.reopen_logs();
     match plan.resolve(machine).await {
         Ok(resolved) => {
@@ -198,6 +208,7 @@ async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) {
             }
         }
     }
+    server.folders().to_vec()
 }
 
 /// Every client takes a file, and often a second one to its backend: the soft limit of 1024 that shells give is for

@@ -1,6 +1,7 @@
 //! What a new configuration changes that only a restart of llama-warden can take over. Pure.
 
 use crate::config::resolve::Resolved;
+use crate::config::resolve::dirs::Dirs;
 
 /// The sections that changed and stay as they were until a restart.
 pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str> {
@@ -22,6 +23,8 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
     note("upstream", differs(&old.upstream, &new.upstream));
     note("log", differs(&old.log, &new.log));
     note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
-    note("paths", old.dirs != new.dirs);
+    // Folders of models are taken over.
+    let dirs = Dirs { models: old.dirs.models.clone(), ..new.dirs.clone() };
+    note("paths", old.dirs != dirs);
     sections
 }

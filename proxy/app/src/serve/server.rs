@@ -223,7 +223,13 @@ impl Server {
             certificate::read(tls).await;
         }
         self.resolved.fleet = fleet;
+        self.resolved.dirs.models.clone_from(&new.dirs.models);
         Ok(())
+    }
+
+    /// Folders of models.
+    pub(crate) fn folders(&self) -> &[PathBuf] {
+        &self.resolved.dirs.models
     }
 
     /// Stops accepting, lets running requests end up to the deadline, stops the children.

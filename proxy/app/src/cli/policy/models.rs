@@ -70,14 +70,15 @@ fn recorded(args: &SimulateArgs, path: &Path) -> Result<Trace, Failure> {
         let line: Line =
             serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
         let Some(name) = line.model else { continue };
-        let model = match numbers.get(&name) {
-            Some(model) => *model,
-            None => {
+        let known = numbers.get(&name).copied();
+        let model = known.map_or_else(
+            || {
                 models.push(tenant(args, &resolved, &name)?);
                 numbers.insert(name, models.len() - 1);
-                models.len() - 1
-            }
-        };
+                Ok::<usize, Failure>(models.len() - 1)
+            },
+            Ok,
+        )?;
         let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
         let ended: jiff::Timestamp =
             line.timestamp.parse().map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
@@ -149,9 +150,9 @@ fn text(scored: &[(Trace, Vec<(Rule, Score)>)]) -> String {
     parts.join("\n") + "\n"
 }
 
-fn as_json(scored: &[(Trace, Vec<(Rule, Score)>)]) -> serde_json::Value {
-    let traces = scored.iter().map(|(trace, scores)| {
-        let scores = scores.iter().map(|(rule, score)| {
+fn as_json(all: &[(Trace, Vec<(Rule, Score)>)]) -> serde_json::Value {
+    let traces = all.iter().map(|(trace, scores)| {
+        let rules = scores.iter().map(|(rule, score)| {
             json!({
                 "rule": rule.name(),
                 "loads": score.loads,
@@ -164,12 +165,12 @@ fn as_json(scored: &[(Trace, Vec<(Rule, Score)>)]) -> serde_json::Value {
                 "unserved": score.unserved,
             })
         });
-        let scores: Vec<_> = scores.collect();
+        let rules: Vec<_> = rules.collect();
         json!({
             "trace": trace.name,
             "requests": trace.requests.len(),
             "memory_bytes": trace.memory,
-            "rules": scores,
+            "rules": rules,
         })
     });
     json!({ "traces": traces.collect::<Vec<_>>() })

@@ -20,6 +20,8 @@ pub(crate) struct Dirs {
     pub(crate) data: PathBuf,
     /// What can be made again.
     pub(crate) cache: PathBuf,
+    /// Folders of models.
+    pub(crate) models: Vec<PathBuf>,
 }
 
 impl Loaded {
@@ -49,6 +51,6 @@ impl Loaded {
             given(&paths.cache_dir).or_else(|| machine.cache_dir()).unwrap_or_else(|| beside("cache"));
         let runtime_base = given(&paths.runtime_dir).unwrap_or_else(|| machine.runtime_base());
         let runtime = PrivateDir::place(&runtime_base, machine.pid);
-        Ok(Dirs { state, runtime, runtime_base, data, cache })
+        Ok(Dirs { state, runtime, runtime_base, data, cache, models: self.folders.clone() })
     }
 }

@@ -103,6 +103,11 @@ pub(crate) fn path(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": format::PATH })
 }
 
+/// Files or directories.
+pub(crate) fn paths(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": { "type": "string", "format": format::PATH } })
+}
+
 /// An age, such as `24h`: nothing is always too old.
 pub(crate) fn age(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": format::DURATION, format::LEAST: "1s", "examples": ["24h", "7d"] })

@@ -9,6 +9,7 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
+use super::folder::{self, Found};
 use super::tree::{Kind, Node};
 use super::variables;
 use crate::config::problem::{Place, Problem, Problems};
@@ -26,6 +27,8 @@ pub(crate) struct Sources {
     /// All environment variables; those that are not ours are passed over.
     pub(crate) env: Vec<(String, String)>,
     pub(crate) flags: Vec<FlagSetting>,
+    /// Bytes of memory of this machine, for the models of a folder.
+    pub(crate) memory: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +53,12 @@ impl FlagSetting {
 #[derive(Clone, Debug)]
 enum Origin {
     Default,
-    File { path: PathBuf, text: String },
+    /// A model file that was found in a folder.
+    Found(PathBuf),
+    File {
+        path: PathBuf,
+        text: String,
+    },
     Env(String),
     Flag(String),
 }
@@ -74,6 +82,7 @@ impl Layer {
     pub(in crate::config) fn place(&self, byte: Option<usize>) -> Place {
         match &self.origin {
             Origin::Default => Place::Default,
+            Origin::Found(path) => Place::File { path: path.clone(), line: 0 },
             Origin::File { path, text } => Place::in_file(path, text, byte),
             Origin::Env(name) => Place::Env(name.clone()),
             Origin::Flag(flag) => Place::Flag(flag.clone()),
@@ -119,6 +128,8 @@ pub(crate) struct Loaded {
     pub(crate) merged: Dict,
     /// The compiled-in numbers that are set, and where.
     pub(crate) internal: Vec<(String, Place)>,
+    /// Folders of models.
+    pub(crate) folders: Vec<PathBuf>,
     layers: Vec<Layer>,
 }
 
@@ -194,7 +205,42 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
     if !problems.is_empty() {
         return Err(Problems(problems));
     }
-    Ok(Loaded { internal, ..merge(layers, sources.file)? })
+    let dirs = folders(&layers, sources.file.as_deref())?;
+    for (index, found) in folder::scan(&dirs, sources.memory).into_iter().enumerate() {
+        layers.insert(1 + index, found_layer(found));
+    }
+    Ok(Loaded { internal, folders: dirs, ..merge(layers, sources.file)? })
+}
+
+/// The folders of models, absolute: those in the file are relative to it.
+fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Problems> {
+    let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
+    let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
+        Ok(dirs) => dirs,
+        Err(error) if error.missing() => Vec::new(),
+        Err(error) => return Err(problem(layers, &error, &[])),
+    };
+    let base = file.and_then(Path::parent).unwrap_or_else(|| Path::new(""));
+    Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
+}
+
+/// What a file of a folder sets.
+fn found_layer(found: Found) -> Layer {
+    let Found { name, file, projector, context } = found;
+    let mut tree = Node::table();
+    let mut set = |keys: &[&str], value: String| {
+        let path = ["models", &name].into_iter().chain(keys.iter().copied()).map(str::to_owned);
+        tree.set(&path.collect::<Vec<_>>(), Node::new(Kind::Text(value)));
+    };
+    set(&["model"], file.display().to_string());
+    // By variables, so that flags say otherwise.
+    if let Some(context) = context {
+        set(&["env", "LLAMA_ARG_CTX_SIZE"], context.to_string());
+    }
+    if let Some(projector) = projector {
+        set(&["env", "LLAMA_ARG_MMPROJ"], projector.display().to_string());
+    }
+    Layer { origin: Origin::Found(file), tree }
 }
 
 fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
@@ -224,7 +270,8 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
         let table = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
         models.push((name, model, table));
     }
-    Ok(Loaded { settings, defaults, models, file, merged: all, internal: Vec::new(), layers })
+    let (internal, folders) = (Vec::new(), Vec::new());
+    Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, layers })
 }
 
 fn names_in_order(layers: &[Layer]) -> Vec<String> {

@@ -37,6 +37,7 @@ fn flags_come_over_the_environment_over_the_file_over_the_defaults() {
             ("HOME".into(), "/".into()),
         ],
         flags: vec![FlagSetting::raw("--port", &["server", "port"], "3")],
+        ..Sources::default()
     })
     .unwrap();
     assert_eq!(loaded.settings.server.port, 3);
