@@ -233,6 +233,13 @@ async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
     until(&["first", "second"]).await?;
     let asked = warden.http.post(CHAT, &chat("one", "second", "hi", 2, false)).await?;
     assert!(asked.answer()?.is_whole());
+    // A folder that cannot be read takes nothing away.
+    let models = warden.home().path().join("models");
+    let aside = warden.home().path().join("aside");
+    std::fs::rename(&models, &aside)?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(names().await, Some(vec!["first".to_owned(), "second".to_owned()]));
+    std::fs::rename(&aside, &models)?;
     // One comes, as slowly as a copy, and one goes while it is used.
     let whole = std::fs::read(warden.home().path().join("models/first.gguf"))?;
     let third = warden.home().path().join("models/third.gguf");

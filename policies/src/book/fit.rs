@@ -60,7 +60,8 @@ pub enum Misfit {
 /// # Errors
 /// They do not fit.
 pub fn fit(machine: &Machine, wanted: &[&Wanted]) -> Result<Vec<Fit>, Misfit> {
-    let needed = wanted.iter().map(|one| one.needs.host_bytes()).sum();
+    // What is mapped can be taken back by the kernel, for the price of reading it again at each token: it has to be there.
+    let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
         return Err(Misfit::Host { needed, there: machine.host });
     }

@@ -30,7 +30,12 @@ pub fn note(held: &mut Vec<Held>, series: MemoryKind, bytes: u64, sound: bool) {
 /// What is known of a kind when one more of its processes has shown this. `None` if that changes nothing that matters.
 pub fn take(known: &[Held], shown: &[Held]) -> Option<Vec<Held>> {
     let mut all = known.to_vec();
-    let mut news = false;
+    // On another GPU it holds nothing any more.
+    let on_gpus = |held: &Held| held.series != MemoryKind::Host;
+    if shown.iter().any(on_gpus) {
+        all.retain(|known| !on_gpus(known) || shown.iter().any(|now| now.series == known.series));
+    }
+    let mut news = all.len() != known.len();
     for now in shown {
         let Some(known) = all.iter_mut().find(|known| known.series == now.series) else {
             all.push(*now);
@@ -74,5 +79,9 @@ mod tests {
         let both = take(&known, &[Held { series: gpu, ready: 5, most: 6 }]).unwrap();
         assert_eq!(both.len(), 2);
         assert_eq!(both[0], one(1000, 2000), "what was not read stays");
+        let moved =
+            take(&both, &[Held { series: MemoryKind::Vram(GpuIndex(1)), ready: 5, most: 6 }]).unwrap();
+        let series: Vec<MemoryKind> = moved.iter().map(|held| held.series).collect();
+        assert_eq!(series, [HOST, MemoryKind::Vram(GpuIndex(1))], "it is on another GPU now");
     }
 }

@@ -23,8 +23,6 @@ pub use held::Held;
 pub use run::{CacheType, GpuLayers, Run};
 pub use shape::{Described, Layer, Shape};
 
-use std::collections::BTreeMap;
-
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
@@ -107,15 +105,18 @@ pub struct Measured {
 impl Measured {
     /// Of what was seen while they served, and of an experiment with their largest prompts, whichever is more.
     pub fn of(held: &[Held], worst: &[(MemoryKind, u64)]) -> Self {
-        let mut all: BTreeMap<MemoryKind, u64> = BTreeMap::new();
-        let seen = held.iter().map(|held| (held.series, held.most));
-        for (series, bytes) in seen.chain(worst.iter().copied()) {
-            let most = all.entry(series).or_default();
-            *most = bytes.max(*most);
-        }
-        let host = all.remove(&MemoryKind::Host);
-        let gpus = all.len() as u64;
-        Self { host, gpu: (gpus > 0).then(|| (all.into_values().sum(), gpus)) }
+        let seen: Vec<(MemoryKind, u64)> = held.iter().map(|held| (held.series, held.most)).collect();
+        let host = |all: &[(MemoryKind, u64)]| {
+            all.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes)
+        };
+        // Each of the two may have been on other GPUs.
+        let gpus = |all: &[(MemoryKind, u64)]| {
+            let on_gpus = all.iter().filter(|(series, _)| *series != MemoryKind::Host);
+            let bytes: Vec<u64> = on_gpus.map(|(_, bytes)| *bytes).collect();
+            (!bytes.is_empty()).then(|| (bytes.iter().sum(), bytes.len() as u64))
+        };
+        let gpu = gpus(&seen).into_iter().chain(gpus(worst)).max();
+        Self { host: host(&seen).into_iter().chain(host(worst)).max(), gpu }
     }
 }
 

@@ -155,6 +155,8 @@ section!(
         leaker: f64,
         /// A model whose start found too little memory needs so many times as much as was thought.
         short: f64,
+        /// For so long after the last such start.
+        short_for: Duration = "duration",
         /// The share of the host's memory that is left to the system.
         host_kept: f64,
         /// The share of each GPU's memory that is left to its display, and for what fragments.

@@ -20,6 +20,10 @@ impl Loading {
             .filter(|(other, model)| !model.spec.pin && self.may_leave(model, now, seen[*other]))
             .map(|(other, model)| (self.worth(model, seen[other]), other.clone()))
             .collect();
+        let all: Vec<&Who> = candidates.iter().map(|(_, who)| who).collect();
+        if !self.is_enough(wish, &all) {
+            return Vec::new();
+        }
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
         let cheapest = if candidates.len() <= COMBINED {
             self.cheapest_set(wish, &candidates)

@@ -82,6 +82,8 @@ impl Seen {
 pub struct Reading {
     /// Bytes of each memory, without the mapped file.
     pub held: Amounts,
+    /// What they hold of GPUs is not known: it counts as what they were promised.
+    pub gpus_unknown: bool,
     /// It leaks.
     pub leaks: bool,
 }
@@ -136,9 +138,13 @@ struct Model {
     reading: Option<Reading>,
     /// What was free when it was let in.
     free_before: Option<Amounts>,
+    /// It was let in although it is too large by the book: what it was promised is everything.
+    alone: bool,
     load_time: Duration,
     /// What it needs as a multiple of what was thought, since its start found too little.
     raised: f64,
+    /// Since when.
+    raised_at: Duration,
 }
 
 impl Model {
@@ -151,8 +157,10 @@ impl Model {
             mapped: 0,
             reading: None,
             free_before: None,
+            alone: false,
             load_time: Duration::ZERO,
             raised: 1.0,
+            raised_at: Duration::ZERO,
         }
     }
 
@@ -197,7 +205,15 @@ impl Loading {
     /// What is configured of a model from now on.
     pub fn set(&mut self, model: &Who, spec: Spec) {
         match self.models.get_mut(model) {
-            Some(known) => known.spec = spec,
+            Some(known) => {
+                if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
+                    != (&spec.needs, spec.replicas, &spec.gpus)
+                {
+                    // Its next reading says what it holds now; what was thought of its needs was of others.
+                    (known.reading, known.raised) = (None, 1.0);
+                }
+                known.spec = spec;
+            }
             None => drop(self.models.insert(model.clone(), Model::new(spec))),
         }
     }
@@ -219,9 +235,19 @@ impl Loading {
         }
     }
 
-    /// Whether anybody waits for room, or a model is on its way: then [`Self::next`] may have something to say before long.
+    /// Whether anybody waits for room: then [`Self::next`] may have something to say.
     pub fn is_moving(&self) -> bool {
         self.models.values().any(|model| matches!(model.state, State::Wants { .. }))
+    }
+
+    /// Whether that may be soon: somebody leaves or comes, or requests wait, by what is seen.
+    pub fn is_hurried(&self, seen: impl Fn(&Who) -> Seen) -> bool {
+        let hurries = |(who, model): (&Who, &Model)| match model.state {
+            State::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
+            State::Comes { .. } | State::Leaves => true,
+            State::Out | State::Serves { .. } => false,
+        };
+        self.is_moving() && self.models.iter().any(hurries)
     }
 
     /// A model serves.
@@ -235,11 +261,14 @@ impl Loading {
     }
 
     /// What a model's processes hold. Those that hold more than they were promised have it all the same.
-    pub fn read(&mut self, model: &Who, reading: Reading) {
+    pub fn read(&mut self, model: &Who, mut reading: Reading) {
         if let Some(model) = self.models.get_mut(model).filter(|model| model.is_there()) {
+            if reading.gpus_unknown {
+                reading.held.gpus.clone_from(&model.promised.gpus);
+            }
             if matches!(model.state, State::Serves { .. }) && !reading.leaks {
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
-                if model.reading.is_none() && model.promised == self.capacity {
+                if std::mem::take(&mut model.alone) {
                     // It was too large by the book, and is not.
                     model.promised = Amounts::none();
                 } else if model.reading.is_none() && !measured {
@@ -261,10 +290,22 @@ impl Loading {
     }
 
     /// A model found too little memory when it started, though its promise was kept: it needs more than was thought.
-    pub fn short(&mut self, model: &Who) {
+    pub fn short(&mut self, model: &Who, now: Duration) {
         let by = self.numbers.short;
-        if let Some(model) = self.models.get_mut(model) {
-            model.raised *= by;
+        // What never leaves is never room for it, whatever it needs.
+        let pinned =
+            self.models.iter().filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
+        let room =
+            self.capacity.minus(&pinned.fold(Amounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
+        let Some(known) =
+            self.models.get_mut(model).filter(|known| matches!(known.state, State::Comes { .. }))
+        else {
+            return;
+        };
+        let before = known.raised;
+        (known.raised, known.raised_at) = (before * by, now);
+        if !room::fits(model, known, &room) {
+            known.raised = before;
         }
     }
 
@@ -294,6 +335,10 @@ impl Loading {
         let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);
+            if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
+                // Somebody else may have had the memory, and has it no more.
+                model.raised = 1.0;
+            }
         }
         let mut waiting: Vec<(u64, Who, bool)> = self
             .models
@@ -309,10 +354,12 @@ impl Loading {
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
         let (mut kept, mut kept_for) = (Amounts::none(), Vec::new());
+        // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
+        let mut blocked = false;
         for (_, name, urgent) in waiting {
             let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free };
             let mut place = self.place(&wish, &[]);
-            if urgent && matches!(place, Place::Nowhere) {
+            if urgent && !blocked && matches!(place, Place::Nowhere) {
                 for victim in self.leaving_for(&wish, now, &seen) {
                     if let Some(model) = self.models.get_mut(&victim) {
                         model.state = State::Leaves;
@@ -330,16 +377,32 @@ impl Loading {
                     kept = kept.plus(&promised);
                     kept_for.push(name);
                 }
+                Place::Nowhere if urgent && !blocked => {
+                    let unpinned = self.unpinned();
+                    if let Place::Later(promised) | Place::Now(_, promised) =
+                        self.place(&wish, &unpinned.iter().collect::<Vec<_>>())
+                    {
+                        kept = kept.plus(&promised);
+                        kept_for.push(name);
+                        blocked = true;
+                    }
+                }
                 Place::Nowhere => {}
             }
         }
         orders
     }
 
+    fn unpinned(&self) -> Vec<Who> {
+        let unpinned = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
+        unpinned.map(|(who, _)| who.clone()).collect()
+    }
+
     fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
+        let alone = promised == self.capacity;
         if let Some(model) = self.models.get_mut(name) {
             let mapped = model.spec.needs.as_ref().map_or(0, |needs| needs.mapped);
-            (model.promised, model.mapped) = (promised, mapped);
+            (model.promised, model.mapped, model.alone) = (promised, mapped, alone);
             model.free_before = free.cloned();
             model.state = State::Comes { since: now };
         }

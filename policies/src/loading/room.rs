@@ -201,6 +201,11 @@ impl Loading {
     }
 }
 
+/// Whether a model fits into so much.
+pub(super) fn fits(name: &Who, model: &Model, room: &Amounts) -> bool {
+    fit(name, model, room, true).is_some()
+}
+
 fn replicas(model: &Model) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
@@ -225,18 +230,24 @@ fn fit(name: &Who, model: &Model, room: &Amounts, counts: bool) -> Option<(Vec<V
         return Some((vec![Vec::new(); count], Amounts::none()));
     };
     let needs = &raised(needs, model.raised);
-    // They share one mapped file.
-    let host = room.host.checked_sub(needs.mapped)?;
+    if needs.uses_gpu() && room.gpus.is_empty() {
+        // No GPU tells its memory: nobody can say what fits.
+        return Some((
+            vec![Vec::new(); count],
+            Amounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() },
+        ));
+    }
     let wanted: Vec<Wanted> = (0..count)
         .map(|number| Wanted {
             name: format!("{} {number}", name.name),
-            needs: needs.clone(),
+            // They share one mapped file.
+            needs: Needs { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
             gpus: spec.gpus.clone(),
             may_split: spec.may_split,
         })
         .collect();
     let all: Vec<&Wanted> = wanted.iter().collect();
-    let fits = book::fit(&Machine { host, gpus: room.gpus.clone() }, &all).ok()?;
+    let fits = book::fit(&Machine { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
     let mut promised = Amounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);
     for fit in fits {

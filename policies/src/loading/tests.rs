@@ -89,7 +89,7 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
     load(&mut all, &["a", "b", "c"]);
     let held = |gib: u64| Amounts { host: 0, gpus: vec![gib * GIB] };
-    all.read(&name("c"), Reading { held: held(19), leaks: true });
+    all.read(&name("c"), Reading { held: held(19), leaks: true, gpus_unknown: false });
     let busy = [("a", 3), ("b", 2), ("c", 1)]
         .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
     all.wants(&name("d"), true);
@@ -146,7 +146,7 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
     let held = Amounts { host: 0, gpus: vec![9 * GIB] };
-    all.read(&name("a"), Reading { held, leaks: false });
+    all.read(&name("a"), Reading { held, leaks: false, gpus_unknown: false });
     // It turned out to need less: 18 - 9 are free, and nobody has a right to them.
     assert_eq!(next(&mut all, 9), 1);
 }
@@ -162,7 +162,7 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     next(&mut all, 24);
     all.loaded(&name("a"), secs(1));
     let held = Amounts { host: 0, gpus: vec![6 * GIB] };
-    all.read(&name("a"), Reading { held, leaks: false });
+    all.read(&name("a"), Reading { held, leaks: false, gpus_unknown: false });
     all.wants(&name("b"), true);
     next(&mut all, 18);
     // Half loaded: of the 14 that are free, 4 are still its own.
@@ -223,7 +223,7 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+b"]);
     assert_eq!(all.owed()[&name("b")].gpus, [12 * GIB]);
-    all.short(&name("b"));
+    all.short(&name("b"), secs(100));
     all.gone(&name("b"));
     all.wants(&name("b"), true);
     assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
@@ -231,8 +231,65 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
     assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
     all.loaded(&name("b"), secs(110));
-    all.read(&name("b"), Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, leaks: false });
+    all.read(
+        &name("b"),
+        Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, leaks: false, gpus_unknown: false },
+    );
     assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
+}
+
+#[test]
+fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
+    let small = [("a", model(6)), ("b", model(6)), ("c", model(6)), ("d", model(6)), ("e", model(6))];
+    let mut models = small.to_vec();
+    models.push(("big", model(20)));
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["a", "b", "c", "d"]);
+    all.wants(&name("big"), true);
+    // Their turns end one after another, and each that leaves would be followed by the next.
+    let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
+    assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
+    all.wants(&name("e"), true);
+    assert_eq!(orders(&mut all, 210, &busy), [""; 0], "nobody leaves for e");
+    let gone = orders(&mut all, 221, &busy);
+    assert_eq!(gone, ["-a", "-b", "-c", "-d"], "big had come before");
+}
+
+#[test]
+fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    let free = Amounts { host: 1 << 40, gpus: vec![4 * GIB] };
+    load(&mut all, &["a"]);
+    all.read(&name("a"), Reading { held: Amounts::none(), leaks: false, gpus_unknown: true });
+    all.wants(&name("b"), true);
+    let told = all.next(secs(500), Some(&free), |_| Seen { idle_for: secs(900), ..Seen::default() });
+    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+}
+
+#[test]
+fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
+    let pinned = Spec { pin: true, ..model(4) };
+    let mut all = loading(&[24], &[("kept", pinned), ("b", model(14))]);
+    load(&mut all, &["kept"]);
+    for round in 0..6 {
+        all.wants(&name("b"), true);
+        assert_eq!(orders(&mut all, 100 + round, &[]), ["+b"], "round {round}");
+        all.short(&name("b"), secs(100 + round));
+        all.gone(&name("b"));
+    }
+    assert!(all.models[&name("b")].raised < 1.4);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 1000, &[]), ["+b"]);
+    assert_eq!(all.models[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
+    all.loaded(&name("b"), secs(1001));
+    all.short(&name("b"), secs(1002));
+    assert!(all.models[&name("b")].raised < 1.01, "what it serves with is enough");
+}
+
+#[test]
+fn where_no_gpu_tells_its_memory_nobody_is_kept_waiting() {
+    let mut all = loading(&[], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a", "b"]);
 }
 
 #[test]
@@ -241,7 +298,14 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
     let mut all = loading(&[], &[("a", Spec { needs: Some(needs), replicas: 1, ..Spec::default() })]);
     load(&mut all, &["a"]);
     let read = |all: &mut Loading, gib: u64| {
-        all.read(&name("a"), Reading { held: Amounts { host: gib * GIB, gpus: Vec::new() }, leaks: false });
+        all.read(
+            &name("a"),
+            Reading {
+                held: Amounts { host: gib * GIB, gpus: Vec::new() },
+                leaks: false,
+                gpus_unknown: false,
+            },
+        );
         all.models[&name("a")].promised.host
     };
     assert_eq!((read(&mut all, 1), read(&mut all, 6), read(&mut all, 5)), (4 * GIB, 6 * GIB, 6 * GIB));
@@ -285,7 +349,10 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
     all.wants(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.loaded(&name("a"), secs(1));
-    all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, leaks: false });
+    all.read(
+        &name("a"),
+        Reading { held: Amounts { host: GIB, gpus: Vec::new() }, leaks: false, gpus_unknown: false },
+    );
     all.wants(&name("b"), true);
     let told = next(&mut all);
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);

@@ -222,7 +222,10 @@ impl Ours {
     fn loaded(&mut self, model: usize, now: Duration, bytes: u64) {
         let who = &self.names[model];
         self.all.loaded(who, now);
-        self.all.read(who, Reading { held: Amounts { host: 0, gpus: vec![bytes] }, leaks: false });
+        self.all.read(
+            who,
+            Reading { held: Amounts { host: 0, gpus: vec![bytes] }, leaks: false, gpus_unknown: false },
+        );
     }
 
     fn decide(&mut self, now: Duration, sights: &[Sight]) -> Vec<Do> {

@@ -132,11 +132,13 @@ impl Sheet {
 fn wanted(sheets: &[Sheet]) -> Vec<Wanted> {
     let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let each = each.flat_map(|(sheet, known)| {
-        (1..=sheet.replicas).map(move |number| (replica(&sheet.name, number), known))
+        (1..=sheet.replicas).map(move |number| (number, replica(&sheet.name, number), known))
     });
-    each.map(|(name, known)| {
+    each.map(|(number, name, known)| {
         let (gpus, may_split) = known.gpus();
-        Wanted { name, needs: known.needs.clone(), gpus, may_split }
+        // They share one mapped file.
+        let mapped = if number == 1 { known.needs.mapped } else { 0 };
+        Wanted { name, needs: Needs { mapped, ..known.needs.clone() }, gpus, may_split }
     })
     .collect()
 }

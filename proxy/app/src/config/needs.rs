@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, defaults, loading};
-use warden_sensors::gpu::Gpus;
+use warden_sensors::gpu::{Gpus, Vendor};
 use warden_supervisor::spec::{Command, FleetConfig, ModelSpec};
 use warden_supervisor::{has_gpu, known_memory};
 
@@ -84,6 +84,8 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
     let tells = own().all(|gpu| gpu.total.is_some()) && (!has_gpu() || !gpus.devices().is_empty());
     let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     let sees_some = |env: &BTreeMap<String, String>| SEEN.iter().any(|name| env.contains_key(*name));
+    // Only of these a process can be told to see some.
+    let nvidia = own().all(|gpu| gpu.vendor == Vendor::Nvidia);
     let total: Vec<u64> = own().filter_map(|gpu| gpu.total).collect();
     let room = left_for_models(machine.memory.0, &total, &resolved.fleet.loading);
     let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
@@ -100,9 +102,15 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         }
         let seen = sees_some(&env);
         env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
+        let inherited_args = env.clone();
         let Ok(known) = Known::read(&spec.command, env, on_gpus && !on_cpu) else { continue };
         let (named, may_split) = known.gpus();
-        spec.choose_gpus = !seen && named.is_empty() && !names_devices(&spec.command.args);
+        let says = seen || names_devices(&spec.command.args, &inherited_args);
+        if says && named.is_empty() && spec.loading.gpus.is_empty() {
+            // On which of the GPUs it will be, if on any, its command or its environment says in words that are not ours.
+            continue;
+        }
+        spec.choose_gpus = nvidia && !says && named.is_empty();
         if spec.loading.gpus.is_empty() {
             spec.loading.gpus = named;
         }
@@ -174,10 +182,18 @@ fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
     problems
 }
 
+/// Flags that say on which devices what is computed, by what they are called in the environment.
+const DEVICES: [(&[&str], &str); 4] = [
+    (&["-dev", "--device"], "LLAMA_ARG_DEVICE"),
+    (&["-mg", "--main-gpu"], "LLAMA_ARG_MAIN_GPU"),
+    (&["-ts", "--tensor-split"], "LLAMA_ARG_TENSOR_SPLIT"),
+    (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
+];
+
 /// Whether a command says by name on which devices it computes.
-fn names_devices(args: &[String]) -> bool {
-    args.iter().any(|word| {
-        matches!(word.as_str(), "-dev" | "--device" | "-mg" | "--main-gpu" | "-ts" | "--tensor-split")
+fn names_devices(args: &[String], env: &BTreeMap<String, String>) -> bool {
+    DEVICES.iter().any(|(flags, variable)| {
+        env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
     })
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Folders {
 impl Folders {
     /// What was read of the folders just now is taken over.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
-        let taken = look(dirs.clone()).await;
+        let taken = look(dirs.clone()).await.unwrap_or_default();
         Self { dirs, every, seen: taken.clone(), taken }
     }
 
@@ -34,7 +34,8 @@ impl Folders {
         }
         loop {
             tokio::time::sleep(self.every).await;
-            let now = look(self.dirs.clone()).await;
+            // What cannot be read now says nothing of what is there.
+            let Some(now) = look(self.dirs.clone()).await else { continue };
             let rests = now == self.seen;
             self.seen = now;
             if rests && self.seen != self.taken {
@@ -54,7 +55,7 @@ impl Folders {
     }
 }
 
-async fn look(dirs: Vec<PathBuf>) -> Files {
+async fn look(dirs: Vec<PathBuf>) -> Option<Files> {
     // Disks may hang, and then nothing changes.
-    tokio::task::spawn_blocking(move || folder::files(&dirs)).await.unwrap_or_default()
+    tokio::task::spawn_blocking(move || folder::files(&dirs).ok()).await.ok()?
 }

@@ -28,7 +28,7 @@ impl Model {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);
             }
-            Control::Load(places) => self.take_room(places),
+            Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),

@@ -29,11 +29,11 @@ pub(super) enum Stand {
     #[default]
     Out,
     /// It waits for room.
-    Asked { urgent: bool },
+    Asked { urgent: bool, number: u64 },
     /// It may have processes, each on these GPUs; none: wherever its command says.
     In { places: Vec<Vec<usize>>, told: bool },
-    /// No more.
-    Leaving,
+    /// No more; for another model, or by itself.
+    Leaving { for_another: bool },
 }
 
 impl Model {
@@ -51,11 +51,11 @@ impl Model {
             Stand::In { .. } if !any && (ends || self.fails()) => self.give_room_back(),
             // An operator, or the time that nobody asked.
             Stand::In { .. } if self.end.map_or(!self.wanted, |end| end == End::Removed) => {
-                self.stand = Stand::Leaving;
+                self.stand = Stand::Leaving { for_another: false };
                 self.tell_loading(Told::Leaves);
                 self.changed();
             }
-            Stand::Leaving if !any => self.give_room_back(),
+            Stand::Leaving { .. } if !any => self.give_room_back(),
             Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => self.give_room_back(),
             _ => {}
         }
@@ -67,9 +67,11 @@ impl Model {
         self.changed();
     }
 
+    /// What can be loaded of it is: a replica that does not start holds up nobody.
     fn serves_whole(&self) -> bool {
-        let mut current = self.units.iter().filter(|unit| unit.role == Role::Current).peekable();
-        current.peek().is_some() && current.all(|unit| unit.phase() == Phase::Ready)
+        let current = || self.units.iter().filter(|unit| unit.role == Role::Current);
+        let ready = |unit: &Unit| unit.phase() == Phase::Ready;
+        current().any(ready) && current().all(|unit| ready(unit) || unit.waits_for_change())
     }
 
     /// Starts failed, and the next ones wait: meanwhile others may have the room.
@@ -89,12 +91,14 @@ impl Model {
         let urgent = !self.operators.restarts.is_empty();
         let asks = match self.stand {
             Stand::Out => true,
-            Stand::Asked { urgent: known } => urgent && !known,
-            Stand::In { .. } | Stand::Leaving => false,
+            Stand::Asked { urgent: known, .. } => urgent && !known,
+            Stand::In { .. } | Stand::Leaving { .. } => false,
         };
         if asks {
-            self.stand = Stand::Asked { urgent };
-            self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent });
+            self.asks += 1;
+            let number = self.asks;
+            self.stand = Stand::Asked { urgent, number };
+            self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
             self.changed();
         }
         false
@@ -133,7 +137,7 @@ impl Model {
         let listener = Box::new(move |word| {
             // Fails only when the task has ended.
             drop(outbox.send(Message::Control(match word {
-                Word::Load(places) => Control::Load(places),
+                Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
             })));
         });
@@ -145,10 +149,9 @@ impl Model {
         self.tell_loading(Told::Is(Box::new(self.loading_spec())));
     }
 
-    /// There is room.
-    pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>) {
-        if !matches!(self.stand, Stand::Asked { .. }) {
-            // It does not want any more, and has said so.
+    /// There is room, for whom asked with this number: an earlier one has given up since, and has said so.
+    pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
+        if !matches!(self.stand, Stand::Asked { number, .. } if number == asked) {
             return;
         }
         self.stand = Stand::In { places, told: false };
@@ -168,8 +171,14 @@ impl Model {
         self.tell(None, EventKind::MakesRoom { wanted });
         self.give_up_replacements("the model makes room for another one");
         self.wanted = false;
-        self.stand = Stand::Leaving;
+        self.stand = Stand::Leaving { for_another: true };
         self.all_down();
+    }
+
+    /// It drains for another model: what runs is not cut for that, however long it takes.
+    pub(super) fn may_take_its_time(&self, id: UnitId) -> bool {
+        let crashed = self.live(id).is_none_or(|live| live.crashed.is_some() || live.hurried);
+        self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed
     }
 
     /// The GPUs of a replica, if they are chosen by us.
@@ -186,12 +195,13 @@ impl Model {
             return;
         }
         let mut held = Amounts::none();
-        let mut leaks = false;
+        let (mut leaks, mut gpus_unknown) = (false, false);
         for live in self.lives() {
             if !live.memory.is_known() {
                 return;
             }
             leaks |= live.memory.leaks();
+            gpus_unknown |= !live.memory.knows_vram();
             held.host += live.memory.charged(MemoryKind::Host).unwrap_or(0);
             for vram in &live.memory.vram {
                 let index = usize::try_from(vram.gpu.0).unwrap_or(0);
@@ -199,7 +209,7 @@ impl Model {
                 held.gpus[index] += vram.bytes;
             }
         }
-        self.tell_loading(Told::Read(Reading { held, leaks }));
+        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown }));
     }
 
     /// A start found too little memory.

@@ -82,8 +82,8 @@ pub(crate) enum Control {
     Reclaim(oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
-    /// There is room: each process on these GPUs.
-    Load(Vec<Vec<usize>>),
+    /// There is room: each process on these GPUs. The number is that with which it had asked.
+    Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(ModelName),
     /// So much is known of a binary now.

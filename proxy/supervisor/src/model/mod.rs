@@ -89,7 +89,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::cooldown::Cooldown;
-use warden_policies::lifecycle::{Event, Timer};
+use warden_policies::lifecycle::{Effect, Event, Timer};
 use warden_policies::loading::Who;
 use warden_policies::replacement_cost::Lulls;
 
@@ -131,6 +131,8 @@ pub(crate) struct Model {
     wanted: bool,
     /// Whether it may have processes.
     stand: Stand,
+    /// How often it has asked whether it may.
+    asks: u64,
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
@@ -194,6 +196,7 @@ impl Model {
             units: Vec::new(),
             next_unit: 0,
             stand: Stand::Out,
+            asks: 0,
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
@@ -293,6 +296,8 @@ impl Model {
                 }
                 if timer == Timer::Drain && self.may_drain_on(id) {
                     self.drain_later(id);
+                } else if timer == Timer::Drain && self.may_take_its_time(id) {
+                    self.carry_out(id, Effect::Arm(timer));
                 } else if Self::starts(timer) {
                     self.revive(id, Event::Timer(timer));
                 } else {

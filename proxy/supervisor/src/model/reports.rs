@@ -207,7 +207,7 @@ impl Model {
                 _ => Cause::MayPass,
             };
             self.crashes += 1;
-            if never_ready {
+            if never_ready && cause != Cause::Crowded {
                 self.tell_short(failure.kind);
             }
             if let Some(unit) = self.unit_mut(id) {

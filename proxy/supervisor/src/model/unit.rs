@@ -90,6 +90,10 @@ impl Unit {
     /// Whether waiting for the next start is pointless enough to tell the callers. Not while a process is a trial: then they
     /// wait for how it ends. Never after the end of a process that had served: the next start is not far.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
+        // Its pause is over, and whoever waits now makes room for the next start.
+        if self.held.is_some() {
+            return false;
+        }
         match self.phase() {
             Phase::Failed => true,
             Phase::Backoff => self.start_failures > 0 && self.start_failures >= failures_told,

@@ -168,6 +168,13 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         );
         Problem::new(place.clone(), message).hint("leave it out")
     }));
+    resolver.warnings.extend(loaded.left_out.iter().map(|name| {
+        let place = loaded.place(&["models".to_owned(), name.clone()]);
+        let message = format!(
+            "model `{name}` names no file, and the folders of models have none of that name: it is left out"
+        );
+        Problem::new(place, message).hint("it comes when its file does; or name one with `model`")
+    }));
     let admin_address = resolver.admin_address();
     let access_log = resolver.file(&settings.log.access);
     let admin_socket = settings

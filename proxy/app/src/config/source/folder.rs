@@ -3,6 +3,7 @@
 //! A file's settings lie beneath those of the configuration, so that `[models."name"]` adds to them or takes their place.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use warden_builder::gguf::Facts;
@@ -29,42 +30,71 @@ pub(in crate::config) struct Found {
 }
 
 /// All model files, with what tells their versions apart: where this differs, models have come or gone.
-pub(crate) fn files(dirs: &[PathBuf]) -> BTreeMap<PathBuf, Stamp> {
+///
+/// # Errors
+/// A folder cannot be read: which models are in it is not known then, and none of them is gone for that.
+pub(crate) fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io::Error)> {
     let mut found = BTreeMap::new();
     for dir in dirs {
-        walk(dir, DEPTH, &mut found);
+        walk(dir, DEPTH, &mut found)?;
     }
-    found
+    Ok(found)
 }
 
-fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) {
-    // A folder that is gone, or not ours to read, has no models; it may have some later.
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.filter_map(Result::ok) {
+fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Result<(), (PathBuf, io::Error)> {
+    let failed = |error| (dir.to_owned(), error);
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // A folder in a folder may go at any time, and may be somebody else's.
+        Err(error)
+            if depth < DEPTH
+                && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
+        {
+            return Ok(());
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
         let path = entry.path();
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         match entry.file_type() {
             // Links to folders may lead in circles, those to files are how a hub's cache names them.
-            Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk(&path, depth - 1, found),
+            Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
                 found.extend(model_files::stamp(&path).map(|stamp| (path, stamp)));
             }
             _ => {}
         }
     }
+    Ok(())
 }
 
+/// By its name, which has to be text: it becomes a model's.
 fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    path.to_str().is_some()
+        && !stem(path).is_empty()
+        && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The models in these folders, by name. What is no model, or not whole yet, is passed over.
-pub(in crate::config) fn scan(dirs: &[PathBuf], memory: u64) -> Vec<Found> {
+/// The models in these folders, by name. What is no model, or not whole yet, is passed over, and so is what has a name that others
+/// `taken` have.
+///
+/// # Errors
+/// As of [`files`].
+pub(in crate::config) fn scan(
+    dirs: &[PathBuf],
+    memory: u64,
+    taken: &[String],
+) -> Result<Vec<Found>, (PathBuf, io::Error)> {
+    if dirs.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut models: Vec<(PathBuf, PathBuf, std::sync::Arc<Facts>)> = Vec::new();
     let mut projectors: Vec<PathBuf> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for dir in dirs {
-        for file in files(std::slice::from_ref(dir)).into_keys() {
+        for file in files(std::slice::from_ref(dir))?.into_keys() {
             let real = file.canonicalize().unwrap_or_else(|_| file.clone());
             if seen.contains(&real) || part(&file).is_some_and(|(_, number)| number > 1) {
                 continue;
@@ -85,13 +115,15 @@ pub(in crate::config) fn scan(dirs: &[PathBuf], memory: u64) -> Vec<Found> {
     for (dir, file, facts) in &models {
         let short = stem(file);
         let long = file.strip_prefix(dir).unwrap_or(file).with_extension("").display().to_string();
-        let name = if found.contains_key(&short) { long } else { short };
+        let whole = file.with_extension("").display().to_string();
+        let free = |name: &String| !found.contains_key(name) && !taken.contains(name);
+        let Some(name) = [short, long, whole].into_iter().find(free) else { continue };
         let alone = models.iter().filter(|(_, other, _)| other.parent() == file.parent()).count() == 1;
         let projector = projector_of(file, alone, &projectors);
         let context = context(facts, projector.as_deref(), &room);
-        found.entry(name.clone()).or_insert(Found { name, file: file.clone(), projector, context });
+        drop(found.insert(name.clone(), Found { name, file: file.clone(), projector, context }));
     }
-    found.into_values().collect()
+    Ok(found.into_values().collect())
 }
 
 fn room(memory: u64) -> Room {
@@ -213,10 +245,11 @@ mod tests {
         std::os::unix::fs::symlink(at("blob"), at("hub/models--a--b/snapshots/1/f.gguf")).unwrap();
         std::os::unix::fs::symlink(dir.path(), at("hub/circle")).unwrap();
         std::os::unix::fs::symlink(at("nowhere"), at("gone.gguf")).unwrap();
-        let found = files(&[dir.path().to_owned(), at("not-there")]);
+        assert!(files(&[dir.path().to_owned(), at("not-there")]).is_err(), "nobody knows what is in it");
+        let found = files(&[dir.path().to_owned()]).unwrap();
         let names: Vec<String> =
             found.keys().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
         assert_eq!(names, ["B.GGUF", "a.gguf", "f.gguf"]);
-        assert_eq!(scan(&[dir.path().to_owned()], 1 << 30), [], "none of them is a model");
+        assert_eq!(scan(&[dir.path().to_owned()], 1 << 30, &[]).unwrap(), [], "none of them is a model");
     }
 }

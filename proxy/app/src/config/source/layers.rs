@@ -130,6 +130,8 @@ pub(crate) struct Loaded {
     pub(crate) internal: Vec<(String, Place)>,
     /// Folders of models.
     pub(crate) folders: Vec<PathBuf>,
+    /// Models without a file, where folders say which there are.
+    pub(crate) left_out: Vec<String>,
     layers: Vec<Layer>,
 }
 
@@ -206,10 +208,21 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
         return Err(Problems(problems));
     }
     let dirs = folders(&layers, sources.file.as_deref())?;
-    for (index, found) in folder::scan(&dirs, sources.memory).into_iter().enumerate() {
+    let found = folder::scan(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
+        let place = written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(Place::Nowhere);
+        Problem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
+            .hint("name a folder that exists and that we may read (`paths.models`)")
+    })?;
+    for (index, found) in found.into_iter().enumerate() {
         layers.insert(1 + index, found_layer(found));
     }
-    Ok(Loaded { internal, folders: dirs, ..merge(layers, sources.file)? })
+    let mut loaded = merge(layers, sources.file)?;
+    if !dirs.is_empty() {
+        let (models, left_out) = loaded.models.into_iter().partition(|(_, model, _)| has_model(model));
+        loaded.models = models;
+        loaded.left_out = left_out.into_iter().map(|(name, ..)| name).collect();
+    }
+    Ok(Loaded { internal, folders: dirs, ..loaded })
 }
 
 /// The folders of models, absolute: those in the file are relative to it.
@@ -222,6 +235,39 @@ fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Proble
     };
     let base = file.and_then(Path::parent).unwrap_or_else(|| Path::new(""));
     Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
+}
+
+/// Whether anything says which model it is.
+fn has_model(model: &Model) -> bool {
+    let says = |word: &String| {
+        matches!(
+            word.as_str(),
+            "-m" | "--model" | "-hf" | "-hfr" | "--hf-repo" | "-mu" | "--model-url" | "-dr" | "--docker-repo"
+        ) || word.starts_with("--models")
+    };
+    model.model.is_some()
+        || model.args.iter().any(says)
+        || model
+            .env
+            .keys()
+            .any(|name| name.starts_with("LLAMA_ARG_MODEL") || name.starts_with("LLAMA_ARG_HF"))
+}
+
+/// Names that configured models have beside their own.
+fn aliases(layers: &[Layer]) -> Vec<String> {
+    let tables = layers.iter().filter_map(|layer| match &layer.tree.entry("models")?.value.kind {
+        Kind::Table(entries) => Some(entries),
+        _ => None,
+    });
+    let lists = tables.flatten().filter_map(|model| match &model.value.entry("aliases")?.value.kind {
+        Kind::List(items) => Some(items),
+        _ => None,
+    });
+    let texts = lists.flatten().filter_map(|item| match &item.kind {
+        Kind::Text(text) | Kind::Raw(text) => Some(text.clone()),
+        _ => None,
+    });
+    texts.collect()
 }
 
 /// What a file of a folder sets.
@@ -270,8 +316,8 @@ fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> 
         let table = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
         models.push((name, model, table));
     }
-    let (internal, folders) = (Vec::new(), Vec::new());
-    Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, layers })
+    let (internal, folders, left_out) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
 }
 
 fn names_in_order(layers: &[Layer]) -> Vec<String> {

@@ -19,10 +19,15 @@ use crate::process::{FreeMemory, TotalMemory, World};
 use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
 
+/// Where somebody wants to be loaded for whom nobody waits.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
 /// A model.
 struct Member {
     leases: Arc<Leases>,
     listener: Listener,
+    /// With which number it has asked last.
+    asked: u64,
 }
 
 /// The task.
@@ -35,6 +40,8 @@ pub(crate) struct Loader {
     loading: Loading,
     /// Those of whom it was told that they wait.
     waits_told: BTreeSet<Who>,
+    /// What the machine has.
+    total: TotalMemory,
     /// Drivers and the kernel have this long to answer.
     limit: Duration,
     epoch: Instant,
@@ -50,14 +57,22 @@ impl Loader {
     ) -> Self {
         let loading = Loading::new(lock(&desk.rules).numbers.clone());
         let (members, waits_told, epoch) = (BTreeMap::new(), BTreeSet::new(), Instant::now());
-        Self { world, journal, desk, inbox, members, loading, waits_told, limit, epoch }
+        let total = TotalMemory::default();
+        Self { world, journal, desk, inbox, members, loading, waits_told, total, limit, epoch }
     }
 
     /// Runs until everything ends.
     pub(crate) async fn run(mut self, end: CancellationToken) {
         loop {
             let numbers = lock(&self.desk.rules).numbers.clone();
-            let pause = if self.loading.is_moving() { numbers.look } else { numbers.noted };
+            let members = &self.members;
+            let seen = |who: &Who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen());
+            let hurried = self.loading.is_hurried(seen);
+            let pause = match (hurried, self.loading.is_moving()) {
+                (true, _) => numbers.look,
+                (false, true) => IDLE_LOOK,
+                (false, false) => numbers.noted,
+            };
             self.loading.set_numbers(numbers);
             tokio::select! {
                 () = end.cancelled() => return,
@@ -81,9 +96,12 @@ impl Loader {
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {
             Told::Joins { leases, listener } => {
-                self.members.insert(who, Member { leases, listener });
+                self.members.insert(who, Member { leases, listener, asked: 0 });
             }
-            Told::Wants { spec, urgent } => {
+            Told::Wants { spec, urgent, number } => {
+                if let Some(member) = self.members.get_mut(&who) {
+                    member.asked = number;
+                }
                 loading.set(&who, *spec);
                 loading.wants(&who, urgent);
             }
@@ -91,7 +109,7 @@ impl Loader {
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
-            Told::Short => loading.short(&who),
+            Told::Short => loading.short(&who, now),
             Told::Gone => {
                 loading.gone(&who);
                 self.waits_told.remove(&who);
@@ -112,7 +130,12 @@ impl Loader {
             self.loading.note(now, |who| seen(who).asked);
             return;
         }
-        let total = self.world.total(self.limit).await;
+        let now_there = self.world.total(self.limit).await;
+        // A driver that does not answer for a moment has taken no GPU away.
+        if now_there.gpus.len() >= self.total.gpus.len() {
+            self.total = now_there;
+        }
+        let total = self.total.clone();
         let free = self.world.free(self.limit).await;
         let capacity = capacity(&total, &lock(&self.desk.rules));
         let free = amounts(&free, &capacity);
@@ -121,7 +144,8 @@ impl Loader {
             let (who, word) = match order {
                 Order::Load { model, places } => {
                     self.waits_told.remove(&model);
-                    (model, Word::Load(places))
+                    let asked = members.get(&model).map_or(0, |member| member.asked);
+                    (model, Word::Load(places, asked))
                 }
                 Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
             };

@@ -25,8 +25,8 @@ use crate::sync::lock;
 pub(crate) enum Told {
     /// It is there, and is told what it may do.
     Joins { leases: Arc<Leases>, listener: Listener },
-    /// It wants to be loaded. `urgent`: others leave for it even if nobody waits.
-    Wants { spec: Box<Spec>, urgent: bool },
+    /// It wants to be loaded. `urgent`: others leave for it even if nobody waits. `number`: how often it has asked.
+    Wants { spec: Box<Spec>, urgent: bool, number: u64 },
     /// Other settings.
     Is(Box<Spec>),
     /// All its processes serve.
@@ -46,8 +46,8 @@ pub(crate) enum Told {
 /// What a model is told.
 #[derive(Debug)]
 pub(crate) enum Word {
-    /// There is room: each process on these GPUs.
-    Load(Vec<Vec<usize>>),
+    /// There is room: each process on these GPUs. The number is that with which it had asked.
+    Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(Who),
 }
