@@ -95,7 +95,10 @@ impl Model {
             Stand::In { .. } | Stand::Leaving { .. } => false,
         };
         if asks {
-            self.asks += 1;
+            // One that only presses asks for the same: the answer may be on its way.
+            if self.stand == Stand::Out {
+                self.asks += 1;
+            }
             let number = self.asks;
             self.stand = Stand::Asked { urgent, number };
             self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
