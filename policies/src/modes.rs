@@ -38,6 +38,19 @@ pub enum OnDeath {
     Error,
 }
 
+/// What the client of a stream gets while its model loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhileLoading {
+    /// The head of the answer, and comments, which clients skip and proxies take for a sign of life.
+    #[default]
+    Comment,
+    /// In chats how far the load is, as text of reasoning; elsewhere comments.
+    Reasoning,
+    /// Nothing before the model's own answer.
+    Off,
+}
+
 /// Whether what conversations will need next goes along when a process is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

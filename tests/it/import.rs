@@ -13,8 +13,7 @@ models:
 #[tokio::test]
 async fn a_configuration_of_llama_swap_becomes_one_that_is_checked_and_never_over_another_file() -> Outcome {
     let home = Home::new()?;
-    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", "small.gguf"], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
+    home.sample_model("small.gguf").await?;
     let model = home.path().join("small.gguf");
     home.file("swap.yaml", SWAP.replace("MODEL", &model.display().to_string()))?;
     let import = ["import", "swap.yaml", "-o", "warden.toml"];

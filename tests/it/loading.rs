@@ -7,21 +7,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, Warden, chat};
-use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, binaries, wait_until};
+use warden_rig::{FakeGpu, FakeNvml, Outcome, binaries, wait_until};
 
 /// Turns that do not take longer than the test.
 const QUICK: &str = "internal.loading.turn_least = \"100ms\"\ninternal.loading.noted = \"100ms\"\n\
                      sensors.interval = \"100ms\"\ninternal.sensors.gpu_age = \"1ms\"";
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
-
-/// A sample model in the place of the empty file that a fake is content with.
-async fn real_model(home: &Home) -> Outcome {
-    std::fs::remove_file(home.path().join("model.gguf"))?;
-    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
-    Ok(())
-}
 
 /// Requests for all models in turn, so that who is asked is rarely there.
 fn mixed(count: usize) -> Vec<Value> {
@@ -37,7 +29,7 @@ async fn events(warden: &Warden, what: &str) -> Result<usize, warden_rig::Troubl
 async fn five_models_share_a_gpu_that_holds_two() -> Outcome {
     const MIB: u64 = 1 << 20;
     let mut setup = Setup::new()?.top(QUICK);
-    real_model(&setup.home).await?;
+    setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     let gpu = |pids: &[u32]| FakeGpu {
         total: 2048 * MIB,
@@ -104,7 +96,7 @@ async fn no_more_are_loaded_than_may_be_and_those_of_a_group_never_meet() -> Out
 #[tokio::test]
 async fn what_cannot_be_is_told_before_the_start_with_numbers() -> Outcome {
     let mut setup = Setup::new()?;
-    real_model(&setup.home).await?;
+    setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     nvml.say(&[FakeGpu { total: 1 << 30, ..FakeGpu::default() }])?;
     let setup = setup
@@ -133,27 +125,78 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
         .fake("other", &json!({}), "preload = false\nqueue.wait = \"60s\"\n")?;
     let mut warden = setup.start().await?;
     let kept = warden.until_ready(1).await?;
-    let http = warden.http.clone();
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(async move { http.post(CHAT, &chat("x", "other", "hi", 2, false)).await });
-    wait_until("it waits for room, and it is told", SOON, async || {
-        warden.waiting("other").await.is_ok_and(|waiting| waiting == 1)
-            && events(&warden, "waits for room").await.is_ok_and(|count| count == 1)
-    })
-    .await?;
+    // Who would wait for ever is told so, and by whom it is held.
+    let refused = warden.http.post(CHAT, &chat("x", "other", "hi", 2, false)).await?;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(
+        refused.text().contains("`loading.max_loaded`), and as many never leave (`pin`): `kept`"),
+        "{refused:?}"
+    );
+    assert_eq!(refused.headers.get("retry-after"), None);
+    assert_eq!(events(&warden, "waits for room").await?, 1);
     assert_eq!(warden.backends(), kept);
     let config = warden.setup.config().replace("pin = true", "pin = false");
     warden.reload(&config)?;
-    let Some(answer) = tasks.join_next().await else { panic!("nobody has asked") };
-    assert!(answer??.answer()?.is_whole());
+    wait_until("it is served, once the pin is gone", SOON, async || {
+        let asked = warden.http.post(CHAT, &chat("x", "other", "hi", 2, false)).await;
+        asked.is_ok_and(|whole| whole.answer().is_ok_and(|answer| answer.is_whole()))
+    })
+    .await?;
     assert_eq!(warden.backends().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_is_kept_alive_while_its_model_loads() -> Outcome {
+    let setup = Setup::new()?
+        .top("internal.upstream.comment_interval = \"50ms\"")
+        .fake("slow", &json!({"load_ms": 700}), "preload = false\n")?
+        .fake("silent", &json!({"load_ms": 300}), "preload = false\nloading = \"off\"\n")?;
+    let warden = setup.start().await?;
+    for stream in [true, false] {
+        let whole = warden.http.post(CHAT, &chat("x", "slow", "hi", 3, stream)).await?;
+        assert_eq!(whole.status, 200, "{whole:?}");
+        assert_eq!(whole.text().contains(": the model is being loaded"), stream, "{}", whole.text());
+        assert!(whole.answer()?.is_whole(), "{whole:?}");
+        assert!(warden.cli(&["drain", "slow"]).await?.code == 0);
+    }
+    let whole = warden.http.post(CHAT, &chat("x", "silent", "hi", 3, true)).await?;
+    assert!(whole.answer()?.is_whole() && !whole.text().contains(": the model"), "{whole:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_cannot_be_served_in_time_is_told_when_to_come_back_and_is_expected_then() -> Outcome {
+    let more = "preload = false\nqueue.depth = 5\nqueue.wait = \"60s\"\n";
+    let setup = Setup::new()?.fake("slow", &json!({"load_ms": 2000}), more)?;
+    let mut warden = setup.start().await?;
+    let ask = async |warden: &Warden| warden.http.post(CHAT, &chat("x", "slow", "hi", 2, false)).await;
+    assert!(ask(&warden).await?.answer()?.is_whole(), "nothing is known of its load");
+    let config = warden.setup.config().replace("60s", "1s").replace("depth = 5", "depth = 6");
+    warden.reload(&config)?;
+    wait_until("the queue is shorter", SOON, async || {
+        warden.status("slow").await.is_ok_and(|status| status["queue_depth"] == 6)
+    })
+    .await?;
+    assert!(warden.cli(&["drain", "slow"]).await?.code == 0);
+    let refused = ask(&warden).await?;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let told: Value = serde_json::from_str(&refused.text())?;
+    let left = told["error"]["details"]["loads_in_s"].as_u64();
+    assert!(left.is_some_and(|left| (2..=10).contains(&left)), "{told}");
+    assert_eq!(refused.headers["retry-after"].to_str()?, left.unwrap_or_default().to_string());
+    wait_until("it is loaded for who was told to come back", SOON, async || {
+        warden.state("slow").await.is_ok_and(|state| state == "loaded")
+    })
+    .await?;
+    assert!(ask(&warden).await?.answer()?.is_whole());
     Ok(())
 }
 
 #[tokio::test]
 async fn an_access_log_is_played_under_other_rules() -> Outcome {
     let setup = Setup::new()?.top("log.format = \"json\"\nlog.access = \"access.log\"");
-    real_model(&setup.home).await?;
+    setup.home.sample_model("model.gguf").await?;
     let setup = setup.fake("a", &json!({}), "")?.fake("b", &json!({}), "")?;
     let warden = setup.start().await?;
     warden.until_ready(2).await?;
@@ -186,20 +229,13 @@ async fn an_access_log_is_played_under_other_rules() -> Outcome {
     Ok(())
 }
 
-/// A sample model at a path in a home.
-async fn sample(home: &Home, path: &str) -> Outcome {
-    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", path], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
-    Ok(())
-}
-
 #[tokio::test]
 async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
     let setup = Setup::new()?;
     let home = &setup.home;
     std::fs::create_dir_all(home.path().join("models/sub"))?;
     for path in ["models/first.gguf", "models/sub/second.gguf"] {
-        sample(home, path).await?;
+        home.sample_model(path).await?;
     }
     home.file("models/no-model.gguf", "this is none")?;
     let folder = home.path().join("models").display().to_string();

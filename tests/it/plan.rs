@@ -12,8 +12,7 @@ async fn home() -> Result<Home, Trouble> {
         [("small", "\"-c\", \"2048\", \"-np\", \"1\""), ("long", "\"-c\", \"65536\", \"-np\", \"2\"")]
     {
         let file = format!("{name}.gguf");
-        let ran = home.warden(&["sample-model", "--arch", "llama", "-o", &file], SOON).await?;
-        assert_eq!(ran.code, 0, "{ran:?}");
+        home.sample_model(&file).await?;
         let path = home.path().join(file);
         models.push(format!(
             "[models.{name}]\nbinary = '/bin/true'\nmodel = '{}'\nargs = [{flags}]\n",
@@ -22,14 +21,6 @@ async fn home() -> Result<Home, Trouble> {
     }
     home.file("warden.toml", models.concat())?;
     Ok(home)
-}
-
-/// A sample model in the place of the empty file that a fake is content with.
-async fn real_model(home: &Home) -> Outcome {
-    std::fs::remove_file(home.path().join("model.gguf"))?;
-    let ran = home.warden(&["sample-model", "--arch", "llama", "-o", "model.gguf"], SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
-    Ok(())
 }
 
 async fn plan(home: &Home, more: &[&str]) -> Result<String, Trouble> {
@@ -122,7 +113,7 @@ async fn each_replica_needs_a_place_of_its_own() -> Outcome {
 async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     const TAKEN: u64 = 96;
     let setup = Setup::new()?.top("sensors.interval = \"20ms\"");
-    real_model(&setup.home).await?;
+    setup.home.sample_model("model.gguf").await?;
     let warden = setup.fake("m", &json!({ "base_mib": TAKEN }), "").map(Setup::start)?.await?;
     warden.until_ready(1).await?;
     let kept = warden.home().path().join("state/llama-warden/growth.json");
@@ -149,7 +140,7 @@ async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
 async fn vram_that_was_measured_counts_and_what_was_estimated_does_not() -> Outcome {
     const GIB: u64 = 1 << 30;
     let mut setup = Setup::new()?.top("sensors.interval = \"20ms\"\ninternal.sensors.gpu_age = \"1ms\"");
-    real_model(&setup.home).await?;
+    setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     let used = |processes: Vec<(u32, u64)>, used: u64| FakeGpu {
         total: 80 * GIB,

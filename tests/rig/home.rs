@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::warden::SOON;
 use crate::{Context as _, Trouble, binaries};
 
 /// What may come in from outside: where programs and compilers are found.
@@ -43,6 +44,16 @@ impl Ran {
 }
 
 impl Home {
+    /// A small model at a path below the home, in the place of whatever is there.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub async fn sample_model(&self, path: &str) -> Result<(), Trouble> {
+        drop(std::fs::remove_file(self.path().join(path)));
+        let ran = self.warden(["sample-model", "--arch", "llama", "-o", path], SOON).await?;
+        if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("no sample model: {ran:?}"))) }
+    }
+
     /// A new one. The path is short, because Unix sockets in it must stay under 108 bytes.
     ///
     /// # Errors

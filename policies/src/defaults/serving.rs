@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
 use crate::hosts::Names;
-use crate::modes::{Cancel, OnDeath, Replace, Socket, Warm};
+use crate::modes::{Cancel, OnDeath, Replace, Socket, Warm, WhileLoading};
 use crate::origins::Origins;
 use crate::units::ByteSize;
 
@@ -173,6 +173,10 @@ section!(
         /// executes it once more, or computes the rest of its stream (docs/continuation.md), `error` answers 502 or ends the
         /// stream with an error. Only for requests that change nothing in the server.
         pub on_death: OnDeath where Takes::OneOf(&["continue", "error"]),
+        /// What the client of a stream gets while the model is not loaded, after some seconds: `comment` begins the answer and keeps it alive
+        /// by comments, `reasoning` shows in chats how far the load is, as text of reasoning, `off` sends nothing before the model answers
+        /// (docs/models.md).
+        pub loading: WhileLoading where Takes::OneOf(&["comment", "reasoning", "off"]),
         /// What goes along when a process is replaced as planned: with `auto` the slots of the latest conversations, by file or by
         /// evaluating their prompts again, so that their next turn need not (docs/warm.md); `off` keeps nothing of any request. A
         /// change takes effect for processes that start after it.
@@ -246,8 +250,10 @@ section!(
         pub replay_bytes: ByteSize,
         /// Bytes of an incomplete event of a stream that are held until the event is complete.
         event_bytes: ByteSize,
-        /// A stream whose server died gets a comment this often, while it waits for the next one.
+        /// A stream whose server died, or whose model is loaded, gets a comment this often, while it waits.
         comment_interval: Duration = "duration" where Takes::AtLeast("1ms"),
+        /// So does a chat whose model is loaded, where that is shown as reasoning (`loading = "reasoning"`).
+        reasoning_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Bytes of the text of a streamed answer that are kept, so that another server can go on with it if its own dies.
         continue_bytes: ByteSize,
         /// Bytes of one answer that is put together from a stream.

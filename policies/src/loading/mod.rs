@@ -25,12 +25,24 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::demand::Demand;
-pub use self::room::Amounts;
-use crate::ModelName;
+pub use self::room::{Amounts, Never};
 use crate::book::Needs;
+use crate::{ModelName, units};
 
 /// The numbers. Reasons: `defaults.toml`, section `[loading]`.
 pub type Numbers = crate::defaults::Loading;
+
+impl Numbers {
+    /// What models may have of a host with so many bytes.
+    pub fn left_of_host(&self, bytes: u64) -> u64 {
+        units::scale(bytes, 1.0 - self.host_kept)
+    }
+
+    /// What they may have of a GPU with so many.
+    pub fn left_of_gpu(&self, bytes: u64) -> u64 {
+        units::scale(bytes, 1.0 - self.gpu_kept)
+    }
+}
 
 /// A model. One that was removed and has come again with the same name is another one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

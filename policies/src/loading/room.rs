@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Loading, Model, Place, State, Who, Wish};
 use crate::book::{self, Machine, Needs, Wanted};
-use crate::units;
+use crate::sample::{GpuIndex, MemoryKind};
+use crate::{ModelName, units};
 
 /// Bytes of the host and of each GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,27 @@ impl Amounts {
     /// Of the host as much as anybody wants, and no GPU.
     pub const fn everything() -> Self {
         Self { host: u64::MAX, gpus: Vec::new() }
+    }
+
+    /// Bytes of one memory.
+    pub fn of(&self, memory: MemoryKind) -> u64 {
+        match memory {
+            MemoryKind::Host => self.host,
+            MemoryKind::Vram(gpu) => self.gpus.get(index(gpu)).copied().unwrap_or(0),
+        }
+    }
+
+    /// So many more bytes of one memory.
+    pub fn add(&mut self, memory: MemoryKind, bytes: u64) {
+        let of = match memory {
+            MemoryKind::Host => &mut self.host,
+            MemoryKind::Vram(gpu) => {
+                let index = index(gpu);
+                self.gpus.resize(self.gpus.len().max(index + 1), 0);
+                &mut self.gpus[index]
+            }
+        };
+        *of = of.saturating_add(bytes);
     }
 
     fn both(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Self {
@@ -50,6 +72,34 @@ impl Amounts {
     fn min(&self, other: &Self) -> Self {
         self.both(other, u64::min)
     }
+}
+
+/// Where a GPU stands in a list of all.
+fn index(gpu: GpuIndex) -> usize {
+    usize::try_from(gpu.0).unwrap_or(usize::MAX)
+}
+
+/// Why a model is never loaded while those that are pinned are what they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Never {
+    /// These are loaded, never leave, and exclude it.
+    Excluded(Vec<ModelName>),
+    /// As many as may be loaded never leave.
+    Count {
+        /// Who.
+        pinned: Vec<ModelName>,
+        /// `loading.max_loaded`.
+        most: u32,
+    },
+    /// These never leave, and leave too little.
+    Room {
+        /// Bytes that it needs.
+        needed: Amounts,
+        /// Bytes that they leave.
+        left: Amounts,
+        /// Who.
+        pinned: Vec<ModelName>,
+    },
 }
 
 /// What is left now, and when those who leave are gone.
@@ -149,6 +199,23 @@ impl Loading {
     }
 }
 
+impl Loading {
+    /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
+    /// it needs, or exclude it.
+    pub(super) fn is_hopeless(&self, name: &Who) -> bool {
+        let unpinned = self.unpinned();
+        let leave: Vec<&Who> = unpinned.iter().collect();
+        let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None };
+        matches!(self.place(&wish, &leave), Place::Nowhere)
+    }
+
+    /// What those that never leave have not been promised.
+    fn left_by_pinned(&self) -> Amounts {
+        let unpinned = self.unpinned();
+        Ledger::of(&self.models, &self.capacity, None, &unpinned.iter().collect::<Vec<_>>()).soon
+    }
+}
+
 /// Whether a model may be loaded beside those that are, whatever memory there is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Company {
@@ -198,6 +265,37 @@ impl Loading {
     /// What nobody was promised.
     pub(super) fn left(&self) -> Amounts {
         Ledger::of(&self.models, &self.capacity, None, &[]).now
+    }
+
+    /// Those that wait for what never comes, and why.
+    pub fn hopeless(&self) -> Vec<(Who, Never)> {
+        let waits = |model: &Model| matches!(model.state, State::Wants { .. });
+        let waiting = self.models.iter().filter(|(_, model)| waits(model));
+        let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who));
+        hopeless.map(|(who, model)| (who.clone(), self.never(who, model))).collect()
+    }
+
+    fn never(&self, who: &Who, model: &Model) -> Never {
+        let pinned = || self.models.iter().filter(|(_, other)| other.spec.pin && other.is_there());
+        let is_rival = |other: &&Who| {
+            let of_other = self.models.get(*other).map(|other| &other.spec.never_with);
+            model.spec.never_with.contains(&other.name)
+                || of_other.is_some_and(|never| never.contains(&who.name))
+        };
+        let rivals: Vec<ModelName> =
+            pinned().map(|(other, _)| other).filter(is_rival).map(|other| other.name.clone()).collect();
+        if !rivals.is_empty() {
+            return Never::Excluded(rivals);
+        }
+        let pinned: Vec<ModelName> = pinned().map(|(other, _)| other.name.clone()).collect();
+        match (self.numbers.max_loaded, needed(model)) {
+            (most, _) if most > 0 && pinned.len() >= usize::try_from(most).unwrap_or(usize::MAX) => {
+                Never::Count { pinned, most }
+            }
+            (_, needed) => {
+                Never::Room { needed: needed.unwrap_or_default(), left: self.left_by_pinned(), pinned }
+            }
+        }
     }
 }
 

@@ -103,6 +103,27 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
     load(&mut all, &["a", "b"]);
     all.wants(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
+    let needed = Amounts { host: 0, ..gpus(&[20]) };
+    let why = Never::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
+    assert_eq!(all.hopeless(), [(name("c"), why)]);
+}
+
+#[test]
+fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
+    let pinned = || Spec { pin: true, ..model(10) };
+    let rival = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let mut all = loading(&[40], &[("a", pinned()), ("b", model(20)), ("c", model(20)), ("rival", rival)]);
+    load(&mut all, &["a", "b"]);
+    for wish in ["c", "rival"] {
+        all.wants(&name(wish), true);
+    }
+    assert_eq!(all.hopeless(), [(name("rival"), Never::Excluded(vec![ModelName::new("a")]))]);
+    all.numbers.max_loaded = 1;
+    let count = Never::Count { pinned: vec![ModelName::new("a")], most: 1 };
+    assert_eq!(all.hopeless()[0], (name("c"), count), "b leaves, and a does not");
+    // An operator drains it.
+    all.leaves(&name("a"));
+    assert_eq!(all.hopeless(), []);
 }
 
 #[test]

@@ -165,6 +165,14 @@ pub enum Denied {
     /// The caller waited as long as it may.
     #[error("no backend was free within {:.1} s", waited.as_secs_f64())]
     Deadline { waited: Duration },
+    /// The caller would wait longer than it may.
+    #[error(
+        "it is loaded in {} s at the earliest, and a request waits for {} s at most (`queue.wait`); send again then", left.as_secs_f64().ceil(), wait.as_secs()
+    )]
+    TooSlow { left: Duration, wait: Duration },
+    /// It is never loaded beside models that never leave.
+    #[error("it cannot be loaded: {0}")]
+    NeverLoaded(String),
     /// The backend cannot be started at the moment; it is tried again after the given time.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(Failure, Option<Duration>),

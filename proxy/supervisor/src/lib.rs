@@ -59,6 +59,7 @@ pub use lease::Lease;
 pub use lease::admit::{Size, Weighed};
 pub use lease::outcomes::Outcome;
 pub use lease::pulse::Asked;
+pub use lease::queue::coming::Coming;
 pub use lease::queue::ward::Alone;
 pub use lease::turns::Turn;
 pub use memory::leak_history::{KnownMemory, known_memory, remember};

@@ -136,12 +136,18 @@ pub struct Watch {
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) shared: SharedBudgets,
+    pub(crate) loading: loading::Numbers,
     pub(crate) growth: GrowthPolicy,
     pub(crate) health: HealthPolicy,
 }
 
 impl From<&FleetConfig> for Common {
     fn from(config: &FleetConfig) -> Self {
-        Self { shared: config.shared, growth: config.growth.clone(), health: config.health.clone() }
+        Self {
+            shared: config.shared,
+            loading: config.loading.clone(),
+            growth: config.growth.clone(),
+            health: config.health.clone(),
+        }
     }
 }

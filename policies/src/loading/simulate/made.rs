@@ -72,6 +72,11 @@ impl Maker {
         }
     }
 
+    /// All requests of another one, so much later.
+    fn add(&mut self, other: &Self, later: Duration) {
+        self.requests.extend(other.requests.iter().map(|one| Request { at: one.at + later, ..*one }));
+    }
+
     fn trace(mut self, name: &str, gib: u64, models: Vec<Tenant>) -> Trace {
         self.requests.sort_by(|a, b| a.at.cmp(&b.at).then(a.model.cmp(&b.model)));
         Trace { name: name.to_owned(), memory: gib * GIB, models, requests: self.requests }
@@ -190,8 +195,7 @@ fn nights() -> Trace {
     }
     let mut late = Maker::new(9);
     late.chats(1.0, 600.0, &[0]);
-    let shift = Duration::from_secs(12 * 3600 + 600);
-    maker.requests.extend(late.requests.iter().map(|one| Request { at: one.at + shift, ..*one }));
+    maker.add(&late, Duration::from_secs(12 * 3600 + 600));
     maker.trace(
         "chats by day, a batch by night",
         24,
@@ -240,8 +244,7 @@ fn changing_favourites() -> Trace {
         let favourite = usize::try_from(hour % 5).unwrap_or(0);
         let mut own = Maker::new(100 + u64::from(hour));
         own.chats(1.0, 60.0, &[favourite, favourite, favourite, (favourite + 2) % 5]);
-        let shift = Duration::from_secs(u64::from(hour) * 3600);
-        maker.requests.extend(own.requests.iter().map(|one| Request { at: one.at + shift, ..*one }));
+        maker.add(&own, Duration::from_secs(u64::from(hour) * 3600));
     }
     let models = ["a", "b", "c", "d", "e"].map(|name| tenant(name, 12));
     maker.trace("favourites that change by the hour", 30, models.to_vec())

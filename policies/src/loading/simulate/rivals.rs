@@ -1,4 +1,4 @@
-//! Rules of other programs, at their best: each is told how much memory there is, none is charged for starts that fail.
+//! The rules of other programs. Each knows how much memory there is, and none of its starts fails: better than in real life.
 
 use std::time::Duration;
 

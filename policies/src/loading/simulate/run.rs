@@ -135,7 +135,7 @@ impl World<'_> {
                 ours.all.gone(&ours.names[model]);
             }
             What::Loaded(model) => {
-                // One that was told to leave while it was loading does so.
+                // A model that was unloaded while it was still loading does not serve.
                 if self.sights[model].here == Here::Loading {
                     self.sights[model].here = Here::Loaded;
                     ours.loaded(model, now, self.trace.models[model].bytes);

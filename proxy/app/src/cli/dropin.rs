@@ -6,8 +6,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use crate::config::arguments::{self, Listening};
 use crate::config::machine::Machine;
-use crate::config::resolve::arguments::{self, Listening};
 use crate::config::source::layers::FlagSetting;
 use crate::config::source::tree::{Kind, Node};
 use crate::exit::Failure;

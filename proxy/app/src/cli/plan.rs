@@ -18,7 +18,7 @@ use warden_supervisor::spec::Command;
 
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
-use crate::config::needs::{Known, left_for_models, why};
+use crate::config::needs::{Known, left_for_models, own_memory, why};
 use crate::config::resolve::{resolve, store};
 use crate::exit::Failure;
 use crate::out;
@@ -99,11 +99,7 @@ fn room(args: &PlanArgs, machine: &Machine) -> Result<Room, Failure> {
     let gpus = match args.gpus.as_deref() {
         Some("none") => Vec::new(),
         Some(sizes) => sizes.split(',').map(|size| size_of(size.trim())).collect::<Result<_, _>>()?,
-        None => {
-            let gpus = Gpus::open();
-            let own = gpus.devices().iter().filter(|gpu| !gpu.unified);
-            own.filter_map(|gpu| gpu.total).collect::<Vec<u64>>()
-        }
+        None => own_memory(&Gpus::open()),
     };
     Ok(left_for_models(host, &gpus, &defaults().loading))
 }

@@ -18,6 +18,7 @@
 //! | `schema` | which keys there are, what each takes, how that is checked, published and documented |
 //! | `resolve` | what it comes to on this machine: binaries, keys, certificates, mitigations, contradictions |
 
+pub(crate) mod arguments;
 pub(crate) mod machine;
 pub(crate) mod model_files;
 pub(crate) mod needs;

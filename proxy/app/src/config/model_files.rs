@@ -1,6 +1,6 @@
 //! What model files say, read once: a reload, a plan and a folder of models ask for the same again and again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -11,7 +11,31 @@ use warden_policies::book::{Described, Shape};
 /// Bytes, and when it was written.
 pub(crate) type Stamp = (u64, Option<SystemTime>);
 
-type Known = HashMap<PathBuf, (Stamp, Arc<Facts>)>;
+/// A model file, as far as anything here asks.
+pub(crate) struct ModelFile {
+    /// Texts by their keys, without long ones.
+    pub(crate) texts: BTreeMap<String, String>,
+    pub(crate) architecture: String,
+    pub(crate) has_tensors: bool,
+    /// For what it needs; else why that cannot be told.
+    pub(crate) shape: Result<Shape, String>,
+}
+
+impl ModelFile {
+    fn of(facts: Facts) -> Self {
+        let architecture = facts.architecture().to_owned();
+        let has_tensors = !facts.tensors.is_empty();
+        let described = Described {
+            architecture: architecture.clone(),
+            numbers: facts.numbers,
+            lengths: facts.lengths,
+            tensors: facts.tensors.into_iter().map(|tensor| (tensor.name, tensor.bytes)).collect(),
+        };
+        Self { texts: facts.texts, architecture, has_tensors, shape: Shape::of(&described) }
+    }
+}
+
+type Known = HashMap<PathBuf, (Stamp, Arc<ModelFile>)>;
 
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
@@ -25,31 +49,21 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 /// What a model file says; else why that is not known.
-pub(crate) fn facts(path: &Path) -> Result<Arc<Facts>, String> {
+pub(crate) fn read(path: &Path) -> Result<Arc<ModelFile>, String> {
     let stamp = stamp(path);
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (Some(stamp), Some((of, facts))) = (stamp, known().get(path))
+    if let (Some(stamp), Some((of, file))) = (stamp, known().get(path))
         && *of == stamp
     {
-        return Ok(Arc::clone(facts));
+        return Ok(Arc::clone(file));
     }
-    let facts = Arc::new(gguf::read(path).map_err(|error| error.to_string())?);
+    let file = Arc::new(ModelFile::of(gguf::read(path).map_err(|error| error.to_string())?));
     if let Some(stamp) = stamp {
         let mut known = known();
         if known.len() >= MOST {
             known.clear();
         }
-        known.insert(path.to_owned(), (stamp, Arc::clone(&facts)));
+        known.insert(path.to_owned(), (stamp, Arc::clone(&file)));
     }
-    Ok(facts)
-}
-
-/// Its shape, for what it needs.
-pub(crate) fn shape(facts: &Facts) -> Result<Shape, String> {
-    Shape::of(&Described {
-        architecture: facts.architecture().to_owned(),
-        numbers: facts.numbers.clone(),
-        lengths: facts.lengths.clone(),
-        tensors: facts.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.bytes)).collect(),
-    })
+    Ok(file)
 }

@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
-use warden_policies::units::scale;
-use warden_policies::{ByteSize, defaults, loading};
+use warden_policies::{ByteSize, loading};
 use warden_sensors::gpu::{Gpus, Vendor};
 use warden_supervisor::spec::{Command, FleetConfig, ModelSpec};
 use warden_supervisor::{has_gpu, known_memory};
 
 use super::machine::Machine;
-use super::model_files;
 use super::problem::{Place, Problem};
 use super::resolve::Resolved;
+use super::{arguments, model_files};
 
 /// Variables that say which GPUs a process sees.
 const SEEN: [&str; 4] =
@@ -42,8 +41,7 @@ impl Known {
         }
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();
-        let facts = model_files::facts(&directory.join(file))?;
-        let shape = model_files::shape(&facts)?;
+        let shape = model_files::read(&directory.join(file))?.shape.clone()?;
         let run = Run::of(&command.args, &env);
         let projector = run.projector.as_deref().map_or(Ok(0), |path| {
             let path = directory.join(path);
@@ -68,8 +66,7 @@ impl Known {
 
 /// The model's file, by flag or variable.
 fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
-    let at = args.iter().rposition(|word| word == "-m" || word == "--model");
-    let told = at.and_then(|at| args.get(at + 1)).or_else(|| env.get("LLAMA_ARG_MODEL"));
+    let told = arguments::model(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
     told.map(PathBuf::from).ok_or_else(|| {
         "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
     })
@@ -83,11 +80,11 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
     let on_gpus = own().next().is_some();
     let tells = own().all(|gpu| gpu.total.is_some()) && (!has_gpu() || !gpus.devices().is_empty());
     let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
-    let sees_some = |env: &BTreeMap<String, String>| SEEN.iter().any(|name| env.contains_key(*name));
+    let mut of_server = inherited.clone();
+    of_server.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     // Only of these a process can be told to see some.
     let nvidia = own().all(|gpu| gpu.vendor == Vendor::Nvidia);
-    let total: Vec<u64> = own().filter_map(|gpu| gpu.total).collect();
-    let room = left_for_models(machine.memory.0, &total, &resolved.fleet.loading);
+    let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
     let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
     for (spec, build) in models {
         let mut env = inherited.clone();
@@ -100,12 +97,10 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         if !tells && !on_cpu {
             continue;
         }
-        let seen = sees_some(&env);
-        env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
-        let inherited_args = env.clone();
-        let Ok(known) = Known::read(&spec.command, env, on_gpus && !on_cpu) else { continue };
+        let says = names_devices(&spec.command.args, &env);
+        let known = Known::read(&spec.command, of_server.clone(), on_gpus && !on_cpu);
+        let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
-        let says = seen || names_devices(&spec.command.args, &inherited_args);
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
             // On which of the GPUs it will be, if on any, its command or its environment says in words that are not ours.
             continue;
@@ -120,11 +115,16 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
     resolved.warnings.extend(misfits(&resolved.fleet, &room));
 }
 
+/// Bytes of each GPU that has memory of its own and tells how much.
+pub(crate) fn own_memory(gpus: &Gpus) -> Vec<u64> {
+    gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
+}
+
 /// What models may have of a machine with so much memory.
-pub(crate) fn left_for_models(host: u64, gpus: &[u64], numbers: &defaults::Loading) -> Room {
+pub(crate) fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> Room {
     Room {
-        host: scale(host, 1.0 - numbers.host_kept),
-        gpus: gpus.iter().map(|bytes| scale(*bytes, 1.0 - numbers.gpu_kept)).collect(),
+        host: numbers.left_of_host(host),
+        gpus: gpus.iter().map(|bytes| numbers.left_of_gpu(*bytes)).collect(),
     }
 }
 
@@ -190,11 +190,13 @@ const DEVICES: [(&[&str], &str); 4] = [
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
 ];
 
-/// Whether a command says by name on which devices it computes.
+/// Whether a command or its environment says by name on which devices it computes.
 fn names_devices(args: &[String], env: &BTreeMap<String, String>) -> bool {
-    DEVICES.iter().any(|(flags, variable)| {
-        env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
-    })
+    let sees_some = SEEN.iter().any(|name| env.contains_key(*name));
+    sees_some
+        || DEVICES.iter().any(|(flags, variable)| {
+            env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
+        })
 }
 
 #[cfg(test)]

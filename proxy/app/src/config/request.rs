@@ -124,6 +124,7 @@ impl Resolver<'_> {
         ModelRules {
             assemble: model.run.cancel == Cancel::Assemble,
             on_death: model.run.on_death,
+            loading: model.run.loading,
             request: RequestRules {
                 set: pairs(&request.set),
                 default: pairs(&request.default),

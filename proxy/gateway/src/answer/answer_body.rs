@@ -1,4 +1,4 @@
-//! The body of any answer: our own words, or a backend's answer on its way ([`Relay`]).
+//! The body of any answer: our own words, a backend's answer on its way ([`Relay`]), or one for which its model is loaded ([`Interim`]).
 
 use std::io;
 use std::pin::Pin;
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::answer::flight::Flight;
+use crate::answer::interim::Interim;
 use crate::answer::relay::Relay;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
@@ -25,6 +26,7 @@ pub(crate) struct AnswerBody {
 enum Kind {
     Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
     Relay(Box<Relay>),
+    Interim(Box<Interim>),
 }
 
 impl AnswerBody {
@@ -35,6 +37,11 @@ impl AnswerBody {
 
     pub(crate) fn relay(relay: Relay, busy: Busy) -> Self {
         Self { kind: Kind::Relay(Box::new(relay)), _busy: Some(busy) }
+    }
+
+    /// The answer that is inside knows that the connection is busy.
+    pub(crate) fn interim(interim: Interim) -> Self {
+        Self { kind: Kind::Interim(Box::new(interim)), _busy: None }
     }
 }
 
@@ -58,6 +65,7 @@ impl Body for AnswerBody {
                 Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
             Kind::Relay(relay) => relay.poll(context),
+            Kind::Interim(interim) => interim.poll(context),
         }
     }
 
@@ -65,6 +73,7 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Fixed { bytes, .. } => bytes.is_none(),
             Kind::Relay(relay) => relay.is_over(),
+            Kind::Interim(interim) => interim.is_over(),
         }
     }
 
@@ -74,6 +83,7 @@ impl Body for AnswerBody {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
             Kind::Relay(relay) => relay.size_hint(),
+            Kind::Interim(_) => SizeHint::default(),
         }
     }
 }

@@ -91,7 +91,7 @@ impl Attempts<'_> {
     }
 
     /// Notes what was granted.
-    fn granted(
+    pub(crate) fn granted(
         &mut self,
         granted: Result<Arc<dyn BackendLease>, Denied>,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {

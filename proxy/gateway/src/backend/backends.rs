@@ -12,7 +12,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
+    Alone, Coming, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -42,6 +42,8 @@ pub(crate) trait Backends: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
     /// Whether a prompt of this size would find room in memory now.
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
+    /// When a model will serve of which no process does; `None` if one does.
+    fn coming(&self, model: &ModelName) -> Option<Coming>;
     /// What is known against a request, and that one was refused for it.
     fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
     fn note_refusal(&self, model: &ModelName, request: Fingerprint);
@@ -139,6 +141,7 @@ impl Backends for Fleet {
         fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
         fn takes_any_name(&self) -> bool;
         fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
+        fn coming(&self, model: &ModelName) -> Option<Coming>;
         fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
         fn note_refusal(&self, model: &ModelName, request: Fingerprint);
         fn view(&self) -> Arc<FleetView>;

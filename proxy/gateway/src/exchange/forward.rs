@@ -2,24 +2,26 @@
 //! a lease waited for, the request sent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, StatusCode};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::modes::OnDeath;
+use warden_policies::modes::{OnDeath, WhileLoading};
 use warden_policies::quarantine::Standing;
-use warden_supervisor::ResolveError;
+use warden_supervisor::{Denied, ResolveError};
 
 use super::{Answered, Asked, ClientBody, Exchange, Refused, prompt_size};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
 use crate::answer::remember::Remember;
+use crate::answer::teller::Manner;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Relayed};
-use crate::backend::backends::{BackendLease, Backends};
+use crate::backend::backends::{BackendLease, Backends, BoxFuture};
 use crate::backend::line_limits::fits_lines;
 use crate::backend::message::{Message, Repeating};
 use crate::backend::upstream::Upstream;
@@ -28,22 +30,44 @@ use crate::body::limits::Limits;
 use crate::body::request_copy::RequestCopy;
 use crate::protocol::{headers, query, wire};
 use crate::refusal::Refusal;
+
 use crate::route::target::ModelPath;
-use crate::route::{self, Effect, Route};
+use crate::route::{self, Effect, Route, Shape};
 use crate::rules;
 
-/// A backend has promised to take the request.
-struct Leased {
+/// The request is what its backend is to get, as far as its body was taken in.
+struct Prepared {
     model: ModelName,
-    lease: Arc<dyn BackendLease>,
     /// Tokens of the prompt, where admission wants to know.
     tokens: Option<u64>,
     assemble: Option<Kind>,
     sets: Option<(String, Bytes)>,
 }
 
-/// Brings a request that was let in to a backend, until its answer begins.
-pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Answered, Refused> {
+/// A request for a stream whose model is not loaded yet. Its client gets the head of the answer before.
+pub(super) struct Waits {
+    pub(super) model: ModelName,
+    pub(super) manner: Manner,
+    /// How often the client gets a sign of life.
+    pub(super) every: Duration,
+    /// Since when the request waits.
+    pub(super) since: Instant,
+    lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
+    prepared: Prepared,
+    parts: Parts,
+    intake: Intake,
+    limits: Limits,
+}
+
+/// How far a request has come.
+#[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
+pub(super) enum Forwarded {
+    Answered(Answered),
+    Waits(Box<Waits>),
+}
+
+/// Brings a request that was let in to a backend, until its answer begins, or would begin if its model were loaded.
+pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Forwarded, Refused> {
     let Asked { mut parts, body, named, held, access } = asked;
     let shared = exchange.shared.clone();
     let limits = Limits::of(&shared.config, exchange.route.size);
@@ -55,9 +79,99 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Ans
     let is_plain = named.is_none();
     let named = named_in_target(&access, &*shared.upstream.backends, named, &mut parts)
         .map_err(|refusal| unread.refused(refusal))?;
-    let leased = lease(exchange, &access, named, is_plain, &limits, &mut parts, &mut intake).await;
+    let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
+    let prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    if let Some(manner) = manner(exchange, &prepared, &intake) {
+        // Rare: not a part of every request's future.
+        return Box::pin(wait(exchange, manner, prepared, parts, intake, limits)).await;
+    }
+    let lease = prepared.attempts(exchange, &limits).lease(&mut intake).await;
+    let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered)
+}
+
+/// How the client of a stream is told that its model is being loaded; `None`: it serves, or the client gets the model's own answer
+/// only.
+fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
+    let Exchange { shared, live, route, .. } = exchange;
+    if !(route.generates && intake.is_stream()) || prepared.assemble.is_some() {
+        return None;
+    }
+    let mode = live.models.get(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
+    let manner = match mode {
+        WhileLoading::Off => return None,
+        WhileLoading::Reasoning if route.shape == Some(Shape::Chat) => Manner::Reasoning,
+        WhileLoading::Comment | WhileLoading::Reasoning => Manner::Comments,
+    };
+    shared.upstream.backends.coming(&prepared.model).map(|_| manner)
+}
+
+/// Waits for a lease of a model that is not loaded. Its client gets an answer of its own if that is soon, so that a refusal is one.
+async fn wait(
+    exchange: &mut Exchange,
+    manner: Manner,
+    prepared: Prepared,
+    parts: Parts,
+    intake: Intake,
+    limits: Limits,
+) -> Result<Forwarded, Refused> {
+    let (upstream, since) = (exchange.shared.upstream.clone(), Instant::now());
+    let config = &exchange.shared.config.upstream;
+    let (first, every) = match manner {
+        Manner::Comments => (config.comment_interval, config.comment_interval),
+        Manner::Reasoning => (config.reasoning_interval, config.reasoning_interval),
+    };
+    let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
+    let mut lease: BoxFuture<'static, _> = {
+        let model = model.clone();
+        Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await })
+    };
+    let Ok(granted) = timeout(first, &mut lease).await else {
+        let waits = Waits { model, manner, every, since, lease, prepared, parts, intake, limits };
+        return Ok(Forwarded::Waits(Box::new(waits)));
+    };
+    let lease = prepared.attempts(exchange, &limits).granted(granted);
+    let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
+    send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered)
+}
+
+impl Waits {
+    /// The rest of the way.
+    pub(super) async fn forward(self, exchange: &mut Exchange) -> Result<Answered, Refused> {
+        let Self { lease, prepared, parts, intake, limits, .. } = self;
+        let granted = lease.await;
+        let lease = prepared.attempts(exchange, &limits).granted(granted);
+        let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
+        send(exchange, prepared, parts, intake, limits, lease).await
+    }
+}
+
+impl Prepared {
+    fn attempts<'a>(&'a self, exchange: &'a mut Exchange, limits: &'a Limits) -> Attempts<'a> {
+        Attempts {
+            upstream: &exchange.shared.upstream,
+            record: &mut exchange.flight.record,
+            model: &self.model,
+            kind: exchange.route.kind,
+            tokens: self.tokens,
+            limits,
+            died: None,
+        }
+    }
+}
+
+/// Sends a request for which there is a lease, and waits until its answer begins.
+async fn send(
+    exchange: &mut Exchange,
+    prepared: Prepared,
+    parts: Parts,
+    mut intake: Intake,
+    limits: Limits,
+    lease: Arc<dyn BackendLease>,
+) -> Result<Answered, Refused> {
     let rest = ClientBody::behind(&intake);
-    let Leased { model, lease, tokens, assemble, sets } = leased.map_err(|refusal| rest.refused(refusal))?;
+    let shared = exchange.shared.clone();
+    let Prepared { model, tokens, assemble, sets } = prepared;
     let mut attempts = Attempts {
         upstream: &shared.upstream,
         record: &mut exchange.flight.record,
@@ -121,16 +235,15 @@ fn check(relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, 
     Ok(relayed)
 }
 
-/// Takes in the body as far as needed, makes head and body what the backend is to get, and waits for a lease.
-async fn lease(
+/// Takes in the body as far as needed, and makes head and body what the backend is to get.
+async fn prepare(
     exchange: &mut Exchange,
     access: &Access,
     named: Option<ModelName>,
     is_plain: bool,
-    limits: &Limits,
     parts: &mut Parts,
     intake: &mut Intake,
-) -> Result<Leased, Refusal> {
+) -> Result<Prepared, Refusal> {
     let (shared, live, route) = (exchange.shared.clone(), exchange.live.clone(), exchange.route);
     let upstream = &shared.upstream;
     let backends = &*upstream.backends;
@@ -175,11 +288,7 @@ async fn lease(
     } else {
         None
     };
-    let record = &mut exchange.flight.record;
-    let mut attempts =
-        Attempts { upstream, record, model: &model, kind: route.kind, tokens, limits, died: None };
-    let lease = attempts.lease(intake).await?;
-    Ok(Leased { model, lease, tokens, assemble, sets })
+    Ok(Prepared { model, tokens, assemble, sets })
 }
 
 /// The model that path or query name; the path loses it.

@@ -5,6 +5,7 @@
 //!      | head sound, client may ask (Access)
 //!   Admitted -> body taken in, model known, rules applied        `forward`
 //!      |     -> lease (waits in the model's queue; the body is read ahead meanwhile)
+//!      |        the model is not loaded, and a stream was asked for -> begun, the rest in its body   `reply`, `answer/interim`
 //!   Leased   -> connection, reused or new ---- refused -------------------------+
 //!            -> request sent ----------------- handed back unsent --------------+-> next attempt
 //!            -> head ------------------------- ended before any byte of a       |   (new lease)
@@ -35,6 +36,7 @@ use http::{Method, Request, Response};
 use http_body::Body as _;
 use hyper::body::Incoming;
 
+use self::forward::Forwarded;
 use self::local_routes::Words;
 use crate::access::keys::Access;
 use crate::access::{csrf, host_check};
@@ -169,7 +171,8 @@ pub(crate) async fn answer(
     let (mut exchange, received) = receive(shared, conn, peer, request);
     let ended = match admit(&mut exchange, received) {
         Ok(Admitted::Forward(asked)) => match forward::forward(&mut exchange, asked).await {
-            Ok(answered) => return Ok(reply::deliver(exchange, answered, busy).await),
+            Ok(Forwarded::Answered(answered)) => return Ok(reply::deliver(exchange, answered, busy).await),
+            Ok(Forwarded::Waits(waits)) => return Ok(reply::begin(exchange, *waits, busy)),
             Err(refused) => Err(refused),
         },
         Ok(Admitted::Here(words)) => Ok(words),

@@ -1,17 +1,20 @@
 //! How an exchange ends: with a backend's answer, with words of ours, or with a refusal.
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HeaderMap, HeaderValue, LOCATION};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use http::{Method, Response, StatusCode};
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
 
+use super::forward::Waits;
 use super::local_routes::Words;
 use super::{Answered, ClientBody, Exchange, Refused};
 use crate::access::cors;
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::{self, Kind};
+use crate::answer::interim::Interim;
 use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
+use crate::answer::teller::Teller;
 use crate::backend::attempts::Relayed;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
@@ -122,6 +125,35 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     let mut answer = Response::new(AnswerBody::relay(relay, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;
+    answer
+}
+
+/// The head of a stream whose model is not loaded yet; what comes of it is in its body.
+pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Response<AnswerBody> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
+    exchange.live.cors.mark(exchange.origin.as_ref(), &mut headers);
+    // As the client sees it, if it leaves before anything comes of it.
+    let record = &mut exchange.flight.record;
+    (record.status, record.stream) = (StatusCode::OK.as_u16(), true);
+    let teller = Teller::new(
+        exchange.shared.upstream.backends.clone(),
+        waits.model.clone(),
+        record.request_id.clone(),
+        waits.manner,
+        waits.since,
+    );
+    let (every, dialect) = (waits.every, exchange.route.dialect);
+    let answer = Box::pin(async move {
+        match waits.forward(&mut exchange).await {
+            Ok(answered) => deliver(exchange, answered, busy).await,
+            Err(refused) => refuse(exchange, &refused, busy),
+        }
+    });
+    let mut answer = Response::new(AnswerBody::interim(Interim::new(answer, teller, every, dialect)));
+    *answer.headers_mut() = headers;
     answer
 }
 

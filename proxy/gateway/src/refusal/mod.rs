@@ -24,7 +24,7 @@ use crate::protocol::fault::WireFault;
 use crate::protocol::headers::EXECUTED;
 
 pub(crate) use self::fault::{BodyFault, Unreadable};
-pub(crate) use self::spelling::{Dialect, HeadLimits, not_tls, stream_error, unreadable_head};
+pub(crate) use self::spelling::{Dialect, HeadLimits, error_event, not_tls, stream_error, unreadable_head};
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
 /// The wait in milliseconds: the openai clients prefer it to the whole seconds of `Retry-After`.
@@ -263,7 +263,8 @@ impl Refusal {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
             Self::Denied { denied: Denied::Failed(_, after), .. } | Self::Down { after, .. } => Some(*after),
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
-            Self::Denied { denied: Denied::Removed, .. } => None,
+            Self::Denied { denied: Denied::TooSlow { left, .. }, .. } => Some(*left),
+            Self::Denied { denied: Denied::Removed | Denied::NeverLoaded(_), .. } => None,
             Self::KeySpent { wait, .. } => Some(*wait),
             Self::KeyBusy { .. }
             | Self::Busy
@@ -284,6 +285,9 @@ impl Refusal {
             }
             Self::Quarantined { print, left, .. } => {
                 Some(json!({ "fingerprint": print, "refused_for_s": seconds(*left) }))
+            }
+            Self::Denied { denied: Denied::TooSlow { left, wait }, .. } => {
+                Some(json!({ "loads_in_s": seconds(*left), "queue_wait_s": seconds(*wait) }))
             }
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(json!({
                 "memory": short.series,
@@ -325,6 +329,8 @@ impl Refusal {
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",
+                Denied::TooSlow { .. } => "loads_too_long",
+                Denied::NeverLoaded(_) => "never_loaded",
                 Denied::NoRoom(_) => "no_room",
                 Denied::StartFailed(..) => "start_failed",
                 Denied::Failed(..) => "failed",

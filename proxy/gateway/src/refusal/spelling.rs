@@ -43,6 +43,21 @@ pub(crate) fn stream_error(message: &str, dialect: Dialect, seen: u64) -> String
     }
 }
 
+/// The event that ends a stream in the place of an answer that is no stream, of which this was read: an error, in a shape of its
+/// own or of llama-server's.
+pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String {
+    let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
+    let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
+    let message = message.map_or_else(|| format!("the model answered with status {status}"), str::to_owned);
+    match (dialect, read) {
+        (Dialect::OpenAi, Some(error)) => format!("data: {error}\n\n"),
+        (Dialect::Anthropic, Some(error)) if error["type"] == "error" => {
+            format!("event: error\ndata: {error}\n\n")
+        }
+        _ => stream_error(&message, dialect, 0),
+    }
+}
+
 /// The `error` event of the Responses API: flat, with its place in the stream.
 fn responses_error(message: &str, seen: u64) -> Value {
     json!({

@@ -6,7 +6,7 @@ mod apply;
 mod plan;
 
 use serde_json::Value;
-use warden_policies::modes::OnDeath;
+use warden_policies::modes::{OnDeath, WhileLoading};
 
 pub(crate) use apply::apply;
 use plan::Plan;
@@ -22,6 +22,8 @@ pub struct ModelRules {
     pub assemble: bool,
     /// What becomes of a request whose server dies before it has answered.
     pub on_death: OnDeath,
+    /// What the client of a stream gets while the model loads.
+    pub loading: WhileLoading,
 }
 
 impl ModelRules {

@@ -13,6 +13,7 @@ mod http2_slow;
 mod inline;
 mod keys;
 mod limits;
+mod loading;
 mod names;
 mod outcomes;
 mod passing;
@@ -44,8 +45,8 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Alone, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError, Size,
-    Turn, Weighed,
+    Alone, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError,
+    Size, Turn, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -147,6 +148,8 @@ struct TestBackends {
     /// Who has the port of every generation, whose processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
+    /// When the model serves, while it does not.
+    coming: Mutex<Option<Coming>>,
     /// What is known of the backends' build.
     facts: Mutex<ServerFacts>,
     /// What is known against requests, whichever they are, and what was told of them.
@@ -255,6 +258,10 @@ impl Backends for Shell {
             Size::Tokens(tokens) => tokens,
         };
         if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
+    }
+
+    fn coming(&self, _: &ModelName) -> Option<Coming> {
+        *self.0.coming.lock().unwrap()
     }
 
     fn standing(&self, _: &ModelName, _: Fingerprint) -> Standing {
@@ -472,6 +479,7 @@ impl Rig {
             saves_for_us: AtomicBool::new(false),
             demands: Mutex::default(),
             room_tokens: Mutex::default(),
+            coming: Mutex::default(),
             revoke: CancellationToken::new(),
             dead: AtomicBool::new(false),
             stranger: Mutex::default(),

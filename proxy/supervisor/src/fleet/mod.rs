@@ -21,6 +21,7 @@ use crate::clock;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{Size, Weighed};
+use crate::lease::queue::coming::Coming;
 use crate::lease::queue::{Leases, Refusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::Loader;
@@ -82,10 +83,17 @@ impl Fleet {
         let ledger = Ledger::open(&config.state_dir)
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
         let journal = Arc::new(Journal::new(config.watch.child.events_kept));
-        let (loading, told) = LoadingDesk::new(&config);
-        let limit = config.watch.sensors.read_limit;
-        let loader = Loader::new(Arc::clone(&world), Arc::clone(&journal), Arc::clone(&loading), told, limit);
-        let context = Context::new(world, journal, ledger, &config, loading);
+        let (loading, told) = LoadingDesk::new();
+        let common = Arc::new(std::sync::Mutex::new(Common::from(&config)));
+        let loader = Loader::new(
+            Arc::clone(&world),
+            Arc::clone(&journal),
+            Arc::clone(&loading),
+            Arc::clone(&common),
+            told,
+            config.watch.sensors.read_limit,
+        );
+        let context = Context::new(world, journal, ledger, &config, loading, common);
         let empty = FleetConfig { models: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
@@ -167,6 +175,11 @@ impl Fleet {
     pub fn weigh(&self, model: &ModelName, size: Size) -> Weighed {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(Weighed::Unasked, |handle| handle.leases.weigh(size))
+    }
+
+    /// When a model will serve of which no process does; `None` if one does, or there is no such model.
+    pub fn coming(&self, model: &ModelName) -> Option<Coming> {
+        self.inner.roster.load().get(model)?.leases.coming()
     }
 
     /// What is known against a request to a model.
@@ -334,7 +347,6 @@ impl Fleet {
             }
         }
         *lock(&inner.context.common) = Common::from(&config);
-        inner.context.loading.apply(&config);
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len());

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use warden_policies::share::{self, Chosen, Member, SharedBudget};
 use warden_policies::{ByteSize, GenerationId, GpuIndex, MemoryKind, MemoryLimit, cooldown};
 
-use crate::process::FreeMemory;
+use crate::process::MachineMemory;
 use crate::spec::SharedBudgets;
 use crate::sync::lock;
 use crate::view::ledger::AfterExit;
@@ -80,7 +80,7 @@ pub(crate) struct FleetMemory {
 
 impl FleetMemory {
     /// A generation is about to be made; this much was free before.
-    pub(crate) fn born(&self, id: GenerationId, free: &FreeMemory) {
+    pub(crate) fn born(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
         let before = with_others(&parts, id, free);
         // Afterwards it is not known what the new one holds.
@@ -187,14 +187,14 @@ impl FleetMemory {
 
     /// What came back of the memory of a generation that has ended, now that this much is free. `None` if that cannot be told
     /// now, because it is not known what others hold.
-    pub(crate) fn returned(&self, id: GenerationId, free: &FreeMemory) -> Option<Returned> {
+    pub(crate) fn returned(&self, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
         let parts = lock(&self.parts);
         let complete = parts.get(&id).and_then(|part| part.looked.clone()).filter(Returned::is_complete);
         complete.or_else(|| look(&parts, id, free))
     }
 }
 
-fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &FreeMemory) -> Option<Returned> {
+fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &MachineMemory) -> Option<Returned> {
     let Some(part) = parts.get(&id) else { return Some(Returned::default()) };
     let after = with_others(parts, id, free);
     let mut returned = Returned::default();
@@ -218,7 +218,7 @@ fn look(parts: &BTreeMap<GenerationId, Part>, id: GenerationId, free: &FreeMemor
 fn with_others(
     parts: &BTreeMap<GenerationId, Part>,
     id: GenerationId,
-    free: &FreeMemory,
+    free: &MachineMemory,
 ) -> Vec<(MemoryKind, u64)> {
     let host = free.host.map(|bytes| (MemoryKind::Host, bytes));
     let gpus = free.gpus.iter().map(|(gpu, bytes)| (MemoryKind::Vram(*gpu), *bytes));
@@ -257,8 +257,8 @@ mod tests {
     const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
     const GB: u64 = 1_000_000_000;
 
-    fn free(vram: u64) -> FreeMemory {
-        FreeMemory { host: None, gpus: vec![(GpuIndex(0), vram)] }
+    fn free(vram: u64) -> MachineMemory {
+        MachineMemory { host: None, gpus: vec![(GpuIndex(0), vram)] }
     }
 
     fn holding(charged: u64, fresh: u64) -> Vec<(MemoryKind, Member)> {

@@ -34,7 +34,7 @@ pub(crate) struct Context {
     /// Where models tell what they want and hold.
     pub(crate) loading: Arc<LoadingDesk>,
     /// What all models share of the configuration.
-    pub(crate) common: Mutex<Common>,
+    pub(crate) common: Arc<Mutex<Common>>,
     /// Memory that did not come back when a process had ended, in words, by GPU.
     pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
     arbiter: Mutex<Arbiter>,
@@ -64,6 +64,7 @@ impl Context {
         ledger: Ledger,
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
+        common: Arc<Mutex<Common>>,
     ) -> Self {
         Self {
             world,
@@ -75,7 +76,7 @@ impl Context {
             fleet_memory: FleetMemory::default(),
             leak_history: LeakHistory::open(&config.state_dir),
             loading,
-            common: Mutex::new(Common::from(config)),
+            common,
             leaks: Mutex::default(),
             arbiter: Mutex::new(Arbiter::new()),
             epoch: Instant::now(),

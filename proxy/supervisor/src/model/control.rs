@@ -13,7 +13,7 @@ use super::recipe::recipe;
 use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::clock;
-use crate::error::ControlError;
+use crate::error::{ControlError, Denied};
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
@@ -30,6 +30,8 @@ impl Model {
             }
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
+            // Some may come all the same, when others are no longer pinned: the wish stays.
+            Control::Never(why) => self.leases.dismiss(&Denied::NeverLoaded(why)),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),

@@ -14,6 +14,8 @@ use crate::view::Modalities;
 pub(super) struct Experience {
     /// From spawn to ready, as it was the last time.
     pub(super) load_time: Option<Duration>,
+    /// The fastest of those that were started with the same command.
+    pub(super) fastest: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<Modalities>,
     pub(super) lulls: Lulls,
@@ -29,9 +31,19 @@ pub(super) struct Experience {
 
 impl Experience {
     pub(super) fn new(lulls: Lulls) -> Self {
-        let (load_time, n_ctx, modalities, command, prices) = Default::default();
+        let (load_time, fastest, n_ctx, modalities, command, prices) = Default::default();
         let (refuses_slot_files, reuses_no_slots) = (false, None);
-        Self { load_time, n_ctx, modalities, lulls, refuses_slot_files, reuses_no_slots, command, prices }
+        Self {
+            load_time,
+            fastest,
+            n_ctx,
+            modalities,
+            lulls,
+            refuses_slot_files,
+            reuses_no_slots,
+            command,
+            prices,
+        }
     }
 
     /// A process became ready. Returns whether the one before it was started with another command.
@@ -40,7 +52,9 @@ impl Experience {
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         self.modalities = props.modalities.or(self.modalities);
         let before = self.command.replace(command);
-        before.is_some_and(|before| Some(&before) != self.command.as_ref())
+        let is_other = before.is_some_and(|before| Some(&before) != self.command.as_ref());
+        self.fastest = Some(self.fastest.filter(|_| !is_other).map_or(took, |known| known.min(took)));
+        is_other
     }
 
     /// What was learnt of a process, for the next one like it.

@@ -142,6 +142,7 @@ impl Model {
             drop(outbox.send(Message::Control(match word {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
+                Word::Never(why) => Control::Never(why),
             })));
         });
         self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
@@ -205,11 +206,9 @@ impl Model {
             }
             leaks |= live.memory.leaks();
             gpus_unknown |= !live.memory.knows_vram();
-            held.host += live.memory.charged(MemoryKind::Host).unwrap_or(0);
+            held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));
             for vram in &live.memory.vram {
-                let index = usize::try_from(vram.gpu.0).unwrap_or(0);
-                held.gpus.resize(held.gpus.len().max(index + 1), 0);
-                held.gpus[index] += vram.bytes;
+                held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
         self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown }));

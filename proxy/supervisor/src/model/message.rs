@@ -86,6 +86,8 @@ pub(crate) enum Control {
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(ModelName),
+    /// There is never room, for this reason.
+    Never(String),
     /// So much is known of a binary now.
     Learn(PathBuf, ServerFacts),
     Remove,

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::{Event, Phase, Then, Timer};
 use warden_policies::{GenerationId, Reason};
 
+use super::loading::Stand;
 use super::operators::Drain;
 use super::recipe::recipe;
 use super::replace::because;
@@ -13,6 +14,7 @@ use super::unit::{Role, Unit, UnitId};
 use super::{End, Model};
 use crate::error::{Denied, Failure};
 use crate::lease::queue::Refusal;
+use crate::lease::queue::coming::Coming;
 use crate::view::ledger::Mode;
 
 impl Model {
@@ -39,6 +41,7 @@ impl Model {
         self.start_the_needed();
         self.watch_needs();
         self.settle_refusal();
+        self.settle_coming();
     }
 
     /// A generation that refused a connection takes no leases until it answers a probe.
@@ -194,6 +197,17 @@ impl Model {
                 self.step(id, Event::Up);
             }
         }
+    }
+
+    /// Who waits may want to know for how long.
+    fn settle_coming(&self) {
+        let starting = self.lives().filter(|live| live.ready.is_none()).map(|live| live.spawned);
+        self.leases.set_coming(Coming {
+            since: starting.min(),
+            took: self.experience.load_time,
+            fastest: self.experience.fastest,
+            waits_for_room: matches!(self.stand, Stand::Asked { .. }),
+        });
     }
 
     /// Callers are turned away at once while no process can be hoped for.

@@ -32,8 +32,8 @@ use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::settings::Setting;
 use crate::process::{
-    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, TotalMemory, World,
-    backend_slots, directories, lines,
+    Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
+    directories, lines,
 };
 use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
@@ -144,24 +144,24 @@ impl World for Host {
             .map(|totals| totals.available)
     }
 
-    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory> {
+    fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
             let Some((_, devices)) = self.gpus.look(Duration::ZERO, limit).await else {
-                return FreeMemory { host: self.available(), gpus: Vec::new() };
+                return MachineMemory { host: self.available(), gpus: Vec::new() };
             };
             let free = |gpu| Some((gpu, devices.reading(gpu)?.free?));
-            FreeMemory { host: self.available(), gpus: devices.with_vram().filter_map(free).collect() }
+            MachineMemory { host: self.available(), gpus: devices.with_vram().filter_map(free).collect() }
         })
     }
 
-    fn total(&self, limit: Duration) -> BoxFuture<'_, TotalMemory> {
+    fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
             let host = warden_sensors::host_totals().ok().map(|totals| totals.total);
             let Some((_, devices)) = self.gpus.look(TOTALS_AGE, limit).await else {
-                return TotalMemory { host, gpus: Vec::new() };
+                return MachineMemory { host, gpus: Vec::new() };
             };
             let total = |gpu| Some((gpu, devices.reading(gpu)?.total?));
-            TotalMemory { host, gpus: devices.with_vram().filter_map(total).collect() }
+            MachineMemory { host, gpus: devices.with_vram().filter_map(total).collect() }
         })
     }
 

@@ -160,19 +160,10 @@ pub(crate) struct NoVram {
     pub(crate) is_normal: bool,
 }
 
-/// Memory that anybody could take at one moment; what is not known is not in it.
+/// Bytes of each memory of a machine: all of it, or what anybody could take at one moment. What is not known is not in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FreeMemory {
-    /// Of the host.
-    pub(crate) host: Option<u64>,
-    /// Of each GPU with memory of its own.
-    pub(crate) gpus: Vec<(GpuIndex, u64)>,
-}
-
-/// The memory of a machine, whoever has it; what is not known is not in it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TotalMemory {
-    /// Of the host, or what our control group may have of it.
+pub(crate) struct MachineMemory {
+    /// Of the host, or of what our control group may have of it.
     pub(crate) host: Option<u64>,
     /// Of each GPU with memory of its own.
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
@@ -241,9 +232,9 @@ pub(crate) trait World: Send + Sync + Debug {
     /// Memory that new processes can take, in bytes; `None` if it cannot be read.
     fn available(&self) -> Option<u64>;
     /// What anybody could take now, GPUs included, read within the limit.
-    fn free(&self, limit: Duration) -> BoxFuture<'_, FreeMemory>;
+    fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     /// What there is, GPUs included, read within the limit.
-    fn total(&self, limit: Duration) -> BoxFuture<'_, TotalMemory>;
+    fn total(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     /// The variable that lets a process see these GPUs only; `None` if those are all, or one of them cannot be named. Read within the
     /// limit.
     fn only(&self, gpus: Vec<GpuIndex>, limit: Duration) -> BoxFuture<'_, Option<(String, String)>>;

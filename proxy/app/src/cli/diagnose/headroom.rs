@@ -12,7 +12,7 @@ use warden_supervisor::{Command, SoloSpec};
 
 use super::target::Target;
 use crate::cli::progress::Lines;
-use crate::config::resolve::arguments;
+use crate::config::arguments;
 use crate::exit::Failure;
 use crate::out;
 

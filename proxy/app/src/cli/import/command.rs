@@ -1,6 +1,6 @@
 //! A command that starts llama-server, as it is or in a container: what it comes to as a model.
 
-use crate::config::resolve::arguments::{self, Listening};
+use crate::config::arguments::{self, Listening};
 use crate::exit::Failure;
 
 use super::{Imported, Model, container};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Imported, Model};
-use crate::config::resolve::arguments;
+use crate::config::arguments;
 use crate::exit::Failure;
 
 /// Flags without a value that are switched off by another flag.

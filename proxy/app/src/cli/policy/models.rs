@@ -1,7 +1,6 @@
 //! `llama-warden policy simulate --models`: the same requests for several models under our decisions and under other programs' rules.
 //! The numbers come from [`warden_policies::loading::simulate`]; here they are asked for and shown.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,12 +13,10 @@ use super::simulate::SimulateArgs;
 use crate::cli::block_on;
 use crate::config::machine::Machine;
 use crate::config::needs;
-use crate::config::resolve::{resolve, store};
+use crate::config::resolve::{Resolved, resolve, store};
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
-
-/// Slots where the command says nothing.
-const SLOTS: u32 = 4;
 
 /// A line of the access log, as far as it is needed.
 #[derive(Deserialize)]
@@ -33,12 +30,13 @@ struct Line {
 }
 
 pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
     let traces = match &args.trace {
-        Some(path) => vec![recorded(args, path)?],
+        Some(path) => vec![recorded(args, path, &loaded, &machine)?],
         None => made(),
     };
-    let machine = Machine::read();
-    let numbers = args.config.load(&machine, Vec::new())?.settings.loading;
+    let numbers = loaded.settings.loading;
     let scored: Vec<(Trace, Vec<(Rule, Score)>)> = traces
         .into_iter()
         .map(|trace| {
@@ -51,18 +49,15 @@ pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
 }
 
 /// A trace from an access log, with the models of the configuration.
-fn recorded(args: &SimulateArgs, path: &Path) -> Result<Trace, Failure> {
+fn recorded(args: &SimulateArgs, path: &Path, loaded: &Loaded, machine: &Machine) -> Result<Trace, Failure> {
     let wrong = |why: String| {
         let hint = "it takes an access log in JSON: `log.format = \"json\"` and `log.access = \"FILE\"`";
         Failure::hinted(format!("{}: {why}", path.display()), hint)
     };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let machine = Machine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
-    let mut resolved = resolve(&loaded, &machine, false)?;
-    drop(block_on(store::fill(&mut resolved, &machine))?);
-    needs::fill(&mut resolved, &machine);
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    let mut resolved = resolve(loaded, machine, false)?;
+    drop(block_on(store::fill(&mut resolved, machine))?);
+    needs::fill(&mut resolved, machine);
     let mut models: Vec<Tenant> = Vec::new();
     let mut requests = Vec::new();
     let mut first = None;
@@ -70,15 +65,11 @@ fn recorded(args: &SimulateArgs, path: &Path) -> Result<Trace, Failure> {
         let line: Line =
             serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
         let Some(name) = line.model else { continue };
-        let known = numbers.get(&name).copied();
-        let model = known.map_or_else(
-            || {
-                models.push(tenant(args, &resolved, &name)?);
-                numbers.insert(name, models.len() - 1);
-                Ok::<usize, Failure>(models.len() - 1)
-            },
-            Ok,
-        )?;
+        let known = models.iter().position(|model| model.name == name);
+        if known.is_none() {
+            models.push(tenant(args, &resolved, &name)?);
+        }
+        let model = known.unwrap_or(models.len() - 1);
         let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
         let ended: jiff::Timestamp =
             line.timestamp.parse().map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
@@ -103,11 +94,7 @@ fn recorded(args: &SimulateArgs, path: &Path) -> Result<Trace, Failure> {
     Ok(Trace { name: path.display().to_string(), memory: args.gpu_memory.0, models, requests })
 }
 
-fn tenant(
-    args: &SimulateArgs,
-    resolved: &crate::config::resolve::Resolved,
-    name: &str,
-) -> Result<Tenant, Failure> {
+fn tenant(args: &SimulateArgs, resolved: &Resolved, name: &str) -> Result<Tenant, Failure> {
     let spec = resolved.fleet.models.iter().find(|spec| spec.name.as_str() == name);
     let needs = spec.and_then(|spec| spec.loading.needs.as_ref()).ok_or_else(|| {
         Failure::hinted(
@@ -116,7 +103,7 @@ fn tenant(
         )
     })?;
     let bytes = if needs.uses_gpu() { needs.gpu_bytes(1) } else { needs.host_bytes() + needs.mapped };
-    let slots = u32::try_from(needs.slots).unwrap_or(SLOTS).max(1);
+    let slots = u32::try_from(needs.slots).unwrap_or(u32::MAX).max(1);
     Ok(Tenant { name: name.to_owned(), bytes, load: args.load_time, slots })
 }
 

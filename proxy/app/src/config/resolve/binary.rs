@@ -16,11 +16,11 @@ use warden_policies::modes::Cancel;
 use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::Command;
 
-use super::arguments;
 use super::cancel;
 use super::judge::with_ours;
 use super::mitigations::{Judge, Mitigated, Mitigations};
 use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
+use crate::config::arguments;
 use crate::config::machine::{Machine, is_executable};
 use crate::config::problem::{Place, Problem, Problems};
 use crate::config::resolve::Resolved;

@@ -7,8 +7,8 @@ use warden_gateway::KeySpec;
 use warden_policies::{Names, Origins};
 use warden_supervisor::spec::ModelSpec;
 
-use super::arguments::{self, Listening};
 use super::keys::KeyFile;
+use crate::config::arguments::{self, Listening};
 use crate::config::problem::{Place, Problem};
 use crate::config::resolve::Resolver;
 use crate::config::settings::Model;

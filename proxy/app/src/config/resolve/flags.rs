@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use super::arguments::normal;
 use super::binary::ask;
+use crate::config::arguments::normal;
 use crate::config::problem::{Problem, alike};
 use crate::config::resolve::Resolved;
 use crate::config::source::layers::Loaded;

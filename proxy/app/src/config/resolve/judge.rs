@@ -8,9 +8,9 @@ use std::path::Path;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_supervisor::spec::ModelSpec;
 
-use super::arguments::{self, Listening};
 use super::contradictions::{self, One, Whole};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
+use crate::config::arguments::{self, Listening};
 use crate::config::problem::{Place, Problem, quoted};
 use crate::config::resolve::Resolver;
 use crate::config::settings::Model;

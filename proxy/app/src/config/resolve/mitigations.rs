@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit, Need};
 
-use super::arguments;
+use crate::config::arguments;
 use crate::config::machine::Machine;
 use crate::config::problem::{Place, Problem};
 use crate::config::resolve::Resolver;

@@ -1,7 +1,6 @@
 //! From what was written to what each crate is told: paths are made absolute, budgets become bytes, names are checked
 //! against each other. It reads facts about files but starts nothing; [`binary`] tries the binaries.
 
-pub(crate) mod arguments;
 pub(crate) mod binary;
 mod cancel;
 mod contradictions;
@@ -34,6 +33,7 @@ use self::judge::with_ours;
 use self::mitigations::{Mitigated, Mitigations};
 use self::server_facts::Unmeasured;
 use crate::advice::{Server, Servers};
+use crate::config::arguments;
 use crate::config::machine::Machine;
 use crate::config::problem::{Place, Problem, Problems};
 use crate::config::settings::Model;

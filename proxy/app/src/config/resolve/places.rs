@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use warden_supervisor::ModelSpec;
 
-use super::arguments;
+use crate::config::arguments;
 use crate::config::problem::Problem;
 use crate::config::resolve::Resolver;
 use crate::config::resolve::dirs::Dirs;

@@ -8,7 +8,7 @@ use warden_policies::ServerFacts;
 use warden_policies::server_facts;
 use warden_supervisor::Command;
 
-use super::arguments;
+use crate::config::arguments;
 
 /// A binary that we did not build and that nothing was measured of yet.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use warden_builder::gguf::Facts;
 use warden_policies::book::{self, Machine as Room, Run, Wanted};
+use warden_policies::defaults;
+use warden_sensors::gpu::Gpus;
 
-use crate::config::model_files::{self, Stamp};
-use crate::config::needs::left_for_models;
+use crate::config::model_files::{self, ModelFile, Stamp};
+use crate::config::needs::{left_for_models, own_memory};
 
 /// Folders in folders: a hub's cache has five.
 const DEPTH: usize = 8;
@@ -90,7 +92,7 @@ pub(in crate::config) fn scan(
     if dirs.is_empty() {
         return Ok(Vec::new());
     }
-    let mut models: Vec<(PathBuf, PathBuf, std::sync::Arc<Facts>)> = Vec::new();
+    let mut models: Vec<(PathBuf, PathBuf, Arc<ModelFile>)> = Vec::new();
     let mut projectors: Vec<PathBuf> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for dir in dirs {
@@ -100,7 +102,7 @@ pub(in crate::config) fn scan(
                 continue;
             }
             seen.push(real);
-            match model_files::facts(&file) {
+            match model_files::read(&file) {
                 Ok(facts) if is_projector(&file, &facts) => projectors.push(file),
                 Ok(facts) if is_model(&facts) => models.push((dir.clone(), file, facts)),
                 Ok(_) => {}
@@ -110,7 +112,7 @@ pub(in crate::config) fn scan(
     }
     // Who is nearer to its folder has the short name.
     models.sort_by_key(|(dir, file, _)| (file.components().count() - dir.components().count(), file.clone()));
-    let room = room(memory);
+    let room = left_for_models(memory, &own_memory(&Gpus::open()), &defaults().loading);
     let mut found: BTreeMap<String, Found> = BTreeMap::new();
     for (dir, file, facts) in &models {
         let short = stem(file);
@@ -124,13 +126,6 @@ pub(in crate::config) fn scan(
         drop(found.insert(name.clone(), Found { name, file: file.clone(), projector, context }));
     }
     Ok(found.into_values().collect())
-}
-
-fn room(memory: u64) -> Room {
-    let gpus = warden_sensors::gpu::Gpus::open();
-    let own = gpus.devices().iter().filter(|gpu| !gpu.unified);
-    let total: Vec<u64> = own.filter_map(|gpu| gpu.total).collect();
-    left_for_models(memory, &total, &warden_policies::defaults().loading)
 }
 
 /// `name-00002-of-00003.gguf`: its name and number.
@@ -147,16 +142,16 @@ fn stem(file: &Path) -> String {
     part(file).map_or(stem, |(name, _)| name)
 }
 
-fn is_projector(file: &Path, facts: &Facts) -> bool {
-    matches!(facts.architecture(), "clip" | "mmproj")
+fn is_projector(file: &Path, facts: &ModelFile) -> bool {
+    matches!(facts.architecture.as_str(), "clip" | "mmproj")
         || facts.texts.get("general.type").is_some_and(|kind| kind == "mmproj")
-        || (facts.architecture().is_empty() && stem(file).to_ascii_lowercase().contains("mmproj"))
+        || (facts.architecture.is_empty() && stem(file).to_ascii_lowercase().contains("mmproj"))
 }
 
 /// Not an adapter, a vocabulary or a matrix of importance.
-fn is_model(facts: &Facts) -> bool {
+fn is_model(facts: &ModelFile) -> bool {
     let kind = facts.texts.get("general.type").map_or("model", String::as_str);
-    kind == "model" && !facts.tensors.is_empty() && model_files::shape(facts).is_ok()
+    kind == "model" && facts.has_tensors && facts.shape.is_ok()
 }
 
 /// The projector beside a model: the only one where the model is alone in its folder, else the one whose name is the model's, but for
@@ -190,13 +185,13 @@ fn is_precision(word: &str) -> bool {
 }
 
 /// As much context as it was trained for, up to a bound, and as fits on this machine where it is alone.
-fn context(facts: &Facts, projector: Option<&Path>, room: &Room) -> Option<u64> {
-    let shape = model_files::shape(facts).ok()?;
+fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
+    let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());
     let mut context = shape.context.min(CONTEXT);
     while context > LEAST_CONTEXT {
         let run = Run { context: Some(context), ..Run::default() };
-        let needs = book::needs(&shape, &run, !room.gpus.is_empty(), bytes);
+        let needs = book::needs(shape, &run, !room.gpus.is_empty(), bytes);
         let one = Wanted { name: String::new(), needs, gpus: Vec::new(), may_split: true };
         if book::fit(room, &[&one]).is_ok() {
             break;

@@ -12,6 +12,7 @@ use warden_policies::defaults::TEXT;
 use super::folder::{self, Found};
 use super::tree::{Kind, Node};
 use super::variables;
+use crate::config::arguments;
 use crate::config::problem::{Place, Problem, Problems};
 use crate::config::schema::compiled_in;
 use crate::config::schema::validate::validate;
@@ -239,14 +240,8 @@ fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Proble
 
 /// Whether anything says which model it is.
 fn has_model(model: &Model) -> bool {
-    let says = |word: &String| {
-        matches!(
-            word.as_str(),
-            "-m" | "--model" | "-hf" | "-hfr" | "--hf-repo" | "-mu" | "--model-url" | "-dr" | "--docker-repo"
-        ) || word.starts_with("--models")
-    };
     model.model.is_some()
-        || model.args.iter().any(says)
+        || arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
         || model
             .env
             .keys()

@@ -158,6 +158,11 @@ impl Leases {
         if kind == LeaseKind::Slot {
             state.asked += 1;
         }
+        if let Some(denied) = (!open && turn == Turn::First).then(|| state.too_slow(now)).flatten() {
+            drop(state);
+            self.wake.notify_one();
+            return Err(denied);
+        }
         let answer = match turn {
             Turn::First => state.dispatch.request(kind),
             Turn::Again => state.dispatch.request_again(kind),

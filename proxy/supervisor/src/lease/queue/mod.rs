@@ -30,6 +30,7 @@ use warden_policies::quarantine::Quarantine;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName, Work};
 
+use self::coming::Coming;
 use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::admit::{Admit, Board, Judged};
@@ -40,6 +41,7 @@ use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
 
 mod ask;
+pub(crate) mod coming;
 mod gate;
 mod refusal;
 pub(crate) mod ward;
@@ -86,6 +88,10 @@ struct State {
     /// For how long the clock of those who wait has stood, and since when it does.
     stood: Duration,
     stands_since: Option<Instant>,
+    /// When the next process will serve, while none does.
+    coming: Coming,
+    /// Until when somebody is expected who was told to come back.
+    expects: Option<Instant>,
     /// Generations that were found deaf and are closed until the task has looked.
     doubted: Vec<GenerationId>,
 }
@@ -143,6 +149,8 @@ impl Leases {
             full_told: false,
             stood: Duration::ZERO,
             stands_since: None,
+            coming: Coming::default(),
+            expects: None,
             doubted: Vec::new(),
         };
         let (asks, knows) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -325,10 +333,10 @@ impl Leases {
         lock(&self.state).dispatch.is_open(generation)
     }
 
-    /// Whether somebody waits whom nobody can serve.
+    /// Whether somebody waits whom nobody can serve, or is expected back.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
-        state.waiting() > 0 && !state.dispatch.any_open()
+        (state.waiting() > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
     /// Whether nobody waits and no lease is held.
@@ -349,6 +357,8 @@ impl Leases {
         let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
         let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
+        // Who was told to come back has a place.
+        let waiting = waiting.max(usize::from(state.expects()));
         Seen { asked: state.asked, waiting, in_flight, idle_for }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::ServerFacts;
 
+use super::coming::Coming;
 use super::*;
 use crate::error::Failure;
 use crate::lease::Outcome;
@@ -102,6 +103,31 @@ async fn a_caller_waits_no_longer_than_it_may() {
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, Denied::Deadline { waited: WAIT });
     assert_eq!(leases.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
+    let leases = leases(4);
+    let (now, wait) = (Instant::now(), WAIT);
+    let slow = Coming { took: Some(3 * wait), fastest: Some(2 * wait), ..Coming::default() };
+    leases.set_coming(slow);
+    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    assert_eq!(denied, Denied::TooSlow { left: 3 * wait, wait });
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
+    assert!(leases.in_need() && leases.seen().waiting == 1 && leases.waiting() == 0);
+    // Once it starts there is less to wait for: the fastest start would be in time.
+    leases.set_coming(Coming { since: now.checked_sub(wait), ..slow });
+    let waiting = queued(&leases, LeaseKind::Slot).await;
+    let cell = cell(1);
+    leases.open(&cell, 1);
+    drop(waiting.await.unwrap().unwrap());
+    // Whose process has died is not turned away for that.
+    leases.close(cell.id);
+    leases.set_coming(slow);
+    let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
+    assert!(matches!(again, Denied::Deadline { .. }), "{again:?}");
+    tokio::time::sleep(4 * wait).await;
+    assert!(!leases.in_need() && leases.seen().waiting == 0, "nobody is expected for ever");
 }
 
 #[tokio::test]

@@ -1,25 +1,25 @@
-//! The task that decides which models are loaded. It owns [`Loading`], reads what the machine has, and carries words; the decisions
-//! are all there.
+//! The task that carries out which models are loaded. It owns [`Loading`], which makes every decision, reads what the machine has, and
+//! passes orders on to the models' tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::loading::{Amounts, Loading, Order, Seen, Who};
-use warden_policies::units::scale;
-use warden_policies::{ByteSize, GpuIndex, MemoryLimit};
+use warden_policies::loading::{Amounts, Loading, Never, Order, Seen, Who};
+use warden_policies::{ByteSize, MemoryKind, ModelName};
 
-use super::{Listener, LoadingDesk, Rules, Told, Word};
+use super::{Listener, LoadingDesk, Told, Word};
 use crate::clock;
 use crate::lease::queue::Leases;
-use crate::process::{FreeMemory, TotalMemory, World};
+use crate::process::{MachineMemory, World};
+use crate::spec::Common;
 use crate::sync::lock;
 use crate::view::event::{EventKind, Journal};
 
-/// Where somebody wants to be loaded for whom nobody waits.
+/// How often room is looked for while the models that want it have no request waiting.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
 /// A model.
@@ -35,13 +35,14 @@ pub(crate) struct Loader {
     world: Arc<dyn World>,
     journal: Arc<Journal>,
     desk: Arc<LoadingDesk>,
+    common: Arc<Mutex<Common>>,
     inbox: mpsc::UnboundedReceiver<(Who, Told)>,
     members: BTreeMap<Who, Member>,
     loading: Loading,
-    /// Those of whom it was told that they wait.
+    /// Models whose waiting is in the events already.
     waits_told: BTreeSet<Who>,
     /// What the machine has.
-    total: TotalMemory,
+    total: MachineMemory,
     /// Drivers and the kernel have this long to answer.
     limit: Duration,
     epoch: Instant,
@@ -52,26 +53,26 @@ impl Loader {
         world: Arc<dyn World>,
         journal: Arc<Journal>,
         desk: Arc<LoadingDesk>,
+        common: Arc<Mutex<Common>>,
         inbox: mpsc::UnboundedReceiver<(Who, Told)>,
         limit: Duration,
     ) -> Self {
-        let loading = Loading::new(lock(&desk.rules).numbers.clone());
+        let loading = Loading::new(lock(&common).loading.clone());
         let (members, waits_told, epoch) = (BTreeMap::new(), BTreeSet::new(), Instant::now());
-        let total = TotalMemory::default();
-        Self { world, journal, desk, inbox, members, loading, waits_told, total, limit, epoch }
+        let total = MachineMemory::default();
+        Self { world, journal, desk, common, inbox, members, loading, waits_told, total, limit, epoch }
     }
 
     /// Runs until everything ends.
     pub(crate) async fn run(mut self, end: CancellationToken) {
         loop {
-            let numbers = lock(&self.desk.rules).numbers.clone();
-            let members = &self.members;
-            let seen = |who: &Who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen());
-            let hurried = self.loading.is_hurried(seen);
-            let pause = match (hurried, self.loading.is_moving()) {
-                (true, _) => numbers.look,
-                (false, true) => IDLE_LOOK,
-                (false, false) => numbers.noted,
+            let numbers = lock(&self.common).loading.clone();
+            let pause = if self.loading.is_hurried(seen(&self.members)) {
+                numbers.look
+            } else if self.loading.is_moving() {
+                IDLE_LOOK
+            } else {
+                numbers.noted
             };
             self.loading.set_numbers(numbers);
             tokio::select! {
@@ -125,7 +126,7 @@ impl Loader {
     async fn decide(&mut self) {
         let now = self.epoch.elapsed();
         let members = &self.members;
-        let seen = |who: &Who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen());
+        let seen = seen(members);
         if !self.loading.is_moving() {
             self.loading.note(now, |who| seen(who).asked);
             return;
@@ -135,9 +136,8 @@ impl Loader {
         if now_there.gpus.len() >= self.total.gpus.len() {
             self.total = now_there;
         }
-        let total = self.total.clone();
         let free = self.world.free(self.limit).await;
-        let capacity = capacity(&total, &lock(&self.desk.rules));
+        let capacity = capacity(&self.total, &lock(&self.common));
         let free = amounts(&free, &capacity);
         self.loading.set_capacity(capacity);
         for order in self.loading.next(now, Some(&free), seen) {
@@ -153,6 +153,12 @@ impl Loader {
                 (member.listener)(word);
             }
         }
+        for (who, never) in self.loading.hopeless() {
+            let Some(member) = members.get(&who) else { continue };
+            if seen(&who).waiting > 0 {
+                (member.listener)(Word::Never(never_words(&never)));
+            }
+        }
         for (who, needed, left) in self.loading.waiting() {
             if self.waits_told.insert(who.clone()) {
                 let message = words(needed.as_ref(), &left);
@@ -162,41 +168,31 @@ impl Loader {
     }
 }
 
-/// What models may have of a machine.
-fn capacity(total: &TotalMemory, rules: &Rules) -> Amounts {
-    let Rules { numbers, shared } = rules;
-    let host = total.host.map_or(u64::MAX, |total| scale(total, 1.0 - numbers.host_kept));
+/// What is seen of each model now.
+fn seen(members: &BTreeMap<Who, Member>) -> impl Fn(&Who) -> Seen + Copy + '_ {
+    move |who| members.get(who).map_or_else(Seen::default, |member| member.leases.seen())
+}
+
+/// What models may have of a machine. A GPU without memory of its own has none.
+fn capacity(total: &MachineMemory, common: &Common) -> Amounts {
+    let Common { loading, shared, .. } = common;
+    let host = total.host.map_or(u64::MAX, |total| loading.left_of_host(total));
     let host = shared.host_soft.map_or(host, |budget| host.min(budget.0));
-    let budget = |total: u64| match shared.vram_soft? {
-        MemoryLimit::Bytes(bytes) => Some(bytes.0),
-        limit => limit.resolve(ByteSize(total)).map(|bytes| bytes.0),
-    };
-    let of = |total: u64| {
-        let usual = scale(total, 1.0 - numbers.gpu_kept);
-        budget(total).map_or(usual, |budget| usual.min(budget))
-    };
-    Amounts { host, gpus: by_index(total.gpus.iter().map(|(gpu, total)| (*gpu, of(*total)))) }
+    let mut capacity = Amounts { host, gpus: Vec::new() };
+    for (gpu, total) in &total.gpus {
+        let budget = shared.vram_soft.and_then(|budget| budget.resolve(ByteSize(*total)));
+        let left = loading.left_of_gpu(*total);
+        capacity.add(MemoryKind::Vram(*gpu), budget.map_or(left, |budget| left.min(budget.0)));
+    }
+    capacity
 }
 
 /// What anybody could take; where that is not known, all of it.
-fn amounts(free: &FreeMemory, capacity: &Amounts) -> Amounts {
-    let mut gpus = capacity.gpus.clone();
-    for (gpu, bytes) in &free.gpus {
-        let index = usize::try_from(gpu.0).unwrap_or(usize::MAX);
-        if let Some(known) = gpus.get_mut(index) {
-            *known = *bytes;
-        }
-    }
-    Amounts { host: free.host.unwrap_or(u64::MAX), gpus }
-}
-
-/// By the number of the GPU. One that has no memory of its own has none.
-fn by_index(gpus: impl Iterator<Item = (GpuIndex, u64)>) -> Vec<u64> {
-    let mut all = Vec::new();
-    for (gpu, bytes) in gpus {
-        let index = usize::try_from(gpu.0).unwrap_or(0);
-        all.resize(all.len().max(index + 1), 0);
-        all[index] = bytes;
+fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
+    let mut all = Amounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
+    for (index, most) in (0..).zip(&capacity.gpus) {
+        let known = free.gpus.iter().find(|(gpu, _)| gpu.0 == index).map(|(_, bytes)| *bytes);
+        all.gpus.push(known.unwrap_or(*most));
     }
     all
 }
@@ -204,22 +200,46 @@ fn by_index(gpus: impl Iterator<Item = (GpuIndex, u64)>) -> Vec<u64> {
 /// What a model that waits needs, and what is left, for people.
 fn words(needed: Option<&Amounts>, left: &Amounts) -> String {
     let Some(needed) = needed else { return "others are loaded that exclude it".to_owned() };
-    let of = |amounts: &Amounts| {
-        let gpus: Vec<String> = amounts.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
-        match (amounts.host, gpus.is_empty()) {
-            (u64::MAX, true) => "an unknown amount of the host".to_owned(),
-            (host, true) => format!("{} of the host", ByteSize(host)),
-            (u64::MAX, false) => format!("{} of GPU memory", gpus.join(" and ")),
-            (host, false) => {
-                format!("{} of the host and {} of GPU memory", ByteSize(host), gpus.join(" and "))
-            }
-        }
+    format!("it needs {}; of what models may have, {} are left", amounts_words(needed), amounts_words(left))
+}
+
+fn amounts_words(amounts: &Amounts) -> String {
+    let gpus: Vec<String> = amounts.gpus.iter().map(|bytes| ByteSize(*bytes).to_string()).collect();
+    match (amounts.host, gpus.is_empty()) {
+        (u64::MAX, true) => "an unknown amount of the host".to_owned(),
+        (host, true) => format!("{} of the host", ByteSize(host)),
+        (u64::MAX, false) => format!("{} of GPU memory", gpus.join(" and ")),
+        (host, false) => format!("{} of the host and {} of GPU memory", ByteSize(host), gpus.join(" and ")),
+    }
+}
+
+/// Why a model is never loaded, and what to change, for people.
+fn never_words(never: &Never) -> String {
+    let list = |models: &[ModelName]| {
+        let models: Vec<String> = models.iter().map(|model| format!("`{model}`")).collect();
+        models.join(", ")
     };
-    format!("it needs {}; of what models may have, {} are left", of(needed), of(left))
+    match never {
+        Never::Excluded(pinned) => {
+            format!("{} (`pin`) exclude it by `groups`, and never leave", list(pinned))
+        }
+        Never::Count { pinned, most } => format!(
+            "{most} models may be loaded (`loading.max_loaded`), and as many never leave (`pin`): {}",
+            list(pinned)
+        ),
+        Never::Room { needed, left, pinned } => format!(
+            "it needs {}, and models that never leave (`pin`: {}) leave {}",
+            amounts_words(needed),
+            list(pinned),
+            amounts_words(left)
+        ),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use warden_policies::{GpuIndex, MemoryLimit, defaults};
+
     use super::*;
     use crate::spec::SharedBudgets;
 
@@ -227,18 +247,22 @@ mod tests {
 
     #[test]
     fn models_may_have_what_the_system_leaves_and_budgets_allow() {
-        let total = TotalMemory { host: Some(64 * GIB), gpus: vec![(GpuIndex(1), 32 * GIB)] };
-        let mut rules =
-            Rules { numbers: warden_policies::defaults().loading.clone(), shared: SharedBudgets::default() };
-        rules.numbers.gpu_kept = 0.25;
+        let total = MachineMemory { host: Some(64 * GIB), gpus: vec![(GpuIndex(1), 32 * GIB)] };
+        let mut rules = Common {
+            shared: SharedBudgets::default(),
+            loading: defaults().loading.clone(),
+            growth: defaults().growth.clone(),
+            health: defaults().health.clone(),
+        };
+        rules.loading.gpu_kept = 0.25;
         assert_eq!(capacity(&total, &rules), Amounts { host: 60 * GIB, gpus: vec![0, 24 * GIB] });
         rules.shared.host_soft = Some(ByteSize(8 * GIB));
         rules.shared.vram_soft = Some(MemoryLimit::Percent(50.0));
         let less = capacity(&total, &rules);
         assert_eq!(less, Amounts { host: 8 * GIB, gpus: vec![0, 16 * GIB] });
-        let free = FreeMemory { host: None, gpus: vec![(GpuIndex(1), 3 * GIB)] };
+        let free = MachineMemory { host: None, gpus: vec![(GpuIndex(1), 3 * GIB)] };
         assert_eq!(amounts(&free, &less), Amounts { host: u64::MAX, gpus: vec![0, 3 * GIB] });
-        assert_eq!(capacity(&TotalMemory::default(), &rules).host, 8 * GIB);
+        assert_eq!(capacity(&MachineMemory::default(), &rules).host, 8 * GIB);
     }
 
     #[test]

@@ -15,15 +15,14 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 use warden_policies::MemoryKind;
-use warden_policies::loading::{Amounts, Numbers, Reading, Spec, Who};
+use warden_policies::loading::{Amounts, Reading, Spec, Who};
 
 use crate::lease::queue::Leases;
-use crate::spec::{FleetConfig, SharedBudgets};
 use crate::sync::lock;
 
-/// What a model tells of itself.
+/// What a model's task tells the loader.
 pub(crate) enum Told {
-    /// It is there, and is told what it may do.
+    /// The model exists from now on. The loader answers through the listener.
     Joins { leases: Arc<Leases>, listener: Listener },
     /// It wants to be loaded. `urgent`: others leave for it even if nobody waits. `number`: how often it has asked.
     Wants { spec: Box<Spec>, urgent: bool, number: u64 },
@@ -43,13 +42,15 @@ pub(crate) enum Told {
     Removed,
 }
 
-/// What a model is told.
+/// What the loader tells a model's task.
 #[derive(Debug)]
 pub(crate) enum Word {
     /// There is room: each process on these GPUs. The number is that with which it had asked.
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(Who),
+    /// There is never room, for this reason: who waits does so in vain.
+    Never(String),
 }
 
 /// Takes a word to a model.
@@ -61,32 +62,12 @@ pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(Who, Told)>,
     lives: AtomicU64,
     promised: Mutex<BTreeMap<Who, Amounts>>,
-    rules: Mutex<Rules>,
-}
-
-/// What is configured for all models.
-#[derive(Clone, Debug)]
-struct Rules {
-    numbers: Numbers,
-    shared: SharedBudgets,
-}
-
-impl Rules {
-    fn of(config: &FleetConfig) -> Self {
-        Self { numbers: config.loading.clone(), shared: config.shared }
-    }
 }
 
 impl LoadingDesk {
-    pub(crate) fn new(config: &FleetConfig) -> (Arc<Self>, mpsc::UnboundedReceiver<(Who, Told)>) {
+    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<(Who, Told)>) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (lives, promised) = (AtomicU64::new(0), Mutex::default());
-        (Arc::new(Self { sender, lives, promised, rules: Mutex::new(Rules::of(config)) }), receiver)
-    }
-
-    /// Another configuration.
-    pub(crate) fn apply(&self, config: &FleetConfig) {
-        *lock(&self.rules) = Rules::of(config);
+        (Arc::new(Self { sender, lives: AtomicU64::new(0), promised: Mutex::default() }), receiver)
     }
 
     /// A number that no other model of this run has.
@@ -100,17 +81,10 @@ impl LoadingDesk {
     }
 
     /// Bytes of one memory that are free, and that others than this model were promised.
-    pub(crate) fn promised_to_others(&self, besides: &Who, of: MemoryKind) -> u64 {
+    pub(crate) fn promised_to_others(&self, besides: &Who, memory: MemoryKind) -> u64 {
         let promised = lock(&self.promised);
         let others = promised.iter().filter(|(who, _)| *who != besides);
-        let bytes = |amounts: &Amounts| match of {
-            MemoryKind::Host => amounts.host,
-            MemoryKind::Vram(gpu) => {
-                let index = usize::try_from(gpu.0).unwrap_or(usize::MAX);
-                amounts.gpus.get(index).copied().unwrap_or(0)
-            }
-        };
-        others.map(|(_, amounts)| bytes(amounts)).fold(0, u64::saturating_add)
+        others.map(|(_, amounts)| amounts.of(memory)).fold(0, u64::saturating_add)
     }
 }
 

@@ -173,11 +173,11 @@ async fn a_pinned_model_stays_and_a_reload_that_takes_the_pin_lets_it_go() {
     rig.next_takes(20);
     drop(rig.lease_of("a").await.unwrap());
     rig.next_takes(20);
-    let waits = rig.lease_of_later("b").await;
-    pass(secs(100)).await;
-    assert!(!waits.is_finished() && rig.states()[0] == Loaded);
+    let Denied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
+    assert!(why.contains("needs") && why.contains("(`pin`: `a`) leave"), "{why}");
+    assert!(rig.states()[0] == Loaded);
     rig.apply(|config| config.models[0].loading.pin = false).await;
-    drop(waits.await.unwrap().unwrap());
+    drop(rig.lease_of("b").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);
     rig.end().await;
 }

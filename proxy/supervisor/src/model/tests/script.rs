@@ -26,9 +26,7 @@ use crate::process::needs::Sight;
 use crate::process::needs::missing::Missing;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
-use crate::process::{
-    Ask, FreeMemory, Health, NoVram, Process, Props, Question, Sample, Sink, TotalMemory, World,
-};
+use crate::process::{Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World};
 use crate::spec::Command;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
@@ -258,19 +256,19 @@ impl World for Script {
         Some(self.inner.available.load(Ordering::SeqCst))
     }
 
-    fn free(&self, _limit: Duration) -> BoxFuture<'_, FreeMemory> {
+    fn free(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async {
             let devices = self.inner.devices();
             let free = devices.readings.iter().map(|reading| (reading.index, reading.free.unwrap()));
-            FreeMemory { host: None, gpus: free.collect() }
+            MachineMemory { host: None, gpus: free.collect() }
         })
     }
 
-    fn total(&self, _limit: Duration) -> BoxFuture<'_, TotalMemory> {
+    fn total(&self, _limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async {
             let devices = self.inner.devices();
             let total = devices.readings.iter().map(|reading| (reading.index, reading.total.unwrap()));
-            TotalMemory { host: *lock(&self.inner.memory), gpus: total.collect() }
+            MachineMemory { host: *lock(&self.inner.memory), gpus: total.collect() }
         })
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Found, Whole};
-use crate::config::resolve::arguments;
+use crate::config::arguments;
 
 /// What is appended to is nothing else: not a model, not a key, not another log.
 pub(super) fn written_and_read(whole: &Whole<'_>) -> Vec<Found> {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Found, One, Whole};
-use crate::config::resolve::arguments;
+use crate::config::arguments;
 
 /// How clients say how many tokens they want, in one interface or another.
 const TOKENS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];

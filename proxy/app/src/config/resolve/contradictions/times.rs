@@ -5,7 +5,7 @@ use std::time::Duration;
 use warden_policies::units::span;
 
 use super::{Found, One, Whole};
-use crate::config::resolve::arguments;
+use crate::config::arguments;
 
 /// The limit of a whole exchange counts from its beginning, waiting included.
 pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {

@@ -1,0 +1,105 @@
+//! The body of an answer that was begun before its model was loaded: signs of life, and then the model's own answer.
+//!
+//! ```text
+//!   Waits ── the model's answer: a stream ──────> Passes, until that ends
+//!     │ └─── it is anything else, or a refusal ─> Gathers it ─> its error as an event ─> Over
+//!     └ signs of life meanwhile
+//! ```
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http_body::{Body as _, Frame};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::answer_body::AnswerBody;
+use super::assemble::is_events;
+use super::teller::Teller;
+use crate::backend::backends::BoxFuture;
+use crate::refusal::{Dialect, error_event};
+
+/// Bytes of an error that are read; what is longer is told without its words.
+const ERROR_BYTES: usize = 64 * 1024;
+
+/// Such a body.
+pub(crate) struct Interim {
+    state: State,
+    teller: Teller,
+    every: Duration,
+    next_sign: Pin<Box<Sleep>>,
+    dialect: Dialect,
+}
+
+enum State {
+    Waits(BoxFuture<'static, Response<AnswerBody>>),
+    Passes(Box<AnswerBody>),
+    Gathers { status: u16, body: Box<AnswerBody>, read: Vec<u8> },
+    Over,
+}
+
+impl Interim {
+    /// The first sign is sent with the head, further ones this often.
+    pub(crate) fn new(
+        answer: BoxFuture<'static, Response<AnswerBody>>,
+        teller: Teller,
+        every: Duration,
+        dialect: Dialect,
+    ) -> Self {
+        let next_sign = Box::pin(sleep_until(Instant::now()));
+        Self { state: State::Waits(answer), teller, every, next_sign, dialect }
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        loop {
+            match &mut self.state {
+                State::Waits(answer) => match answer.as_mut().poll(context) {
+                    Poll::Ready(answer) => {
+                        let (head, body) = answer.into_parts();
+                        if head.status.is_success() && is_events(&head.headers) {
+                            self.state = State::Passes(Box::new(body));
+                            if let Some(words) = self.teller.ends() {
+                                return Poll::Ready(Some(Ok(Frame::data(words))));
+                            }
+                        } else {
+                            let (status, body) = (head.status.as_u16(), Box::new(body));
+                            self.state = State::Gathers { status, body, read: Vec::new() };
+                        }
+                    }
+                    Poll::Pending => {
+                        ready!(self.next_sign.as_mut().poll(context));
+                        self.next_sign.as_mut().reset(Instant::now() + self.every);
+                        return Poll::Ready(Some(Ok(Frame::data(self.teller.sign()))));
+                    }
+                },
+                State::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
+                State::Gathers { status, body, read } => {
+                    // What broke off is told as far as it came.
+                    let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
+                        let event = error_event(*status, read, self.dialect);
+                        self.state = State::Over;
+                        return Poll::Ready(Some(Ok(Frame::data(Bytes::from(event)))));
+                    };
+                    let data = frame.into_data().unwrap_or_default();
+                    let room = ERROR_BYTES.saturating_sub(read.len());
+                    read.extend_from_slice(&data[..data.len().min(room)]);
+                }
+                State::Over => return Poll::Ready(None),
+            }
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        match &self.state {
+            State::Passes(body) => body.is_end_stream(),
+            State::Over => true,
+            State::Waits(_) | State::Gathers { .. } => false,
+        }
+    }
+}

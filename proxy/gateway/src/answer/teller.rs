@@ -1,0 +1,138 @@
+//! What the client of a stream is told while its model loads.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::time::Instant;
+use warden_policies::ModelName;
+use warden_supervisor::Coming;
+
+use crate::backend::backends::Backends;
+
+/// How it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// By comments, which clients skip.
+    Comments,
+    /// As text of reasoning, in chunks of a chat.
+    Reasoning,
+}
+
+/// Who tells it.
+pub(crate) struct Teller {
+    backends: Arc<dyn Backends>,
+    model: ModelName,
+    request_id: String,
+    manner: Manner,
+    began: Instant,
+    /// What was said last, so that nobody reads the same again and again.
+    said: Option<String>,
+}
+
+impl Teller {
+    pub(crate) fn new(
+        backends: Arc<dyn Backends>,
+        model: ModelName,
+        request_id: String,
+        manner: Manner,
+        began: Instant,
+    ) -> Self {
+        Self { backends, model, request_id, manner, began, said: None }
+    }
+
+    /// A sign of life.
+    pub(crate) fn sign(&mut self) -> Bytes {
+        let now = Instant::now();
+        let coming = self.backends.coming(&self.model);
+        match self.manner {
+            Manner::Comments => {
+                let far = coming.map_or_else(|| "starts".to_owned(), |coming| stage(&coming, now));
+                let waited = now.saturating_duration_since(self.began).as_secs();
+                Bytes::from(format!(": the model {far}; waited for {waited} s\n\n"))
+            }
+            Manner::Reasoning => {
+                let stage = coming.map_or_else(|| "starts".to_owned(), |coming| stage_at_first(&coming));
+                let text = if self.said.as_ref() == Some(&stage) {
+                    ".".to_owned()
+                } else {
+                    let line = if self.said.is_some() { "\n" } else { "" };
+                    format!("{line}`{}` {stage} ", self.model)
+                };
+                self.said = Some(stage);
+                self.chunk(&text)
+            }
+        }
+    }
+
+    /// What is said when the model answers.
+    pub(crate) fn ends(&self) -> Option<Bytes> {
+        self.said.as_ref().map(|_| self.chunk("\n\n"))
+    }
+
+    fn chunk(&self, text: &str) -> Bytes {
+        let created = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+        let chunk = json!({
+            "choices": [{ "delta": { "reasoning_content": text }, "finish_reason": null, "index": 0 }],
+            "created": created,
+            "id": format!("chatcmpl-{}", self.request_id),
+            "model": self.model.as_str(),
+            "object": "chat.completion.chunk",
+        });
+        Bytes::from(format!("data: {chunk}\n\n"))
+    }
+}
+
+/// Where it stands, and how long that will take.
+fn stage(coming: &Coming, now: Instant) -> String {
+    let mut words = verb(coming).to_owned();
+    if let Some(left) =
+        coming.left(now).filter(|left| *left >= Duration::from_secs(1) && coming.since.is_some())
+    {
+        // Writing to a string does not fail.
+        let _written = write!(words, ", some {} s are left", left.as_secs());
+    }
+    words
+}
+
+/// The same, in words that stay the same while it goes on.
+fn stage_at_first(coming: &Coming) -> String {
+    let mut words = verb(coming).to_owned();
+    if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {
+        let _written = write!(words, " (the last time it took {} s)", took.as_secs());
+    }
+    words
+}
+
+fn verb(coming: &Coming) -> &'static str {
+    match (coming.since, coming.waits_for_room) {
+        (Some(_), _) => "is being loaded",
+        (None, true) => "waits until others have made room for it",
+        (None, false) => "waits to be loaded",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_how_far_a_load_is_as_far_as_that_is_known() {
+        let now = Instant::now();
+        let unknown = Coming::default();
+        assert_eq!(stage(&unknown, now), "waits to be loaded");
+        let room = Coming { waits_for_room: true, took: Some(Duration::from_secs(40)), ..unknown };
+        assert_eq!(stage(&room, now), "waits until others have made room for it");
+        let loads = Coming { since: now.checked_sub(Duration::from_secs(15)), ..room };
+        assert_eq!(stage(&loads, now), "is being loaded, some 25 s are left");
+        assert_eq!(stage_at_first(&loads), "is being loaded (the last time it took 40 s)");
+        let late = Coming { since: now.checked_sub(Duration::from_secs(50)), ..room };
+        assert_eq!(
+            stage(&late, now),
+            "is being loaded",
+            "it takes longer than the last one, nobody knows how long"
+        );
+    }
+}
