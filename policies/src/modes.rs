@@ -51,6 +51,17 @@ pub enum WhileLoading {
     Off,
 }
 
+/// Which of several models a name means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choose {
+    /// The first that is loaded; if none is, the first that loads; else the first.
+    #[default]
+    Loaded,
+    /// The first that is loaded or for which no other model would be unloaded; if there is none, the first.
+    Room,
+}
+
 /// Whether what conversations will need next goes along when a process is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -194,6 +194,49 @@ async fn who_cannot_be_served_in_time_is_told_when_to_come_back_and_is_expected_
 }
 
 #[tokio::test]
+async fn a_model_that_does_not_fit_is_served_with_its_fallback_arguments() -> Outcome {
+    let mut setup = Setup::new()?.top(QUICK);
+    setup.home.sample_model("model.gguf").await?;
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    nvml.say(&[FakeGpu { total: 1 << 30, ..FakeGpu::default() }])?;
+    let more = "preload = false\nargs = [\"-c\", \"900000\"]\nfallback = [\"-c\", \"512\"]\n";
+    let setup = setup.fake("large", &json!({}), more)?;
+    let warden = setup.start().await?;
+    let answer = warden.http.post(CHAT, &chat("x", "large", "hi", 2, false)).await?;
+    assert!(answer.answer()?.is_whole());
+    let words = warden.backends()[0].command_line();
+    assert!(words.windows(2).any(|pair| pair == ["-c", "512"]), "{words:?}");
+    assert_eq!(events(&warden, "falls back: started with -c 512 added, because it needs ").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn names_without_a_process_are_asked_for_like_models() -> Outcome {
+    let setup = Setup::new()?
+        .fake("a", &json!({}), "preload = false\n")?
+        .fake("b", &json!({}), "")?
+        .top("[names.best]\nmodels = [\"a\", \"b\"]\n[names.\"b-exact\"]\nmodels = [\"b\"]\nrequest.set = { seed = 7 }\n");
+    let mut warden = setup.start().await?;
+    warden.until_ready(1).await?;
+    for name in ["best", "b-exact"] {
+        assert!(warden.http.post(CHAT, &chat("x", name, "hi", 2, false)).await?.answer()?.is_whole());
+    }
+    assert_eq!(warden.state("a").await?, "unloaded", "who is loaded answers");
+    let list: Value = serde_json::from_str(&warden.http.get("/v1/models").await?.text())?;
+    let listed: Vec<_> = list["data"].as_array().into_iter().flatten().map(|one| one["id"].clone()).collect();
+    assert_eq!(listed, ["a", "b", "b-exact", "best"]);
+    // What means nothing is told before the start, and a reload with it changes nothing.
+    let wrong = warden.setup.config().replace("[\"a\", \"b\"]", "[\"a\", \"c\"]");
+    let file = warden.home().file("wrong.toml", &wrong)?;
+    let ran = warden.home().warden(&["config", "check", &file.display().to_string()], SOON).await?;
+    assert!(ran.code != 0 && ran.all().contains("`names.best.models`: there is no model `c`"), "{ran:?}");
+    warden.reload(&wrong)?;
+    warden.says("there is no model `c`").await?;
+    assert!(warden.http.post(CHAT, &chat("x", "best", "hi", 2, false)).await?.answer()?.is_whole());
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_access_log_is_played_under_other_rules() -> Outcome {
     let setup = Setup::new()?.top("log.format = \"json\"\nlog.access = \"access.log\"");
     setup.home.sample_model("model.gguf").await?;

@@ -68,6 +68,8 @@ pub struct Spec {
     pub pin: bool,
     /// Models that are not loaded while it is.
     pub never_with: Vec<ModelName>,
+    /// If this is too much, it can be started with less: then it is not tried.
+    pub can_do_with_less: bool,
 }
 
 /// What is seen of a model at one moment.

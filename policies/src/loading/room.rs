@@ -1,6 +1,6 @@
 //! What room there is, and whether a model fits into it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Loading, Model, Place, State, Who, Wish};
 use crate::book::{self, Machine, Needs, Wanted};
@@ -171,6 +171,9 @@ impl Loading {
         // The book may be wrong, and a server that could run is not kept from trying: alone.
         let fit = |room: &Amounts| fit(name, model, room, self.numbers.make_room);
         let Some((alone, needed)) = fit(&self.capacity) else {
+            if model.spec.can_do_with_less {
+                return Place::Nowhere;
+            }
             let stays = |other: &Who, model: &Model| {
                 model.is_there() && model.state != State::Leaves && !leave.contains(&other)
             };
@@ -265,6 +268,20 @@ impl Loading {
     /// What nobody was promised.
     pub(super) fn left(&self) -> Amounts {
         Ledger::of(&self.models, &self.capacity, None, &[]).now
+    }
+
+    /// Those that are loaded, or could be without another one's leaving, by what was promised.
+    pub fn roomy(&self) -> BTreeSet<Who> {
+        let has_room = |who: &Who, model: &Model| match model.state {
+            State::Comes { .. } | State::Serves { .. } => true,
+            State::Leaves => false,
+            State::Out | State::Wants { .. } => {
+                let wish = Wish { name: who, kept: &Amounts::none(), kept_for: &[], free: None };
+                matches!(self.place(&wish, &[]), Place::Now(..))
+            }
+        };
+        let roomy = self.models.iter().filter(|(who, model)| has_room(who, model));
+        roomy.map(|(who, _)| who.clone()).collect()
     }
 
     /// Those that wait for what never comes, and why.

@@ -71,7 +71,7 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
-pub use rules::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! What may change while the gateway serves: rules of single models, keys, origins. A request takes
 //! the picture of the moment when it begins and keeps it to its end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -10,13 +10,15 @@ use warden_policies::{ModelName, Names};
 use crate::access::cors::Cors;
 use crate::access::keys::{KeyCounts, Keys};
 use crate::body::request_copy::Recorder;
-use crate::rules::ModelRules;
+use crate::rules::{ModelRules, Name};
 
 /// The picture. [`Default`] is: no rules.
 #[derive(Clone, Debug)]
 pub struct Live {
     /// What is special about single models; one that is missing has no rules.
     pub models: HashMap<ModelName, Arc<ModelRules>>,
+    /// Names that mean one of several models, or one with other rules.
+    pub by_name: BTreeMap<String, Name>,
     /// The keys that are asked for; `None`: none is, and what clients send passes on.
     pub keys: Option<Keys>,
     /// Which web pages may call.
@@ -31,6 +33,7 @@ impl Default for Live {
     fn default() -> Self {
         Self {
             models: HashMap::new(),
+            by_name: BTreeMap::new(),
             keys: None,
             cors: Cors::default(),
             names: Names::Any,

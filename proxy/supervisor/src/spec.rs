@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
+use warden_policies::book::Needs;
 use warden_policies::defaults::{self, Child, Sensors};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
@@ -68,6 +69,8 @@ pub struct ModelSpec {
     pub ttl: Option<Duration>,
     /// What its memory needs, and who may be loaded beside it. The number of its processes is that of `run`.
     pub loading: loading::Spec,
+    /// Arguments that are added if it does not fit into memory as it is.
+    pub fallback: Option<Fallback>,
     /// We choose its GPUs: neither its command nor its environment says anything of them.
     pub choose_gpus: bool,
     /// Crash handling and deadlines.
@@ -83,6 +86,15 @@ pub struct ModelSpec {
     /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
     /// neither replaces a process.
     pub facts: ServerFacts,
+}
+
+/// With what a model is started that does not fit into memory as it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fallback {
+    /// Added behind the others, so that they count.
+    pub args: Vec<String>,
+    /// What one process needs then, as far as that is known.
+    pub needs: Option<Needs>,
 }
 
 /// Everything the fleet needs to know.

@@ -21,6 +21,7 @@
 pub(crate) mod arguments;
 pub(crate) mod machine;
 pub(crate) mod model_files;
+pub(crate) mod named;
 pub(crate) mod needs;
 pub(crate) mod policy;
 pub(crate) mod policy_file;

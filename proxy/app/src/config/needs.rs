@@ -111,6 +111,12 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         }
         spec.loading.may_split = may_split;
         spec.loading.needs = Some(known.needs);
+        if let Some(fallback) = &mut spec.fallback {
+            let mut command = spec.command.clone();
+            command.args.extend(fallback.args.iter().cloned());
+            let known = Known::read(&command, of_server.clone(), on_gpus && !on_cpu);
+            fallback.needs = known.ok().map(|known| known.needs);
+        }
     }
     resolved.warnings.extend(misfits(&resolved.fleet, &room));
 }

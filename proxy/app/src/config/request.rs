@@ -82,13 +82,30 @@ impl From<Mode> for SystemMode {
 impl Resolver<'_> {
     /// What the gateway is told about a model.
     pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
-        let request = &model.request;
+        let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
+        if model.upstream_model.as_ref().is_some_and(unfit) {
+            let path = ["models", name, "upstream_model"].map(str::to_owned);
+            let place = self.loaded.place(&path);
+            let problem = Problem::new(place, format!("`{}`: this is no name", dotted(&path)));
+            self.problems.push(problem.hint("write the name under which the backend knows the model"));
+        }
+        ModelRules {
+            assemble: model.run.cancel == Cancel::Assemble,
+            on_death: model.run.on_death,
+            loading: model.run.loading,
+            request: self.request_rules(&["models", name], &model.request),
+            upstream_model: model.upstream_model.clone(),
+        }
+    }
+
+    /// What is changed in requests, as it is written in the table of this name.
+    pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &Request) -> RequestRules {
         let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
-            let path: Vec<String> = ["models", name].iter().chain(path).map(|&key| key.to_owned()).collect();
+            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
             self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
         };
         let place = |path: &[&str]| {
-            let path: Vec<String> = ["models", name].iter().chain(path).map(|&key| key.to_owned()).collect();
+            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
             self.loaded.place(&path)
         };
         let tables = [("set", &request.set), ("default", &request.default)];
@@ -108,35 +125,19 @@ impl Resolver<'_> {
             let at = ["request", "system_prompt"];
             problem(place(&at), &at, "this is empty", "leave it out, or write what the model is to be told");
         }
-        let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
-        if model.upstream_model.as_ref().is_some_and(unfit) {
-            let at = ["upstream_model"];
-            problem(
-                place(&at),
-                &at,
-                "this is no name",
-                "write the name under which the backend knows the model",
-            );
-        }
         let pairs = |table: &BTreeMap<String, Value>| {
             table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
-        ModelRules {
-            assemble: model.run.cancel == Cancel::Assemble,
-            on_death: model.run.on_death,
-            loading: model.run.loading,
-            request: RequestRules {
-                set: pairs(&request.set),
-                default: pairs(&request.default),
-                strip: request.strip.clone(),
-                system_prompt: request
-                    .system_prompt
-                    .clone()
-                    .map(|text| SystemPrompt { text, mode: request.system_prompt_mode.into() }),
-                max_tokens: request.max_tokens,
-                fresh_seed: request.fresh_seed,
-            },
-            upstream_model: model.upstream_model.clone(),
+        RequestRules {
+            set: pairs(&request.set),
+            default: pairs(&request.default),
+            strip: request.strip.clone(),
+            system_prompt: request
+                .system_prompt
+                .clone()
+                .map(|text| SystemPrompt { text, mode: request.system_prompt_mode.into() }),
+            max_tokens: request.max_tokens,
+            fresh_seed: request.fresh_seed,
         }
     }
 }

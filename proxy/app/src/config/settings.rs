@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_policies::defaults;
 
+use super::named::Named;
 use super::policy::{Policy, Shared, optional_duration};
 use super::request::Request;
 use super::schema::{self, AllModels, Of, OneModel};
@@ -68,6 +69,10 @@ pub(crate) struct Settings {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, OneModel>")]
     pub(crate) models: BTreeMap<String, Dict>,
+    /// Names that mean one of several models, or one with other requests.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, schema::OneName>")]
+    pub(crate) names: BTreeMap<String, Named>,
 }
 
 /// The operator's side.
@@ -125,6 +130,10 @@ pub(crate) struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) args: Vec<String>,
+    /// Arguments that are added behind `args` when the model does not fit into memory as it is: a shorter context, fewer layers on GPUs.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) fallback: Vec<String>,
     /// Variables added to our environment.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]

@@ -21,6 +21,7 @@ pub(crate) fn live(resolved: &Resolved, recorders: &Recorders) -> Live {
         models,
         keys: resolved.keys.clone().map(Keys::new),
         cors,
+        by_name: resolved.by_name.clone(),
         names: resolved.names.clone(),
         recorders,
     }

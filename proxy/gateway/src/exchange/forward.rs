@@ -14,14 +14,14 @@ use warden_policies::modes::{OnDeath, WhileLoading};
 use warden_policies::quarantine::Standing;
 use warden_supervisor::{Denied, ResolveError};
 
-use super::{Answered, Asked, ClientBody, Exchange, Refused, prompt_size};
+use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
 use crate::answer::remember::Remember;
 use crate::answer::teller::Manner;
 use crate::backend::again::Again;
 use crate::backend::attempts::{Attempts, Relayed};
-use crate::backend::backends::{BackendLease, Backends, BoxFuture};
+use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::line_limits::fits_lines;
 use crate::backend::message::{Message, Repeating};
 use crate::backend::upstream::Upstream;
@@ -32,7 +32,7 @@ use crate::protocol::{headers, query, wire};
 use crate::refusal::Refusal;
 
 use crate::route::target::ModelPath;
-use crate::route::{self, Effect, Route, Shape};
+use crate::route::{self, Effect, Shape};
 use crate::rules;
 
 /// The request is what its backend is to get, as far as its body was taken in.
@@ -77,8 +77,8 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
         .map_err(|refusal| unread.refused(refusal))?;
     let is_plain = named.is_none();
-    let named = named_in_target(&access, &*shared.upstream.backends, named, &mut parts)
-        .map_err(|refusal| unread.refused(refusal))?;
+    let named =
+        named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     if let Some(manner) = manner(exchange, &prepared, &intake) {
@@ -93,11 +93,11 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
 /// How the client of a stream is told that its model is being loaded; `None`: it serves, or the client gets the model's own answer
 /// only.
 fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
-    let Exchange { shared, live, route, .. } = exchange;
+    let Exchange { shared, route, .. } = exchange;
     if !(route.generates && intake.is_stream()) || prepared.assemble.is_some() {
         return None;
     }
-    let mode = live.models.get(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
+    let mode = exchange.rules(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
     let manner = match mode {
         WhileLoading::Off => return None,
         WhileLoading::Reasoning if route.shape == Some(Shape::Chat) => Manner::Reasoning,
@@ -172,6 +172,7 @@ async fn send(
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
     let Prepared { model, tokens, assemble, sets } = prepared;
+    let on_death = exchange.rules(&model).map_or(OnDeath::default(), |rules| rules.on_death);
     let mut attempts = Attempts {
         upstream: &shared.upstream,
         record: &mut exchange.flight.record,
@@ -191,7 +192,6 @@ async fn send(
         lease.note_pause();
     }
     let is_page = parts.method == Method::GET && parts.uri.path() == "/";
-    let on_death = exchange.live.models.get(&model).map_or(OnDeath::default(), |rules| rules.on_death);
     let generates = exchange.route.shape.filter(|_| exchange.route.generates).and_then(Kind::of);
     let kept = generates.filter(|_| lease.keeps_turns()).map(|kind| {
         // The others are made of parts that stand in no other request.
@@ -244,25 +244,25 @@ async fn prepare(
     parts: &mut Parts,
     intake: &mut Intake,
 ) -> Result<Prepared, Refusal> {
-    let (shared, live, route) = (exchange.shared.clone(), exchange.live.clone(), exchange.route);
+    let (shared, route) = (exchange.shared.clone(), exchange.route);
     let upstream = &shared.upstream;
-    let backends = &*upstream.backends;
-    let rules = |model: &ModelName| live.models.get(model).filter(|_| is_plain);
     let named = match named {
         // With `any_name`, every name means the only model, so that a large body need not be searched for one.
-        None if exchange.drop_in => Some(access.resolve(backends, Some(""))?),
+        None if exchange.drop_in => Some(exchange.resolve(access, Some(""))?),
         named => named,
     };
-    let renamed = named.as_ref().and_then(rules).is_some_and(|rules| rules.upstream_model.is_some());
+    let rules = named.as_ref().filter(|_| is_plain).and_then(|model| exchange.rules(model));
+    let renamed = rules.is_some_and(|rules| rules.upstream_model.is_some());
     let taken = intake.take(named.is_none() || renamed, &shared.config).await;
     exchange.flight.record.bytes_in = intake.len();
     taken?;
     let model = match named {
         Some(model) => model,
-        None => named_in_body(access, backends, &route, intake)?,
+        None => named_in_body(exchange, access, intake)?,
     };
     exchange.flight.record.model = Some(model.clone());
-    if let Some(rules) = rules(&model) {
+    let rules = exchange.rules(&model).filter(|_| is_plain);
+    if let Some(rules) = rules {
         rules::apply(&model, rules, route.shape, parts, intake).await?;
     }
 
@@ -277,7 +277,8 @@ async fn prepare(
     fits_lines(parts)?;
     turn_away(upstream, &model, intake)?;
     let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake).await?;
-    let kind = rules(&model).filter(|rules| rules.assemble).and(route.shape).and_then(Kind::of);
+    let kind =
+        exchange.rules(&model).filter(|rules| is_plain && rules.assemble).and(route.shape).and_then(Kind::of);
     let assemble = match kind {
         Some(kind) => assemble::ask(kind, intake).await?,
         None => None,
@@ -293,39 +294,37 @@ async fn prepare(
 
 /// The model that path or query name; the path loses it.
 fn named_in_target(
+    exchange: &mut Exchange,
     access: &Access,
-    backends: &dyn Backends,
     named: Option<Result<ModelPath, Refusal>>,
     parts: &mut Parts,
 ) -> Result<Option<ModelName>, Refusal> {
     match named {
         Some(Ok(named)) => {
             parts.uri = named.target.into();
-            access.resolve_path(backends, &named.name).map(Some)
+            naming::in_path(exchange.resolve(access, Some(&named.name)), exchange, access).map(Some)
         }
         // Who asks may know of these only.
-        Some(Err(Refusal::Upstream { .. })) => Err(Refusal::Upstream { known: access.known(backends) }),
+        Some(Err(Refusal::Upstream { .. })) => {
+            Err(Refusal::Upstream { known: naming::known(exchange, access) })
+        }
         Some(Err(refusal)) => Err(refusal),
         None => {
             let asked = parts.uri.query().and_then(|query| query::parameter(query, "model"));
-            asked.map(|name| access.resolve(backends, Some(&name))).transpose()
+            asked.map(|name| exchange.resolve(access, Some(&name))).transpose()
         }
     }
 }
 
 /// The model that the body names, or the only one.
-fn named_in_body(
-    access: &Access,
-    backends: &dyn Backends,
-    route: &Route,
-    intake: &Intake,
-) -> Result<ModelName, Refusal> {
+fn named_in_body(exchange: &mut Exchange, access: &Access, intake: &Intake) -> Result<ModelName, Refusal> {
     let named = intake.named();
     if let Named::Model(name) = &named {
-        return access.resolve(backends, Some(name));
+        return exchange.resolve(access, Some(name));
     }
     // The only model takes whatever comes and answers itself; with several, the reason must be ours.
-    access.resolve(backends, None).map_err(|refusal| match (named, refusal) {
+    let route = exchange.route;
+    exchange.resolve(access, None).map_err(|refusal| match (named, refusal) {
         // Nobody can be asked whether there is such a route.
         (_, Refusal::Resolve(ResolveError::Missing { .. })) if route.name == route::UNKNOWN => {
             Refusal::NoRoute

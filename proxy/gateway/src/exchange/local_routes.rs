@@ -8,9 +8,10 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use http::request::Parts;
 use serde_json::{Value, json};
+use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelView, ResolveError};
 
-use super::{ClientBody, Exchange, Refused, dropin};
+use super::{ClientBody, Exchange, Refused, dropin, naming};
 use crate::access::keys::Access;
 use crate::clock;
 use crate::refusal::Refusal;
@@ -31,18 +32,29 @@ pub(super) fn answer(
 ) -> Result<Words, Refused> {
     let shared = &exchange.shared;
     let backends = &*shared.upstream.backends;
-    let shown = |model: &ModelView| access.shows(&model.name);
+    let (live, view) = (&exchange.live, backends.view());
+    let resolve = |name: &str| naming::resolve(live, access, backends, Some(name)).map(|(model, _)| model);
+    let shown = |model: &ModelView| access.may_use(&model.name);
     let answer = match local {
         LocalRoute::Health if shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
         LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
         LocalRoute::Health => health(&backends.view()),
-        LocalRoute::Models => Ok(models(&backends.view(), shared.started, &shown)),
+        LocalRoute::Models => {
+            let names = naming::shown(live, access);
+            let names = names.filter_map(|name| renamed(&view, name, &resolve(name).ok()?, shared.started));
+            Ok(models(&view, shared.started, &shown, names.collect()))
+        }
         LocalRoute::Running => Ok(running(&backends.view(), &shown)),
-        LocalRoute::Bare(name) => access.resolve_path(backends, name).map(|_| {
+        LocalRoute::Bare(name) => naming::in_path(resolve(name), exchange, access).map(|_| {
             redirect(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
         }),
-        LocalRoute::Model(name) => access.resolve(backends, Some(name)).and_then(|resolved| {
-            model(&backends.view(), resolved.as_str(), shared.started).ok_or_else(|| {
+        LocalRoute::Model(name) => resolve(name).and_then(|resolved| {
+            let model = if live.by_name.contains_key(name) {
+                renamed(&view, name, &resolved, shared.started).map(|entry| words(&entry))
+            } else {
+                model(&view, resolved.as_str(), shared.started)
+            };
+            model.ok_or_else(|| {
                 ResolveError::Unknown { name: name.clone(), known: access.known(backends) }.into()
             })
         }),
@@ -79,10 +91,10 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
 }
 
 /// `/v1/models`: every configured model that is shown, whatever its state.
-fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>) -> Words {
+fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
-    let data: Vec<Value> = models().map(|model| one(model, created)).collect();
-    let ollama: Vec<Value> = models().map(ollama).collect();
+    let ollama: Vec<Value> = models().map(|model| ollama(model, model.name.as_str())).collect();
+    let data: Vec<Value> = models().map(|model| one(model, created)).chain(names).collect();
     words(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
@@ -138,9 +150,16 @@ fn one(model: &ModelView, created: u64) -> Value {
     entry
 }
 
+/// A name that means this model now.
+fn renamed(view: &FleetView, name: &str, model: &ModelName, created: u64) -> Option<Value> {
+    let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, created);
+    (entry["id"], entry["aliases"], entry["means"]) = (json!(name), json!([]), json!(model));
+    Some(entry)
+}
+
 /// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
-fn ollama(model: &ModelView) -> Value {
+fn ollama(model: &ModelView, name: &str) -> Value {
     let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
     let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
-    json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })
+    json!({ "name": name, "model": name, "type": "model", "capabilities": capabilities })
 }

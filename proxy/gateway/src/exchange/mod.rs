@@ -23,6 +23,7 @@
 pub(crate) mod dropin;
 mod forward;
 mod local_routes;
+mod naming;
 mod prompt_size;
 mod reply;
 
@@ -56,6 +57,7 @@ use crate::protocol::{headers, prefix, wire};
 use crate::refusal::Refusal;
 use crate::route::target::{self, ModelPath};
 use crate::route::{self, LocalRoute, Route};
+use crate::rules::ModelRules;
 use crate::shared::Shared;
 
 /// What lasts from a request's head to the head of its answer.
@@ -70,6 +72,8 @@ struct Exchange {
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     flight: Flight,
+    /// The rules of the name under which the model is asked for, if it has its own.
+    renamed: Option<Arc<ModelRules>>,
 }
 
 /// A head has come, of which only the target has been read.
@@ -199,9 +203,10 @@ fn receive(
         prefix::strip(&parts.uri, &shared.config.server.api_prefix).map(|uri| parts.uri = uri).is_none()
     };
     let request_id = headers::given_request_id(&parts.headers).unwrap_or_else(headers::fresh_request_id);
-    let backends = &*shared.upstream.backends;
+    let (backends, live) = (&*shared.upstream.backends, shared.live.now());
+    let more = live.by_name.keys().map(String::as_str);
     let named = target::is_upstream(parts.uri.path())
-        .then(|| target::upstream(&parts.uri, &backends.view(), backends.takes_any_name()));
+        .then(|| target::upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
         // Rules would not leave the body as it is.
         Some(Ok(named)) => Route { shape: None, ..route::route(&parts.method, named.target.path()) },
@@ -213,7 +218,6 @@ fn receive(
         }
         _ => route::local(&parts.method, parts.uri.path()),
     };
-    let live = shared.live.now();
     let drop_in = dropin::is(&shared);
     let local = local.filter(|local| !drop_in || dropin::is_ours(&shared, local, live.keys.is_some()));
     let flight = Flight::begin(
@@ -226,7 +230,7 @@ fn receive(
         local.as_ref().map_or(route.name, LocalRoute::label),
     );
     let origin = parts.headers.get(ORIGIN).cloned();
-    let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight };
+    let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, renamed: None };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 

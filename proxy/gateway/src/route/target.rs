@@ -46,13 +46,19 @@ pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
 }
 
 /// The model that a path names, and what is left for the backend. With `any_name`, the first segment is a name if
-/// nothing else matches.
-pub(crate) fn upstream(uri: &Uri, fleet: &FleetView, any_name: bool) -> Result<ModelPath, Refusal> {
+/// nothing else matches. `more`: names without a process of their own.
+pub(crate) fn upstream<'a>(
+    uri: &Uri,
+    fleet: &'a FleetView,
+    more: &(impl Iterator<Item = &'a str> + Clone),
+    any_name: bool,
+) -> Result<ModelPath, Refusal> {
     let raw = uri.path().strip_prefix(PREFIX).unwrap_or_default();
     let names = || {
-        fleet.models.iter().flat_map(|model| {
+        let models = fleet.models.iter().flat_map(|model| {
             std::iter::once(model.name.as_str()).chain(model.aliases.iter().map(String::as_str))
-        })
+        });
+        models.chain(more.clone())
     };
     // Every letter may be spelled with three.
     let longest = names().map(str::len).max().unwrap_or(0) * 3;

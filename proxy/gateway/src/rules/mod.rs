@@ -3,12 +3,14 @@
 //! `apply` carries them out.
 
 mod apply;
+mod names;
 mod plan;
 
 use serde_json::Value;
 use warden_policies::modes::{OnDeath, WhileLoading};
 
 pub(crate) use apply::apply;
+pub use names::Name;
 use plan::Plan;
 
 /// What is special about one model. [`Default`] is: nothing, its requests pass as they are.

@@ -260,6 +260,10 @@ impl Backends for Shell {
         if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
     }
 
+    fn has_room(&self, _: &ModelName) -> bool {
+        true
+    }
+
     fn coming(&self, _: &ModelName) -> Option<Coming> {
         *self.0.coming.lock().unwrap()
     }

@@ -1,12 +1,13 @@
 //! Rules for requests on their way: what is held, what streams on, and what the backend gets to see.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use serde_json::json;
+use warden_policies::modes::Choose;
 
 use super::*;
-use crate::{Live, ModelRules, RequestRules};
+use crate::{KeyHash, KeySpec, Keys, Live, ModelRules, Name, RequestRules};
 
 fn echo() -> Upstream {
     Upstream::answering(|head, body| {
@@ -162,4 +163,83 @@ async fn a_large_body_gets_its_new_name_and_streams_on_unless_it_names_a_second(
     let (_, answer) = rig.ask(&post("/completion", &small)).await;
     assert_eq!(answer.split_once('|').unwrap().1, r#"{"model":"b","model":"b"}"#);
     rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
+    let upstream = echo();
+    let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
+    let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
+    let name = |models| Name { models, choose: Choose::Loaded };
+    let by_name = BTreeMap::from([
+        ("brief".to_owned(), name(vec![of("b", 7)])),
+        ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
+    ]);
+    let models = HashMap::from([of("b", 50)]);
+    rig.control.update(Live { models, by_name, ..Live::default() });
+    for (asked, tokens, model) in
+        [("brief", 7, "b"), ("any", 8, "a"), ("b", 50, "b"), ("alias-of-b", 50, "b")]
+    {
+        for (path, body) in [
+            ("/v1/chat/completions".to_owned(), format!(r#"{{"model":"{asked}","max_tokens":90}}"#)),
+            (format!("/v1/chat/completions?model={asked}"), r#"{"max_tokens":90}"#.to_owned()),
+        ] {
+            let (_, answer) = rig.ask(&post(&path, &body)).await;
+            assert!(answer.contains(&format!(r#""max_tokens":{tokens}}}"#)), "{asked}: {answer}");
+            let records = rig.records.0.lock().unwrap().len();
+            assert_eq!(rig.record(records - 1).await.model, Some(ModelName::new(model)));
+        }
+    }
+    // In a path it means the model, and bodies stay what they are.
+    let (_, answer) = rig.ask(&post("/upstream/brief/v1/chat/completions", r#"{"max_tokens":90}"#)).await;
+    assert!(answer.contains(r#""max_tokens":90}"#), "{answer}");
+    let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let listed = list["data"].as_array().unwrap().iter().map(|model| (&model["id"], &model["means"]));
+    let null = json!(null);
+    assert_eq!(
+        listed.collect::<Vec<_>>(),
+        [
+            (&json!("a"), &null),
+            (&json!("b"), &null),
+            (&json!("any"), &json!("a")),
+            (&json!("brief"), &json!("b"))
+        ]
+    );
+    let (head, one) = rig.ask(b"GET /v1/models/brief HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && one.contains(r#""id":"brief""#), "{one}");
+    let (head, none) = rig.ask(&post("/v1/chat/completions", r#"{"model":"none"}"#)).await;
+    assert!(head.starts_with("HTTP/1.1 404 ") && none.contains("`any`, `brief`"), "{none}");
+}
+
+#[tokio::test]
+async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
+    let upstream = echo();
+    let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
+    let of = |name: &str, tokens| (ModelName::new(name), Arc::new(most(tokens)));
+    let by_name = BTreeMap::from([(
+        "any".to_owned(),
+        Name { models: vec![of("a", 8), of("b", 9)], choose: Choose::Loaded },
+    )]);
+    for (models, answers) in [(vec!["any"], "8"), (vec!["b"], "9"), (vec!["c"], "")] {
+        let key = KeySpec {
+            name: "k".into(),
+            hash: KeyHash::of(b"sk-0123456789abcdef"),
+            models: Some(models.iter().map(ModelName::new).collect()),
+            rate: None,
+            tokens: None,
+            concurrency: None,
+        };
+        let keys = Some(Keys::new(vec![key]));
+        rig.control.update(Live { by_name: by_name.clone(), keys, ..Live::default() });
+        let body = r#"{"model":"any","max_tokens":90}"#;
+        let asked = String::from_utf8(post("/v1/chat/completions", body)).unwrap();
+        let asked = asked.replacen("\r\n", "\r\nAuthorization: Bearer sk-0123456789abcdef\r\n", 1);
+        let (head, answer) = rig.ask(asked.as_bytes()).await;
+        if answers.is_empty() {
+            assert!(head.starts_with("HTTP/1.1 404 ") && !answer.contains("any,"), "{head}{answer}");
+        } else {
+            assert!(answer.contains(&format!(r#""max_tokens":{answers}}}"#)), "{answer}");
+        }
+    }
 }

@@ -182,6 +182,11 @@ impl Fleet {
         self.inner.roster.load().get(model)?.leases.coming()
     }
 
+    /// Whether a model is loaded, or could be without another one's leaving, by what is known of memory.
+    pub fn has_room(&self, model: &ModelName) -> bool {
+        self.inner.context.loading.has_room(model)
+    }
+
     /// What is known against a request to a model.
     pub fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing {
         let roster = self.inner.roster.load();

@@ -30,8 +30,12 @@ impl Model {
             }
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
-            // Some may come all the same, when others are no longer pinned: the wish stays.
-            Control::Never(why) => self.leases.dismiss(&Denied::NeverLoaded(why)),
+            Control::Never(why) => {
+                // It may come all the same, when others are no longer pinned: the wish stays.
+                if !self.fall_back(&why) {
+                    self.leases.dismiss(&Denied::NeverLoaded(why));
+                }
+            }
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
@@ -76,6 +80,7 @@ impl Model {
 
     /// Returns whether processes are replaced.
     fn apply(&mut self, spec: ModelSpec, watch: Watch) -> bool {
+        let spec = self.keep_fallback(spec);
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
         let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);

@@ -55,7 +55,10 @@ impl Model {
                 self.tell_loading(Told::Leaves);
                 self.changed();
             }
-            Stand::Leaving { .. } if !any => self.give_room_back(),
+            Stand::Leaving { .. } if !any => {
+                self.take_whole();
+                self.give_room_back();
+            }
             Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => self.give_room_back(),
             _ => {}
         }
@@ -146,6 +149,7 @@ impl Model {
             })));
         });
         self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
+        self.apply_loading();
     }
 
     /// Other settings. What is loaded stays.

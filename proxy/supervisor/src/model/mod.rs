@@ -56,6 +56,7 @@ pub(crate) mod context;
 mod control;
 mod degrade;
 mod experience;
+mod fallback;
 mod health;
 mod idle;
 mod judge;
@@ -94,6 +95,7 @@ use warden_policies::loading::Who;
 use warden_policies::replacement_cost::Lulls;
 
 use self::experience::Experience;
+use self::fallback::Whole;
 use self::loading::Stand;
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
@@ -133,6 +135,8 @@ pub(crate) struct Model {
     stand: Stand,
     /// How often it has asked whether it may.
     asks: u64,
+    /// What is configured, while its fallback arguments are in place.
+    whole: Option<Whole>,
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
@@ -197,6 +201,7 @@ impl Model {
             next_unit: 0,
             stand: Stand::Out,
             asks: 0,
+            whole: None,
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),

@@ -31,6 +31,7 @@ impl Model {
         self.complete();
         self.settle_restarts();
         self.settle_drains();
+        self.settle_fallback();
         self.settle_loading();
         if self.end.is_some() {
             self.settle_end();

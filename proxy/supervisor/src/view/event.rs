@@ -98,6 +98,11 @@ pub enum EventKind {
         /// That model.
         wanted: ModelName,
     },
+    /// It does not fit into memory as it is configured, and is started with its fallback arguments.
+    FallsBack {
+        /// Which, and why, for people.
+        message: String,
+    },
     /// It is wanted, and has to wait for memory.
     WaitsForRoom {
         /// What it needs, and what there is, in words.
@@ -330,6 +335,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         }
         EventKind::MakesRoom { wanted } => tracing::info!(model, %wanted, "unloaded: it makes room"),
         EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for room: {message}"),
+        EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);

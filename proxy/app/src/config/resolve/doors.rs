@@ -4,7 +4,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use warden_gateway::KeySpec;
-use warden_policies::{Names, Origins};
+use warden_policies::{ModelName, Names, Origins};
 use warden_supervisor::spec::ModelSpec;
 
 use super::keys::KeyFile;
@@ -30,9 +30,14 @@ impl Resolver<'_> {
         !self.loaded.settings.server.keys.is_empty()
     }
 
-    pub(in crate::config) fn keys(&mut self, models: &[ModelSpec]) -> Option<Vec<KeySpec>> {
+    pub(in crate::config) fn keys<'n>(
+        &mut self,
+        models: &[ModelSpec],
+        names: impl Iterator<Item = &'n String>,
+    ) -> Option<Vec<KeySpec>> {
         let path = self.file(&self.loaded.settings.server.keys)?;
-        let names: Vec<_> = models.iter().map(|model| (model.name.clone(), model.aliases.clone())).collect();
+        let models = models.iter().map(|model| (model.name.clone(), model.aliases.clone()));
+        let names: Vec<_> = models.chain(names.map(|name| (ModelName::new(name), Vec::new()))).collect();
         match KeyFile::load(&path) {
             Ok(file) => {
                 let (specs, warnings) = file.specs(&names);

@@ -23,15 +23,19 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
     let mut problems = Vec::new();
     for ((name, model, _), spec) in loaded.models.iter().zip(&resolved.fleet.models) {
         let binary = spec.command.binary.as_path();
-        if model.args.is_empty() {
+        if model.args.is_empty() && model.fallback.is_empty() {
             continue;
         }
         if !helps.contains_key(binary) {
             helps.insert(binary, known(binary, resolved.child.version_timeout).await);
         }
         let Some(Some(known)) = helps.get(binary) else { continue };
-        let path = ["models".to_owned(), name.clone(), "args".to_owned()];
-        for (index, word) in strangers(&model.args, known) {
+        let lists = [("args", &model.args), ("fallback", &model.fallback)];
+        let strangers = lists.iter().flat_map(|(key, args)| {
+            strangers(args, known).into_iter().map(move |(index, word)| (*key, index, word))
+        });
+        for (key, index, word) in strangers {
+            let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let message = format!("model `{name}`: {} has no flag `{word}`", binary.display());
             let hint = match nearest(&normal(word), known) {
                 Some(near) => format!("the nearest is `{near}`"),

@@ -15,17 +15,19 @@ pub(crate) mod server_facts;
 pub(crate) mod store;
 mod tls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_gateway::{KeySpec, ModelRules};
+use warden_gateway::{KeySpec, ModelRules, Name};
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
 use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
-use warden_supervisor::spec::{AdmissionSpec, Command, FleetConfig, ModelSpec, SharedBudgets, Watch};
+use warden_supervisor::spec::{
+    AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, Watch,
+};
 
 use self::binary::Choice;
 use self::dirs::Dirs;
@@ -59,6 +61,8 @@ pub(crate) struct Resolved {
     pub(crate) fleet: FleetConfig,
     /// What is changed in requests, in the order of the models.
     pub(crate) rules: Vec<Arc<ModelRules>>,
+    /// What names mean that have no process of their own.
+    pub(crate) by_name: BTreeMap<String, Name>,
     /// Which binary each model wants, in the order of the models.
     pub(crate) choices: Vec<(Choice, Place)>,
     /// The mitigations of each model, in the order of the models.
@@ -153,11 +157,12 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
     }
     resolver.names();
+    let by_name = resolver.by_name(&rules);
     resolver.check_runtime_dir(&dirs, &models);
     resolver.check_state_dir(&dirs);
     let server = resolver.server();
     resolver.log_level();
-    let keys = resolver.keys(&models);
+    let keys = resolver.keys(&models, by_name.keys());
     resolver.check_origins();
     let names = resolver.host_names();
     resolver.check_contradictions(&models);
@@ -208,6 +213,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_address,
         fleet,
         rules,
+        by_name,
         choices,
         keys,
         names,
@@ -334,7 +340,8 @@ impl Resolver<'_> {
         let directory = model.directory.as_ref().map(|path| self.absolute(path));
         self.check_directory(name, directory.as_deref());
         self.check_file(name, model, &args, directory.as_deref());
-        self.check_listening(name, model, &args);
+        let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
+        self.check_listening(name, model, &all);
         let recycle = model.policy.recycle(Some(self.machine.memory));
         let policy = &model.policy.common;
         let spec = ModelSpec {
@@ -356,8 +363,11 @@ impl Resolver<'_> {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,
                 never_with: Vec::new(),
+                can_do_with_less: !model.fallback.is_empty(),
                 ..loading::Spec::default()
             },
+            fallback: (!model.fallback.is_empty())
+                .then(|| Fallback { args: model.fallback.clone(), needs: None }),
             choose_gpus: false,
             lifecycle: model.lifecycle,
             recycle,

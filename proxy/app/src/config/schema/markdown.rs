@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 19] = [
+const TABLES: [(&str, &[&str]); 20] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -27,6 +27,7 @@ const TABLES: [(&str, &[&str]); 19] = [
     ("models.\"name\".quarantine", &["models", "*", "quarantine"]),
     ("models.\"name\".lifecycle", &["models", "*", "lifecycle"]),
     ("models.\"name\".policy", &["models", "*", "policy"]),
+    ("names.\"name\"", &["names", "*"]),
 ];
 
 const END: &str = "<!-- end -->\n";
@@ -167,12 +168,13 @@ mod tests {
         assert!(all.len() <= 150, "{} keys: each new one needs somebody who would set it", all.len());
     }
 
-    /// All keys of the schema. `[defaults]` has those of a model.
+    /// All keys of the schema. `[defaults]` has those of a model, and a name's `request` those of a model's.
     fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
         let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
             match (inner["properties"].is_object(), inner["additionalProperties"]["properties"].is_object()) {
                 _ if path.is_empty() && key == "defaults" => {}
+                _ if path == "names.\"name\"" && key == "request" => {}
                 (true, _) => every(inner, &under(key), all),
                 (_, true) => every(&inner["additionalProperties"], &format!("{}.\"name\"", under(key)), all),
                 _ => all.push(under(key)),

@@ -24,6 +24,7 @@ use serde_json::{Map, Value, json};
 use warden_policies::ByteSize;
 use warden_policies::defaults::{Key, Section, TEXT, Takes, parse_duration};
 
+use crate::config::named::Named;
 use crate::config::settings::{Model, Settings};
 
 /// In the description of a key, before its default and the reason for that.
@@ -136,6 +137,11 @@ pub(crate) fn system_prompt_mode(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["missing", "prepend", "replace"] })
 }
 
+/// Which of several models a name means.
+pub(crate) fn choose(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["loaded", "room"] })
+}
+
 /// Parameters of a request with their values.
 pub(crate) fn parameters(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
@@ -167,6 +173,20 @@ impl JsonSchema for OneModel {
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         closed(Model::json_schema(generator), &[])
+    }
+}
+
+pub(crate) struct OneName;
+
+impl JsonSchema for OneName {
+    fn schema_name() -> Cow<'static, str> {
+        "OneName".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        closed(Named::json_schema(generator), &[])
     }
 }
 

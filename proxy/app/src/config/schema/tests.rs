@@ -40,12 +40,13 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 14] = [
+const TEXTS: [&str; 16] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
     "defaults.build",
     "defaults.env.*",
+    "defaults.fallback[]",
     "defaults.groups[]",
     "defaults.mitigations[]",
     "defaults.request.strip[]",
@@ -53,6 +54,7 @@ const TEXTS: [&str; 14] = [
     "log.level",
     "models.*.aliases[]",
     "models.*.upstream_model",
+    "names.*.models[]",
     "server.api_prefix",
     "server.host",
 ];
@@ -63,7 +65,8 @@ fn every_text_is_known_to_be_a_path_or_none() {
     texts(root(), String::new(), &mut found);
     // What a model has as all models have is told once.
     let inherited = |key: &String| {
-        key.strip_prefix("models.*.").is_some_and(|rest| TEXTS.contains(&format!("defaults.{rest}").as_str()))
+        let rest = key.strip_prefix("models.*.").or_else(|| key.strip_prefix("names.*."));
+        rest.is_some_and(|rest| TEXTS.contains(&format!("defaults.{rest}").as_str()))
     };
     found.retain(|key| !inherited(key));
     found.sort();

@@ -51,12 +51,7 @@ impl Access {
         match resolved {
             Ok(model) if key.may_use(&model) => Ok(model),
             Ok(model) => {
-                let asked = name.filter(|name| !name.is_empty()).unwrap_or(model.as_str()).to_owned();
-                // A model that exists and is not the key's to use is refused as if it did not exist, so that nobody learns
-                // names with a key that has no right to them.
-                key.usage.reject(Limit::Model);
-                let known = self.known(backends);
-                Err(Refusal::Hidden(Box::new(ResolveError::Unknown { name: asked, known }.into())))
+                Err(self.hide(backends, name.filter(|name| !name.is_empty()).unwrap_or(model.as_str())))
             }
             Err(ResolveError::Missing { .. }) => match self.known(backends).as_slice() {
                 // For this client there is only one.
@@ -69,25 +64,25 @@ impl Access {
         }
     }
 
-    /// The model that stands in a path, in the same way: a name that is not the key's is no name there.
-    pub(crate) fn resolve_path(&self, backends: &dyn Backends, name: &str) -> Result<ModelName, Refusal> {
-        self.resolve(backends, Some(name)).map_err(|refusal| match refusal {
-            Refusal::Hidden(_) => {
-                Refusal::Hidden(Box::new(Refusal::Upstream { known: self.known(backends) }))
-            }
-            other => other,
-        })
+    /// A model that exists and is not the key's to use is refused as if it did not exist, so that nobody learns names with a key
+    /// that has no right to them.
+    pub(crate) fn hide(&self, backends: &dyn Backends, name: &str) -> Refusal {
+        if let Some(key) = &self.key {
+            key.usage.reject(Limit::Model);
+        }
+        let known = self.known(backends);
+        Refusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
-    /// Whether this client may know of a model.
-    pub(crate) fn shows(&self, model: &ModelName) -> bool {
+    /// Whether this client may use a model, and know of it.
+    pub(crate) fn may_use(&self, model: &ModelName) -> bool {
         self.key.as_ref().is_none_or(|key| key.may_use(model))
     }
 
     /// The names of the models that there are for this client.
     pub(crate) fn known(&self, backends: &dyn Backends) -> Vec<String> {
         let view = backends.view();
-        let shown = view.models.iter().filter(|model| self.shows(&model.name));
+        let shown = view.models.iter().filter(|model| self.may_use(&model.name));
         shown.map(|model| model.name.to_string()).collect()
     }
 }

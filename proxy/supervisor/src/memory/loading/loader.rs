@@ -89,6 +89,7 @@ impl Loader {
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
+            *lock(&self.desk.roomy) = self.loading.roomy();
         }
     }
 
@@ -227,6 +228,9 @@ fn never_words(never: &Never) -> String {
             "{most} models may be loaded (`loading.max_loaded`), and as many never leave (`pin`): {}",
             list(pinned)
         ),
+        Never::Room { needed, left, pinned } if pinned.is_empty() => {
+            format!("it needs {}, and models may have {}", amounts_words(needed), amounts_words(left))
+        }
         Never::Room { needed, left, pinned } => format!(
             "it needs {}, and models that never leave (`pin`: {}) leave {}",
             amounts_words(needed),

@@ -8,14 +8,14 @@
 
 pub(crate) mod loader;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
-use warden_policies::MemoryKind;
 use warden_policies::loading::{Amounts, Reading, Spec, Who};
+use warden_policies::{MemoryKind, ModelName};
 
 use crate::lease::queue::Leases;
 use crate::sync::lock;
@@ -62,12 +62,21 @@ pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(Who, Told)>,
     lives: AtomicU64,
     promised: Mutex<BTreeMap<Who, Amounts>>,
+    roomy: Mutex<BTreeSet<Who>>,
 }
 
 impl LoadingDesk {
     pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<(Who, Told)>) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (Arc::new(Self { sender, lives: AtomicU64::new(0), promised: Mutex::default() }), receiver)
+        (
+            Arc::new(Self {
+                sender,
+                lives: AtomicU64::new(0),
+                promised: Mutex::default(),
+                roomy: Mutex::default(),
+            }),
+            receiver,
+        )
     }
 
     /// A number that no other model of this run has.
@@ -78,6 +87,11 @@ impl LoadingDesk {
     pub(crate) fn tell(&self, who: &Who, told: Told) {
         // Fails only when everything ends; then nobody is loaded any more.
         drop(self.sender.send((who.clone(), told)));
+    }
+
+    /// Whether a model is loaded, or could be without another one's leaving.
+    pub(crate) fn has_room(&self, name: &ModelName) -> bool {
+        lock(&self.roomy).iter().any(|who| who.name == *name)
     }
 
     /// Bytes of one memory that are free, and that others than this model were promised.

@@ -6,6 +6,7 @@ use warden_policies::loading::Spec;
 
 use super::script::Role;
 use super::*;
+use crate::spec::Fallback;
 
 const GIB: u64 = 1 << 30;
 
@@ -446,4 +447,73 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(storm(ops));
     }
+}
+
+/// Whether the last process was started with the fallback arguments.
+fn is_reduced(rig: &Rig) -> bool {
+    rig.script.last().request.command.args.iter().any(|word| word == "--less")
+}
+
+fn with_fallback(config: &mut FleetConfig, gib: u64) {
+    let less = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    let spec = &mut config.models[0];
+    spec.fallback = Some(Fallback { args: vec!["--less".to_owned()], needs: Some(less) });
+    spec.loading.can_do_with_less = true;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_does_not_fit_is_started_with_its_fallback_arguments_until_it_is_unloaded() {
+    let mut rig = rig(&[("a", 30), ("b", 20)]).await;
+    rig.apply(|config| with_fallback(config, 12)).await;
+    rig.next_takes(12);
+    drop(rig.lease_of("a").await.unwrap());
+    assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
+    // A reload that changes nothing of it leaves it alone.
+    let before = rig.script.children().len();
+    rig.apply(|config| config.models[0].queue.depth += 1).await;
+    pass(secs(100)).await;
+    assert_eq!((rig.script.children().len(), rig.states()[0]), (before, Loaded));
+    // It leaves for another one, and fits when it comes again, as there is more room by its book now.
+    rig.next_takes(20);
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!(rig.states(), [Unloaded, Loaded]);
+    pass(secs(100)).await;
+    rig.apply(|config| needs_whole(&mut config.models[0], 22)).await;
+    rig.next_takes(22);
+    drop(rig.lease_of("a").await.unwrap());
+    assert!(!is_reduced(&rig) && rig.count("falls_back") == 1);
+    rig.end().await;
+}
+
+fn needs_whole(spec: &mut ModelSpec, gib: u64) {
+    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    spec.loading.needs = Some(needs);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are_heeded() {
+    let mut rig = rig(&[("a", 10), ("b", 18)]).await;
+    rig.apply(|config| with_fallback(config, 4)).await;
+    for _ in 0..2 {
+        rig.script.next(Role::failing(crate::Exit::Code(1), "cudaMalloc failed: out of memory"));
+    }
+    rig.next_takes(4);
+    drop(rig.lease_of("a").await.unwrap());
+    assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
+    // Beside one that never leaves there is room for less only.
+    rig.apply(|config| config.models[1].loading.pin = true).await;
+    rig.next_takes(18);
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!(rig.states(), [Loaded, Loaded]);
+    rig.fleet.drain("a").await.unwrap();
+    rig.next_takes(4);
+    drop(rig.lease_of("a").await.unwrap());
+    assert!(is_reduced(&rig) && rig.count("falls_back") == 2);
+    // What is the same as configured is replaced when that changes.
+    let before = rig.script.children().len();
+    rig.next_takes(4);
+    rig.apply(|config| config.models[0].command.args.push("--other".to_owned())).await;
+    pass(secs(100)).await;
+    assert!(rig.script.children().len() > before);
+    rig.end().await;
 }

@@ -151,6 +151,7 @@ fn spec(name: &str) -> ModelSpec {
         max_in_flight: None,
         ttl: None,
         loading: warden_policies::loading::Spec::default(),
+        fallback: None,
         choose_gpus: true,
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),

@@ -1,0 +1,127 @@
+//! Names without a process of their own: `[names]`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use warden_gateway::{ModelRules, Name, RequestRules};
+use warden_policies::ModelName;
+use warden_policies::modes::Choose;
+
+use super::problem::Problem;
+use super::request::Request;
+use super::resolve::Resolver;
+use super::schema;
+
+/// A name that means one of several models, or one with other requests.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Named {
+    /// The models that it means, the best first. Required.
+    pub(crate) models: Vec<String>,
+    /// Which of them answers a request: `loaded`, the first that is loaded, or else that loads, or else the first; `room`, the first that
+    /// is loaded or for which no other model would be unloaded, or else the first. One whose processes do not start is passed by.
+    /// Default: `"loaded"`.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::choose")]
+    pub(crate) choose: Choose,
+    /// What is changed in requests under this name, in the place of what the model's own `request` says of the same.
+    #[serde(default)]
+    pub(crate) request: Request,
+}
+
+impl Resolver<'_> {
+    /// What the gateway is told of such names. `rules` are those of the models, in their order.
+    pub(super) fn by_name(&mut self, rules: &[Arc<ModelRules>]) -> BTreeMap<String, Name> {
+        let loaded = self.loaded;
+        let mut all = BTreeMap::new();
+        for (name, named) in &loaded.settings.names {
+            let taken =
+                loaded.models.iter().find(|(model, own, _)| model == name || own.aliases.contains(name));
+            let place = self.place(&["names", name]);
+            let mut problem = |message: String, hint: String| {
+                self.problems.push(Problem::new(place.clone(), message).hint(hint));
+            };
+            if let Some((model, ..)) = taken {
+                problem(
+                    format!("`names.{name}`: the name is used by model `{model}`, too"),
+                    "every name must be unique".into(),
+                );
+            }
+            if name.is_empty() || named.models.is_empty() {
+                problem(
+                    format!("`names.{name}`: a name must not be empty, and needs a model"),
+                    "name the models in `models`, the best first".into(),
+                );
+            }
+            let own = self.request_rules(&["names", name], &named.request);
+            let mut models: Vec<(ModelName, Arc<ModelRules>)> = Vec::new();
+            for model in &named.models {
+                let Some(at) = loaded.models.iter().position(|(known, ..)| known == model) else {
+                    let known: Vec<_> =
+                        loaded.models.iter().map(|(known, ..)| format!("`{known}`")).collect();
+                    let place = self.place(&["names", name, "models"]);
+                    let problem =
+                        Problem::new(place, format!("`names.{name}.models`: there is no model `{model}`"));
+                    self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
+                    continue;
+                };
+                let request = over(&rules[at].request, &own);
+                models
+                    .push((ModelName::new(model), Arc::new(ModelRules { request, ..(*rules[at]).clone() })));
+            }
+            all.insert(name.clone(), Name { models, choose: named.choose });
+        }
+        all
+    }
+}
+
+/// The rules of a model under a name that has its own: what those say of a parameter is all that is said of it.
+fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
+    let says = |key: &String| {
+        own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
+    };
+    let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
+        all.iter().filter(|(key, _)| !says(key)).chain(more).cloned().collect()
+    };
+    RequestRules {
+        set: rest(&model.set, &own.set),
+        default: rest(&model.default, &own.default),
+        strip: model.strip.iter().filter(|key| !says(key)).chain(&own.strip).cloned().collect(),
+        system_prompt: own.system_prompt.clone().or_else(|| model.system_prompt.clone()),
+        max_tokens: own.max_tokens.or(model.max_tokens),
+        fresh_seed: own.fresh_seed || model.fresh_seed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_name_says_of_a_parameter_is_all_that_is_said_of_it() {
+        let pairs =
+            |all: &[(&str, i32)]| all.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        let model = RequestRules {
+            set: pairs(&[("a", 1), ("b", 1)]),
+            default: pairs(&[("c", 1)]),
+            strip: vec!["d".to_owned()],
+            max_tokens: Some(10),
+            ..RequestRules::default()
+        };
+        let own = RequestRules {
+            default: pairs(&[("a", 2), ("d", 2)]),
+            strip: vec!["c".to_owned()],
+            fresh_seed: true,
+            ..RequestRules::default()
+        };
+        let both = over(&model, &own);
+        assert_eq!(both.set, pairs(&[("b", 1)]));
+        assert_eq!(both.default, pairs(&[("a", 2), ("d", 2)]));
+        assert_eq!((both.strip, both.max_tokens, both.fresh_seed), (vec!["c".to_owned()], Some(10), true));
+        assert_eq!(over(&model, &RequestRules::default()), model);
+    }
+}

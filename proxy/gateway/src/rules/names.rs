@@ -1,0 +1,106 @@
+//! Names behind which there is no process of their own: one that means a model with other requests, or the best of several models
+//! that is there.
+
+use std::sync::Arc;
+
+use warden_policies::ModelName;
+use warden_policies::modes::Choose;
+use warden_supervisor::{FleetView, ModelState, ModelView};
+
+use super::ModelRules;
+
+/// What such a name means.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// The models, the best first, each with its rules under this name. There is at least one.
+    pub models: Vec<(ModelName, Arc<ModelRules>)>,
+    /// Which of them is taken.
+    pub choose: Choose,
+}
+
+impl Name {
+    /// The model for a request, among those that its client may use; `None` if there is none of those.
+    pub(crate) fn choose(
+        &self,
+        view: &FleetView,
+        may_use: impl Fn(&ModelName) -> bool,
+        has_room: impl Fn(&ModelName) -> bool,
+    ) -> Option<&(ModelName, Arc<ModelRules>)> {
+        let allowed: Vec<_> = self.models.iter().filter(|(model, _)| may_use(model)).collect();
+        let shown = |model: &ModelName| view.models.iter().find(|shown| shown.name == *model);
+        // Those whose processes do not start turn their callers away.
+        let hopeless = |model: &ModelView| model.outage.as_ref().is_some_and(|outage| outage.refusing);
+        let sound: Vec<_> = allowed
+            .iter()
+            .filter(|(model, _)| shown(model).is_some_and(|model| !hopeless(model)))
+            .copied()
+            .collect();
+        let candidates = if sound.is_empty() { allowed } else { sound };
+        let state = |model: &ModelName| shown(model).map(|model| model.state);
+        let is_loaded = |model: &ModelName| state(model) == Some(ModelState::Loaded);
+        let find =
+            |wanted: &dyn Fn(&ModelName) -> bool| candidates.iter().find(|(model, _)| wanted(model)).copied();
+        let best = match self.choose {
+            Choose::Loaded => {
+                find(&is_loaded).or_else(|| find(&|model| state(model) == Some(ModelState::Loading)))
+            }
+            Choose::Room => find(&|model| is_loaded(model) || has_room(model)).or_else(|| find(&is_loaded)),
+        };
+        best.or_else(|| candidates.first().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_supervisor::Outage;
+
+    use super::*;
+    use crate::tests::unloaded;
+
+    fn view(states: [(ModelState, bool); 3]) -> FleetView {
+        let models = ["a", "b", "c"].into_iter().zip(states).map(|(name, (state, refusing))| ModelView {
+            state,
+            outage: refusing.then(|| Outage { refusing, ..Outage::default() }),
+            ..unloaded(&ModelName::new(name), Vec::new())
+        });
+        FleetView { models: models.collect(), ..FleetView::default() }
+    }
+
+    #[test]
+    fn the_best_that_is_there_is_taken_and_else_the_best() {
+        use ModelState::{Failed, Loaded, Loading, Unloaded};
+        let models = ["a", "b", "c"].map(|name| (ModelName::new(name), Arc::default()));
+        let chosen = |choose, states, allowed: &str, room: &str| {
+            let name = Name { models: models.to_vec(), choose };
+            let is_in = |of: &str, model: &ModelName| of.contains(model.as_str());
+            let model = name.choose(&view(states), |model| is_in(allowed, model), |model| is_in(room, model));
+            model.map(|(model, _)| model.to_string()).unwrap_or_default()
+        };
+        let (no, yes) = (false, true);
+        let some = [(Unloaded, no), (Loaded, no), (Loaded, no)];
+        let none = [(Unloaded, no), (Unloaded, no), (Unloaded, no)];
+        let comes = [(Unloaded, no), (Unloaded, no), (Loading, no)];
+        let broken = [(Failed, yes), (Unloaded, no), (Unloaded, no)];
+        let all_broken = [(Failed, yes), (Failed, yes), (Failed, yes)];
+        for (choose, states, allowed, room, wanted) in [
+            (Choose::Loaded, some, "abc", "abc", "b"),
+            (Choose::Loaded, some, "ac", "", "c"),
+            (Choose::Loaded, none, "abc", "bc", "a"),
+            (Choose::Loaded, comes, "abc", "", "c"),
+            (Choose::Loaded, broken, "abc", "", "b"),
+            (Choose::Loaded, all_broken, "abc", "", "a"),
+            (Choose::Room, some, "abc", "a", "a"),
+            (Choose::Room, some, "abc", "", "b"),
+            (Choose::Room, none, "abc", "c", "c"),
+            (Choose::Room, none, "abc", "", "a"),
+            (Choose::Room, broken, "abc", "a", "b"),
+            (Choose::Room, none, "", "", ""),
+        ] {
+            assert_eq!(
+                chosen(choose, states, allowed, room),
+                wanted,
+                "{choose:?} {states:?} {allowed} {room}"
+            );
+        }
+    }
+}
