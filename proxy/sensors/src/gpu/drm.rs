@@ -80,9 +80,17 @@ impl Card {
         number(&self.folder.join("mem_info_vram_total"))
     }
 
+    pub(super) fn free(&self) -> Option<u64> {
+        Some(self.total()?.saturating_sub(self.used()?))
+    }
+
+    fn used(&self) -> Option<u64> {
+        number(&self.folder.join("mem_info_vram_used"))
+    }
+
     pub(super) fn reading(&self) -> DeviceReading {
         let total = self.total().filter(|_| !self.unified);
-        let used = number(&self.folder.join("mem_info_vram_used")).filter(|_| !self.unified);
+        let used = self.used().filter(|_| !self.unified);
         DeviceReading {
             total,
             used,

@@ -203,6 +203,15 @@ impl Gpus {
         &self.notes
     }
 
+    /// Bytes that can be had of each device with memory of its own, where the driver tells. It asks for nothing else, so it blocks for less
+    /// than a millisecond where the driver has no other work.
+    pub fn free(&self) -> Vec<(GpuIndex, u64)> {
+        let nvidia = self.nvidia.iter().flat_map(Nvidia::free);
+        let all = nvidia.chain(self.cards.iter().map(Card::free)).zip(&self.devices);
+        let own = all.filter(|(_, device)| !device.unified);
+        own.filter_map(|(free, device)| Some((device.index, free?))).collect()
+    }
+
     /// One reading of all devices. Blocks for some milliseconds: call it where blocking is allowed. Faults are told to
     /// the caller of one reading only, so one task should read.
     pub fn read(&self) -> Snapshot {

@@ -107,6 +107,12 @@ impl Nvidia {
         self.devices.iter().map(|one| &one.described)
     }
 
+    /// Bytes that can be had of each, where it tells: nothing else is asked for.
+    pub(super) fn free(&self) -> impl Iterator<Item = Option<u64>> {
+        let free = |one: &One| one.handle.memory_info().ok().map(|memory| memory.free);
+        self.devices.iter().map(free)
+    }
+
     pub(super) fn read(&self) -> Vec<Told> {
         self.devices.iter().map(One::read).collect()
     }

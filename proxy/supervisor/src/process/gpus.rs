@@ -93,6 +93,9 @@ pub(crate) struct GpuRoom {
     gpus: Arc<OnceLock<Gpus>>,
     /// A thread is with the driver.
     busy: Arc<AtomicBool>,
+    /// One that asks for what is free only.
+    asks_free: Arc<AtomicBool>,
+    turn: tokio::sync::Mutex<()>,
     last: tokio::sync::Mutex<Option<Taken>>,
 }
 
@@ -107,6 +110,24 @@ impl GpuRoom {
     /// A reading that is no older than `age`; `None` if the driver does not answer within `limit`.
     pub(crate) async fn look(&self, age: Duration, limit: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
+    }
+
+    /// What can be had of each GPU now. It waits for no other reading, which may take a hundred times as long.
+    pub(crate) async fn free(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
+        let asked = async {
+            let _turn = self.turn.lock().await;
+            if self.asks_free.swap(true, Ordering::SeqCst) {
+                // An earlier asker was given up.
+                return None;
+            }
+            let (gpus, asks) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.asks_free)));
+            let asked = tokio::task::spawn_blocking(move || {
+                let _asks = asks;
+                gpus.get_or_init(open).free()
+            });
+            asked.await.ok()
+        };
+        tokio::time::timeout(limit, asked).await.ok().flatten()
     }
 
     async fn read(&self, age: Duration) -> Option<(Arc<Snapshot>, Arc<Devices>)> {

@@ -146,11 +146,8 @@ impl World for Host {
 
     fn free(&self, limit: Duration) -> BoxFuture<'_, MachineMemory> {
         Box::pin(async move {
-            let Some((_, devices)) = self.gpus.look(Duration::ZERO, limit).await else {
-                return MachineMemory { host: self.available(), gpus: Vec::new() };
-            };
-            let free = |gpu| Some((gpu, devices.reading(gpu)?.free?));
-            MachineMemory { host: self.available(), gpus: devices.with_vram().filter_map(free).collect() }
+            let gpus = self.gpus.free(limit).await.unwrap_or_default();
+            MachineMemory { host: self.available(), gpus }
         })
     }
 

@@ -13,11 +13,11 @@ use crate::exit::Failure;
 const FIRST_PORT: u64 = 5800;
 
 /// Keys of the whole file that have no equal, and the nearest thing.
-const OF_ALL: [(&str, &str); 16] = [
+const OF_ALL: [(&str, &str); 15] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("peers", "no key for servers elsewhere: clients reach those by their own address"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
-    ("selectors", "`replicas` serves one model in several processes; a name stands for one model"),
+    ("selectors", "a name in `[names]` means the best of several models that is loaded or has room"),
     (
         "upstream",
         "a path that begins with `/upstream/MODEL/` reaches that model's own server, for all models alike",
@@ -31,12 +31,11 @@ const OF_ALL: [(&str, &str); 16] = [
     ("logToStdout", "`log.children` says whether the lines of llama-servers are in the log"),
     ("logRequests", "each request has a line in the log, or in `log.access`"),
     ("includeAliasesInList", "`/v1/models` lists models; aliases are answered all the same"),
-    ("sendLoadingState", "a stream that waits gets comments, which clients pass over"),
     ("scheduler", "requests of a model are served in the order in which they came"),
 ];
 
 /// The same, of a model.
-const OF_A_MODEL: [(&str, &str); 11] = [
+const OF_A_MODEL: [(&str, &str); 10] = [
     ("cmdStop", "a process gets SIGTERM, and `lifecycle.stop_grace` to end"),
     ("checkEndpoint", "`/health` of llama-server is asked"),
     ("unlisted", "all models are in `/v1/models`"),
@@ -44,14 +43,14 @@ const OF_A_MODEL: [(&str, &str); 11] = [
     ("description", "`/v1/models` has no descriptions"),
     ("metadata", "`/v1/models` has no metadata"),
     ("capabilities", "clients are told what llama-server says of itself"),
-    ("sendLoadingState", "a stream that waits gets comments, which clients pass over"),
     ("timeouts", "`[upstream]` has the limits of all models"),
     ("compat", "no connection is an upgrade to a web socket"),
     ("healthCheckTimeout", "`lifecycle.start_timeout`"),
 ];
 
 /// What is read elsewhere, or means nothing here: ports are nobody's to choose.
-const READ: [&str; 11] = [
+const READ: [&str; 12] = [
+    "sendLoadingState",
     "models",
     "macros",
     "groups",
@@ -64,7 +63,8 @@ const READ: [&str; 11] = [
     "logLevel",
     "startPort",
 ];
-const READ_OF_A_MODEL: [&str; 10] = [
+const READ_OF_A_MODEL: [&str; 11] = [
+    "sendLoadingState",
     "cmd",
     "proxy",
     "aliases",
@@ -136,6 +136,8 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
             let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
             let ttl = ttl.map_or_else(|| number(&top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
             model.ttl = ttl.filter(|seconds| *seconds > 0);
+            let shows = |table: &Map<String, Value>| table.get("sendLoadingState").and_then(Value::as_bool);
+            model.shows_loading = shows(&expanded).or_else(|| shows(&top)).unwrap_or(false);
             imported.models.push(model);
         }
     }
@@ -299,13 +301,10 @@ fn filters(filters: Option<&Value>, of: &str, model: &mut Model, imported: &mut 
             );
             continue;
         }
-        if !model.aliases.contains(name) {
-            model.aliases.push(name.clone());
-        }
-        imported.left(
-            format!("{of}`setParamsByID` of `{name}`"),
-            format!("`{name}` is an alias without parameters of its own; clients send them"),
-        );
+        let own =
+            value.as_object().into_iter().flatten().filter(|(key, _)| *key != "model" && *key != "stream");
+        model.names.push((name.clone(), own.map(|(key, value)| (key.clone(), value.clone())).collect()));
+        model.aliases.retain(|alias| alias != name);
     }
     for key in table.keys() {
         imported.left(format!("{of}`filters.{key}`"), "`request` of a model has what can be changed");

@@ -84,6 +84,10 @@ struct Model {
     groups: Vec<String>,
     /// Never unloaded for another one.
     pin: bool,
+    /// Chats show how far its load is.
+    shows_loading: bool,
+    /// Names under which requests for it get these parameters.
+    names: Vec<(String, Vec<(String, Value)>)>,
 }
 
 /// What has no equal, and the nearest thing.
@@ -121,7 +125,8 @@ impl Imported {
     fn check_names(&self, from: &str) -> Result<(), Failure> {
         let mut seen = std::collections::BTreeMap::<&str, &str>::new();
         for model in &self.models {
-            for name in std::iter::once(&model.name).chain(&model.aliases) {
+            let names = model.names.iter().map(|(name, _)| name);
+            for name in std::iter::once(&model.name).chain(&model.aliases).chain(names) {
                 if let Some(other) = seen.insert(name, &model.name) {
                     return Err(Failure::usage(
                         format!(

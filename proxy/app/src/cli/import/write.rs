@@ -29,6 +29,12 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
     page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
     for model in &imported.models {
         page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
+        for (name, parameters) in &model.names {
+            page.section(&format!("names.{}", Key::new(name)), |page| {
+                page.list("models", std::slice::from_ref(&model.name));
+                page.parameters("set", parameters);
+            });
+        }
     }
     if !imported.unmatched.is_empty() {
         let count = imported.unmatched.len();
@@ -59,20 +65,14 @@ fn one(page: &mut Page, model: &Model) {
     page.pair("max_in_flight", model.max_in_flight.and_then(whole));
     page.pair("upstream_model", model.upstream_model.clone());
     page.pair("ttl", model.ttl.map(seconds));
+    page.pair("loading", model.shows_loading.then_some("reasoning"));
     for (name, value) in unique(&model.env) {
         page.pair(&format!("env.{}", Key::new(name)), Some(value.as_str()));
     }
     times(page, "lifecycle.", model.start_timeout, model.stop_grace);
     page.list("request.strip", &model.strip);
-    for (table, pairs) in [("set", &model.set), ("default", &model.default)] {
-        for (name, value) in pairs {
-            let key = format!("request.{table}.{}", Key::new(name));
-            match toml(value) {
-                Some(value) => page.pair(&key, Some(value)),
-                None => page.comment(&format!("`{key}` is null, which TOML cannot write: left out")),
-            }
-        }
-    }
+    page.parameters("set", &model.set);
+    page.parameters("default", &model.default);
     page.pair("request.system_prompt", model.system_prompt.clone());
 }
 
@@ -128,6 +128,17 @@ impl Page {
         fill(&mut inside);
         if !inside.text.is_empty() || name.starts_with("models.") {
             self.text.extend(["\n[", name, "]\n", &inside.text]);
+        }
+    }
+
+    /// Parameters of requests.
+    fn parameters(&mut self, table: &str, pairs: &[(String, Value)]) {
+        for (name, value) in pairs {
+            let key = format!("request.{table}.{}", Key::new(name));
+            match toml(value) {
+                Some(value) => self.pair(&key, Some(value)),
+                None => self.comment(&format!("`{key}` is null, which TOML cannot write: left out")),
+            }
         }
     }
 

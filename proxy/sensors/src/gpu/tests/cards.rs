@@ -46,6 +46,7 @@ fn an_amd_gpu_is_described_and_read_from_sysfs() {
     let read = gpus.read();
     let reading = &read.devices()[0];
     assert_eq!((reading.used, reading.free), (Some(GIB), Some(25_753_026_560 - GIB)));
+    assert_eq!(gpus.free(), [(GpuIndex(0), 25_753_026_560 - GIB)]);
     assert_eq!((reading.temperature, reading.faults.clone()), (Some(51), None));
 }
 

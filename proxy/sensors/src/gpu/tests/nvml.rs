@@ -25,6 +25,8 @@ fn two_devices_are_described_and_read() {
     let second = &read.devices()[1];
     assert_eq!(second.index, GpuIndex(1));
     assert_eq!((second.total, second.used, second.free), (Some(24 * GIB), Some(GIB), Some(23 * GIB)));
+    let free: Vec<_> = read.devices().iter().filter_map(|read| Some((read.index, read.free?))).collect();
+    assert_eq!((gpus.free(), free.len()), (free, 2), "asked for alone");
     assert_eq!(second.temperature, Some(41));
     // This one has no counter of errors, but tells events.
     assert_eq!((second.ecc_uncorrected, second.faults.as_deref()), (None, Some(&[][..])));
