@@ -48,12 +48,14 @@ impl Loading {
         turn.max(turn_least).min(turn_most)
     }
 
-    /// What it is worth to keep a model: the load that it saves, the more, the sooner it is asked again.
+    /// What it is worth to keep a model: the load, and the prompts of its conversations, that it saves, the more, the sooner it is asked
+    /// again.
     fn worth(&self, model: &Model, seen: Seen) -> f64 {
         let expected =
             if seen.is_in_use() { SOONEST } else { model.demand.expected(seen.idle_for).max(SOONEST) };
         let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);
-        model.load_time.as_secs_f64() / expected * if leaks { self.numbers.leaker } else { 1.0 }
+        model.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
+            * if leaks { self.numbers.leaker } else { 1.0 }
     }
 
     fn is_enough(&self, wish: &Wish<'_>, leave: &[&Who]) -> bool {

@@ -55,6 +55,7 @@ pub struct Who {
 
 /// What is configured of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Spec {
     /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.
     pub needs: Option<Needs>,
@@ -68,6 +69,8 @@ pub struct Spec {
     pub pin: bool,
     /// Models that are not loaded while it is.
     pub never_with: Vec<ModelName>,
+    /// It goes when nobody has asked for it for some time, even if it is pinned.
+    pub leaves_by_itself: bool,
     /// If this is too much, it can be started with less: then it is not tried.
     pub can_do_with_less: bool,
 }
@@ -83,6 +86,8 @@ pub struct Seen {
     pub in_flight: u32,
     /// Since when there is none of both.
     pub idle_for: Duration,
+    /// What its conversations would have to evaluate again if they went on after it had been unloaded.
+    pub conversations: Duration,
 }
 
 impl Seen {
@@ -191,12 +196,15 @@ pub struct Loading {
     capacity: Amounts,
     models: BTreeMap<Who, Model>,
     wishes: u64,
+    /// What the last look kept for those who wait, and who they are.
+    kept: (Amounts, Vec<Who>),
 }
 
 impl Loading {
     /// Nobody is loaded, and nothing is known of the machine: it may have everything.
     pub const fn new(numbers: Numbers) -> Self {
-        Self { numbers, capacity: Amounts::everything(), models: BTreeMap::new(), wishes: 0 }
+        let kept = (Amounts::none(), Vec::new());
+        Self { numbers, capacity: Amounts::everything(), models: BTreeMap::new(), wishes: 0, kept }
     }
 
     /// Other numbers.
@@ -404,6 +412,7 @@ impl Loading {
                 Place::Nowhere => {}
             }
         }
+        self.kept = (kept, kept_for);
         orders
     }
 

@@ -149,6 +149,10 @@ impl Ledger {
 }
 
 impl Model {
+    fn stays_for_good(&self) -> bool {
+        self.spec.pin && !self.spec.leaves_by_itself && matches!(self.state, State::Serves { .. })
+    }
+
     fn held(&self) -> Amounts {
         self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
@@ -205,17 +209,22 @@ impl Loading {
 impl Loading {
     /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
     /// it needs, or exclude it.
-    pub(super) fn is_hopeless(&self, name: &Who) -> bool {
-        let unpinned = self.unpinned();
-        let leave: Vec<&Who> = unpinned.iter().collect();
+    fn is_hopeless(&self, name: &Who) -> bool {
+        let mobile = self.mobile();
         let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None };
-        matches!(self.place(&wish, &leave), Place::Nowhere)
+        matches!(self.place(&wish, &mobile.iter().collect::<Vec<_>>()), Place::Nowhere)
+    }
+
+    /// Those that leave for others or by themselves, or may still fail to come.
+    fn mobile(&self) -> Vec<Who> {
+        let there = self.models.iter().filter(|(_, model)| model.is_there());
+        there.filter(|(_, model)| !model.stays_for_good()).map(|(who, _)| who.clone()).collect()
     }
 
     /// What those that never leave have not been promised.
     fn left_by_pinned(&self) -> Amounts {
-        let unpinned = self.unpinned();
-        Ledger::of(&self.models, &self.capacity, None, &unpinned.iter().collect::<Vec<_>>()).soon
+        let mobile = self.mobile();
+        Ledger::of(&self.models, &self.capacity, None, &mobile.iter().collect::<Vec<_>>()).soon
     }
 }
 
@@ -270,18 +279,32 @@ impl Loading {
         Ledger::of(&self.models, &self.capacity, None, &[]).now
     }
 
-    /// Those that are loaded, or could be without another one's leaving, by what was promised.
-    pub fn roomy(&self) -> BTreeSet<Who> {
+    /// Those that are loaded, or could be without another one's leaving and beside what is kept for those who wait. `free`: what anybody
+    /// could take, as it was read.
+    pub fn roomy(&self, free: Option<&Amounts>) -> BTreeSet<Who> {
         let has_room = |who: &Who, model: &Model| match model.state {
             State::Comes { .. } | State::Serves { .. } => true,
             State::Leaves => false,
             State::Out | State::Wants { .. } => {
-                let wish = Wish { name: who, kept: &Amounts::none(), kept_for: &[], free: None };
+                let (kept, kept_for) = &self.kept;
+                let kept_for: Vec<Who> = kept_for.iter().filter(|other| *other != who).cloned().collect();
+                let nothing = Amounts::none();
+                // What is kept for it is its own.
+                let kept = if kept_for.is_empty() { &nothing } else { kept };
+                let wish = Wish { name: who, kept, kept_for: &kept_for, free };
                 matches!(self.place(&wish, &[]), Place::Now(..))
             }
         };
         let roomy = self.models.iter().filter(|(who, model)| has_room(who, model));
         roomy.map(|(who, _)| who.clone()).collect()
+    }
+
+    /// Those that are not loaded and will not be while those that never leave are what they are, though they could do with less if they
+    /// could.
+    pub fn refused(&self) -> BTreeSet<Who> {
+        let is_out = |model: &Model| matches!(model.state, State::Out | State::Wants { .. });
+        let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
+        out.filter(|(who, _)| self.is_hopeless(who)).map(|(who, _)| who.clone()).collect()
     }
 
     /// Those that wait for what never comes, and why.
@@ -293,7 +316,7 @@ impl Loading {
     }
 
     fn never(&self, who: &Who, model: &Model) -> Never {
-        let pinned = || self.models.iter().filter(|(_, other)| other.spec.pin && other.is_there());
+        let pinned = || self.models.iter().filter(|(_, other)| other.stays_for_good());
         let is_rival = |other: &&Who| {
             let of_other = self.models.get(*other).map(|other| &other.spec.never_with);
             model.spec.never_with.contains(&other.name)

@@ -70,7 +70,8 @@ fn load(all: &mut Loading, models: &[&str]) {
     }
 }
 
-const IN_USE: Seen = Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Duration::ZERO };
+const IN_USE: Seen =
+    Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Duration::ZERO, conversations: Duration::ZERO };
 
 #[test]
 fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
@@ -82,6 +83,16 @@ fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
     all.gone(&name("a"));
     assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
+}
+
+#[test]
+fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    let idle = Seen { asked: 5, idle_for: secs(100), ..Seen::default() };
+    let talks = Seen { conversations: secs(20), ..idle };
+    assert_eq!(orders(&mut all, 300, &[("a", talks), ("b", idle)]), ["-b"]);
 }
 
 #[test]
@@ -431,6 +442,7 @@ proptest! {
                     waiting: waiting[index].len(),
                     in_flight: u32::from(until[index] > now),
                     idle_for: secs(now.saturating_sub(until[index])),
+                    conversations: Duration::ZERO,
                 }
             };
             for order in all.next(secs(now), None, seen) {

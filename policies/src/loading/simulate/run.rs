@@ -244,6 +244,7 @@ impl Ours {
                 waiting: sight.waiting,
                 in_flight: sight.in_flight,
                 idle_for: if rests { now.saturating_sub(sight.used) } else { Duration::ZERO },
+                conversations: Duration::ZERO,
             }
         };
         let orders = self.all.next(now, None, seen);

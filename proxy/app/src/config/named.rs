@@ -10,7 +10,7 @@ use warden_policies::ModelName;
 use warden_policies::modes::Choose;
 
 use super::problem::Problem;
-use super::request::Request;
+use super::request::{PROMPTS, Request};
 use super::resolve::Resolver;
 use super::schema;
 
@@ -59,38 +59,61 @@ impl Resolver<'_> {
             let mut models: Vec<(ModelName, Arc<ModelRules>)> = Vec::new();
             for model in &named.models {
                 let Some(at) = loaded.models.iter().position(|(known, ..)| known == model) else {
-                    let known: Vec<_> =
-                        loaded.models.iter().map(|(known, ..)| format!("`{known}`")).collect();
-                    let place = self.place(&["names", name, "models"]);
-                    let problem =
-                        Problem::new(place, format!("`names.{name}.models`: there is no model `{model}`"));
-                    self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
+                    self.no_such_model(name, model);
                     continue;
                 };
                 let request = over(&rules[at].request, &own);
                 models
                     .push((ModelName::new(model), Arc::new(ModelRules { request, ..(*rules[at]).clone() })));
             }
-            all.insert(name.clone(), Name { models, choose: named.choose });
+            if !models.is_empty() {
+                all.insert(name.clone(), Name { models, choose: named.choose });
+            }
         }
         all
     }
+
+    /// A name means a model that there is not. Files of a folder come and go: then it means the others meanwhile.
+    fn no_such_model(&mut self, name: &str, model: &str) {
+        let loaded = self.loaded;
+        let place = self.place(&["names", name, "models"]);
+        let known: Vec<_> = loaded.models.iter().map(|(known, ..)| format!("`{known}`")).collect();
+        let problem = Problem::new(place, format!("`names.{name}.models`: there is no model `{model}`"));
+        if loaded.folders.is_empty() {
+            self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
+        } else {
+            self.warnings
+                .push(problem.hint("it comes when its file does; until then the name means the others"));
+        }
+    }
 }
+
+/// Parameters that bound what is generated: what a name says of that in one way stands for all.
+const BOUNDS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
 
 /// The rules of a model under a name that has its own: what those say of a parameter is all that is said of it.
 fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
-    let says = |key: &String| {
+    let named = |key: &str| {
         own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
+    };
+    let says = |key: &String| {
+        named(key)
+            || own.max_tokens.is_some() && BOUNDS.contains(&key.as_str())
+            || own.system_prompt.is_some() && PROMPTS.contains(&key.as_str())
     };
     let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
         all.iter().filter(|(key, _)| !says(key)).chain(more).cloned().collect()
     };
+    let names_any = |keys: &[&str]| keys.iter().any(|key| named(key));
     RequestRules {
         set: rest(&model.set, &own.set),
         default: rest(&model.default, &own.default),
         strip: model.strip.iter().filter(|key| !says(key)).chain(&own.strip).cloned().collect(),
-        system_prompt: own.system_prompt.clone().or_else(|| model.system_prompt.clone()),
-        max_tokens: own.max_tokens.or(model.max_tokens),
+        system_prompt: own
+            .system_prompt
+            .clone()
+            .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPTS))),
+        max_tokens: own.max_tokens.or_else(|| model.max_tokens.filter(|_| !names_any(&BOUNDS))),
         fresh_seed: own.fresh_seed || model.fresh_seed,
     }
 }
@@ -98,6 +121,7 @@ fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use warden_gateway::{SystemMode, SystemPrompt};
 
     use super::*;
 
@@ -123,5 +147,17 @@ mod tests {
         assert_eq!(both.default, pairs(&[("a", 2), ("d", 2)]));
         assert_eq!((both.strip, both.max_tokens, both.fresh_seed), (vec!["c".to_owned()], Some(10), true));
         assert_eq!(over(&model, &RequestRules::default()), model);
+        // A bound and a prompt can be written in more than one way.
+        let prompt = |text: &str| Some(SystemPrompt { text: text.to_owned(), mode: SystemMode::Replace });
+        let model = RequestRules {
+            set: pairs(&[("n_predict", 4096), ("instructions", 1)]),
+            strip: vec!["system".to_owned()],
+            ..RequestRules::default()
+        };
+        let own =
+            RequestRules { max_tokens: Some(200), system_prompt: prompt("own"), ..RequestRules::default() };
+        assert_eq!(over(&model, &own), own);
+        let both = over(&own, &model);
+        assert_eq!((both.max_tokens, both.system_prompt, both.set), (None, None, model.set));
     }
 }

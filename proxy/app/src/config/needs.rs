@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
 use warden_policies::{ByteSize, loading};
 use warden_sensors::gpu::{Gpus, Vendor};
-use warden_supervisor::spec::{Command, FleetConfig, ModelSpec};
+use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
 use warden_supervisor::{has_gpu, known_memory};
 
 use super::machine::Machine;
@@ -167,8 +167,21 @@ fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
     let mut told = |message: String, hint: &str| {
         problems.push(Problem::new(Place::Nowhere, message).hint(hint));
     };
-    for (one, _) in &wanted {
+    for (one, spec) in &wanted {
         if let Err(misfit) = book::fit(room, &[one]) {
+            if let Some(Fallback { args, needs }) = &spec.fallback {
+                let less = needs.clone().map(|needs| Wanted { needs, ..one.clone() });
+                if let Some(misfit) = less.and_then(|less| book::fit(room, &[&less]).err()) {
+                    let message = format!(
+                        "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
+                        one.name,
+                        args.join(" "),
+                        why(&misfit)
+                    );
+                    told(message, "`llama-warden plan` says with which context it would fit");
+                }
+                continue;
+            }
             let message = format!(
                 "model `{}` does not fit on this machine even alone: {}; it is tried when no other model is loaded",
                 one.name,

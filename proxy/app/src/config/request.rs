@@ -21,7 +21,7 @@ const NOT_OURS: [(&str, &str); 2] = [
 ];
 
 /// Members in which `system_prompt` is put.
-const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
+pub(super) const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
 
 /// What is changed in requests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

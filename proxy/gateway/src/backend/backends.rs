@@ -44,6 +44,8 @@ pub(crate) trait Backends: Send + Sync + 'static {
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
     /// When a model will serve of which no process does; `None` if one does.
     fn coming(&self, model: &ModelName) -> Option<Coming>;
+    /// Whether a request for a model would be refused at once now.
+    fn refuses(&self, model: &ModelName) -> bool;
     /// Whether a model is loaded, or could be without another one's leaving, as far as memory is known.
     fn has_room(&self, model: &ModelName) -> bool;
     /// What is known against a request, and that one was refused for it.
@@ -145,6 +147,7 @@ impl Backends for Fleet {
         fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
         fn coming(&self, model: &ModelName) -> Option<Coming>;
         fn has_room(&self, model: &ModelName) -> bool;
+        fn refuses(&self, model: &ModelName) -> bool;
         fn standing(&self, model: &ModelName, request: Fingerprint) -> Standing;
         fn note_refusal(&self, model: &ModelName, request: Fingerprint);
         fn view(&self) -> Arc<FleetView>;

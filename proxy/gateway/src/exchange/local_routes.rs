@@ -93,7 +93,7 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
 /// `/v1/models`: every configured model that is shown, whatever its state.
 fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
-    let ollama: Vec<Value> = models().map(|model| ollama(model, model.name.as_str())).collect();
+    let ollama: Vec<Value> = models().map(ollama).collect();
     let data: Vec<Value> = models().map(|model| one(model, created)).chain(names).collect();
     words(&json!({ "models": ollama, "object": "list", "data": data }))
 }
@@ -158,8 +158,8 @@ fn renamed(view: &FleetView, name: &str, model: &ModelName, created: u64) -> Opt
 }
 
 /// The second list of llama-server's `/v1/models`, for clients of Ollama's kind.
-fn ollama(model: &ModelView, name: &str) -> Value {
+fn ollama(model: &ModelView) -> Value {
     let takes_more = model.modalities.is_some_and(|all| all.vision || all.audio || all.video);
     let capabilities: &[&str] = if takes_more { &["completion", "multimodal"] } else { &["completion"] };
-    json!({ "name": name, "model": name, "type": "model", "capabilities": capabilities })
+    json!({ "name": model.name, "model": model.name, "type": "model", "capabilities": capabilities })
 }

@@ -45,6 +45,7 @@ pub(super) fn resolve(
         &backends.view(),
         |model| by_name || access.may_use(model),
         |model| backends.has_room(model),
+        |model| backends.refuses(model),
     );
     match chosen {
         Some((model, rules)) => Ok((model.clone(), Some(Arc::clone(rules)))),

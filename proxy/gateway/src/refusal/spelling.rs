@@ -48,7 +48,8 @@ pub(crate) fn stream_error(message: &str, dialect: Dialect, seen: u64) -> String
 pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
-    let message = message.map_or_else(|| format!("the model answered with status {status}"), str::to_owned);
+    let message = message
+        .map_or_else(|| format!("the model answered with status {status} and no stream"), str::to_owned);
     match (dialect, read) {
         (Dialect::OpenAi, Some(error)) => format!("data: {error}\n\n"),
         (Dialect::Anthropic, Some(error)) if error["type"] == "error" => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use warden_policies::ModelName;
 use warden_policies::modes::Choose;
-use warden_supervisor::{FleetView, ModelState, ModelView};
+use warden_supervisor::{FleetView, ModelState};
 
 use super::ModelRules;
 
@@ -25,16 +25,11 @@ impl Name {
         view: &FleetView,
         may_use: impl Fn(&ModelName) -> bool,
         has_room: impl Fn(&ModelName) -> bool,
+        refuses: impl Fn(&ModelName) -> bool,
     ) -> Option<&(ModelName, Arc<ModelRules>)> {
         let allowed: Vec<_> = self.models.iter().filter(|(model, _)| may_use(model)).collect();
         let shown = |model: &ModelName| view.models.iter().find(|shown| shown.name == *model);
-        // Those whose processes do not start turn their callers away.
-        let hopeless = |model: &ModelView| model.outage.as_ref().is_some_and(|outage| outage.refusing);
-        let sound: Vec<_> = allowed
-            .iter()
-            .filter(|(model, _)| shown(model).is_some_and(|model| !hopeless(model)))
-            .copied()
-            .collect();
+        let sound: Vec<_> = allowed.iter().filter(|(model, _)| !refuses(model)).copied().collect();
         let candidates = if sound.is_empty() { allowed } else { sound };
         let state = |model: &ModelName| shown(model).map(|model| model.state);
         let is_loaded = |model: &ModelName| state(model) == Some(ModelState::Loaded);
@@ -52,17 +47,16 @@ impl Name {
 
 #[cfg(test)]
 mod tests {
-    use warden_supervisor::Outage;
+    use warden_supervisor::ModelView;
 
     use super::*;
     use crate::tests::unloaded;
 
     fn view(states: [(ModelState, bool); 3]) -> FleetView {
-        let models = ["a", "b", "c"].into_iter().zip(states).map(|(name, (state, refusing))| ModelView {
-            state,
-            outage: refusing.then(|| Outage { refusing, ..Outage::default() }),
-            ..unloaded(&ModelName::new(name), Vec::new())
-        });
+        let models = ["a", "b", "c"]
+            .into_iter()
+            .zip(states)
+            .map(|(name, (state, _))| ModelView { state, ..unloaded(&ModelName::new(name), Vec::new()) });
         FleetView { models: models.collect(), ..FleetView::default() }
     }
 
@@ -70,10 +64,12 @@ mod tests {
     fn the_best_that_is_there_is_taken_and_else_the_best() {
         use ModelState::{Failed, Loaded, Loading, Unloaded};
         let models = ["a", "b", "c"].map(|name| (ModelName::new(name), Arc::default()));
-        let chosen = |choose, states, allowed: &str, room: &str| {
+        let chosen = |choose, states: [(ModelState, bool); 3], allowed: &str, room: &str| {
             let name = Name { models: models.to_vec(), choose };
             let is_in = |of: &str, model: &ModelName| of.contains(model.as_str());
-            let model = name.choose(&view(states), |model| is_in(allowed, model), |model| is_in(room, model));
+            let refuses = |model: &ModelName| states[usize::from(model.as_str().as_bytes()[0] - b'a')].1;
+            let (may_use, has_room) = (|model: &_| is_in(allowed, model), |model: &_| is_in(room, model));
+            let model = name.choose(&view(states), may_use, has_room, refuses);
             model.map(|(model, _)| model.to_string()).unwrap_or_default()
         };
         let (no, yes) = (false, true);

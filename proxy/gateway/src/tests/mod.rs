@@ -260,6 +260,10 @@ impl Backends for Shell {
         if tokens <= room { Weighed::Fits { tokens } } else { Weighed::Unclear { tokens } }
     }
 
+    fn refuses(&self, _: &ModelName) -> bool {
+        false
+    }
+
     fn has_room(&self, _: &ModelName) -> bool {
         true
     }

@@ -182,6 +182,13 @@ impl Fleet {
         self.inner.roster.load().get(model)?.leases.coming()
     }
 
+    /// Whether a request for a model would be refused at once now.
+    pub fn refuses(&self, model: &ModelName) -> bool {
+        let roster = self.inner.roster.load();
+        let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses());
+        is_shut || self.inner.context.loading.refuses(model)
+    }
+
     /// Whether a model is loaded, or could be without another one's leaving, by what is known of memory.
     pub fn has_room(&self, model: &ModelName) -> bool {
         self.inner.context.loading.has_room(model)

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use warden_policies::GenerationId;
@@ -134,6 +135,17 @@ impl Turns {
         (each > 0.0).then_some(each)
     }
 
+    /// What evaluating the conversations again would take, each half as much as the one that was used after it: so likely it is that it
+    /// goes on. Nothing while it is not known how fast prompts are.
+    pub(crate) fn cost(&self) -> Duration {
+        let Some(pace) = self.pace() else { return Duration::ZERO };
+        let all = lock(&self.all);
+        let (tokens, _) = all.iter().fold((0.0, 1.0), |(sum, share), (_, kept)| {
+            (sum + share * warden_policies::units::exact(kept.tokens()), share / 2.0)
+        });
+        Duration::try_from_secs_f64(tokens * pace / 1e3).unwrap_or(Duration::MAX)
+    }
+
     /// The conversations that a generation has, the latest first.
     pub(crate) fn of(&self, generation: GenerationId) -> Vec<Arc<Kept>> {
         let all = lock(&self.all);
@@ -235,6 +247,9 @@ mod tests {
         for prefill in [(10, 1.0), (100, 400.0), (200, 100.0), (100, f64::NAN), (100, 300.0)] {
             turns.note(ONE, Turn { prefill: Some(prefill), ..turn(None, 1) });
         }
-        assert_eq!(turns.pace(), Some(0.5));
+        assert_eq!((turns.pace(), turns.cost()), (Some(0.5), Duration::ZERO));
+        turns.note(ONE, turn(chat(&["a"]), 1001));
+        turns.note(ONE, turn(chat(&["b"]), 2001));
+        assert_eq!(turns.cost(), Duration::from_millis(1250), "the earlier one is half as likely to go on");
     }
 }

@@ -13,7 +13,7 @@ use super::recipe::recipe;
 use super::unit::{Role, Unit};
 use super::{Control, End, Model};
 use crate::clock;
-use crate::error::{ControlError, Denied};
+use crate::error::ControlError;
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
@@ -30,12 +30,7 @@ impl Model {
             }
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
-            Control::Never(why) => {
-                // It may come all the same, when others are no longer pinned: the wish stays.
-                if !self.fall_back(&why) {
-                    self.leases.dismiss(&Denied::NeverLoaded(why));
-                }
-            }
+            Control::Never { why, by_room } => self.never_loaded(&why, by_room),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
@@ -60,6 +55,7 @@ impl Model {
             return;
         }
         self.give_up_replacements("the model was drained");
+        self.leases.expect_nobody();
         self.wanted = false;
         let generations = self.units.iter().filter_map(Unit::generation).collect();
         self.all_down();
@@ -69,6 +65,7 @@ impl Model {
     /// Everything stops, and nothing takes another's place any more.
     pub(super) fn all_down(&mut self) {
         for unit in &mut self.units {
+            unit.held = None;
             if unit.role == Role::Successor {
                 unit.role = Role::Retiring;
             }

@@ -15,7 +15,7 @@ pub(super) struct Experience {
     /// From spawn to ready, as it was the last time.
     pub(super) load_time: Option<Duration>,
     /// The fastest of those that were started with the same command.
-    pub(super) fastest: Option<Duration>,
+    fastest: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<Modalities>,
     pub(super) lulls: Lulls,
@@ -44,6 +44,11 @@ impl Experience {
             command,
             prices,
         }
+    }
+
+    /// How long the fastest start of this command took.
+    pub(super) fn fastest_of(&self, command: &Command) -> Option<Duration> {
+        self.fastest.filter(|_| self.command.as_ref() == Some(command))
     }
 
     /// A process became ready. Returns whether the one before it was started with another command.

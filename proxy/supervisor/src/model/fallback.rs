@@ -5,6 +5,7 @@ use warden_policies::book::Needs;
 use warden_policies::lifecycle::{Event, Phase};
 
 use super::Model;
+use super::loading::Stand;
 use crate::error::FailureKind;
 use crate::spec::{Command, Fallback, ModelSpec};
 use crate::view::event::EventKind;
@@ -35,6 +36,10 @@ impl Model {
         self.whole = Some(Whole { command, needs });
         self.tell(None, EventKind::FallsBack { message });
         self.apply_loading();
+        if matches!(self.stand, Stand::In { .. }) {
+            // That room was for more.
+            self.give_room_back();
+        }
         // What did not start gets a new chance.
         for id in self.ids() {
             if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
@@ -74,9 +79,10 @@ impl Model {
         let args = |spec: &ModelSpec| spec.fallback.as_ref().map(|fallback| fallback.args.clone());
         if let Some(whole) = whole.filter(|_| args(&spec) == args(&self.spec)) {
             spec.command = self.spec.command.clone();
-            spec.loading.needs.clone_from(&self.spec.loading.needs);
+            let less = spec.fallback.as_ref().and_then(|fallback| fallback.needs.clone());
+            let needs = std::mem::replace(&mut spec.loading.needs, less);
             spec.loading.can_do_with_less = false;
-            self.whole = Some(whole);
+            self.whole = Some(Whole { needs, ..whole });
         }
         spec
     }

@@ -17,7 +17,7 @@ use warden_policies::{MemoryKind, ModelName};
 
 use super::unit::{Role, Unit, UnitId};
 use super::{Control, End, Message, Model};
-use crate::error::FailureKind;
+use crate::error::{ControlError, Denied, FailureKind};
 use crate::memory::leak_history;
 use crate::memory::loading::{Told, Word};
 use crate::view::event::EventKind;
@@ -59,12 +59,15 @@ impl Model {
                 self.take_whole();
                 self.give_room_back();
             }
-            Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => self.give_room_back(),
+            Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
+                self.take_whole();
+                self.give_room_back();
+            }
             _ => {}
         }
     }
 
-    fn give_room_back(&mut self) {
+    pub(super) fn give_room_back(&mut self) {
         self.stand = Stand::Out;
         self.tell_loading(Told::Gone);
         self.changed();
@@ -145,7 +148,7 @@ impl Model {
             drop(outbox.send(Message::Control(match word {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
-                Word::Never(why) => Control::Never(why),
+                Word::Never { why, by_room } => Control::Never { why, by_room },
             })));
         });
         self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
@@ -155,6 +158,22 @@ impl Model {
     /// Other settings. What is loaded stays.
     pub(super) fn apply_loading(&self) {
         self.tell_loading(Told::Is(Box::new(self.loading_spec())));
+    }
+
+    /// It is never loaded beside what is there: with less, if it can do with less, or who waits is told.
+    pub(super) fn never_loaded(&mut self, why: &str, by_room: bool) {
+        if !matches!(self.stand, Stand::Asked { .. }) || by_room && self.fall_back(why) {
+            return;
+        }
+        self.leases.dismiss(&Denied::NeverLoaded(why.to_owned()));
+        let model = self.spec.name.clone();
+        for restart in std::mem::take(&mut self.operators.restarts) {
+            let because = format!("it cannot be loaded: {why}");
+            self.answer(restart.reply, Err(ControlError::GivenUp { model: model.clone(), because }));
+        }
+        // Its next request asks anew, for all that it needs. Nothing of it may come up meanwhile that nobody wants.
+        self.wanted = false;
+        self.all_down();
     }
 
     /// There is room, for whom asked with this number: an earlier one has given up since, and has said so.
@@ -231,6 +250,6 @@ impl Model {
 
     /// Somebody waits for it, and it waits for room.
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self.stand, Stand::Asked { .. }) && self.leases.waiting() > 0
+        matches!(self.stand, Stand::Asked { .. }) && self.leases.in_need()
     }
 }

@@ -86,8 +86,11 @@ pub(crate) enum Control {
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(ModelName),
-    /// There is never room, for this reason.
-    Never(String),
+    /// It is never loaded, for this reason.
+    Never {
+        why: String,
+        by_room: bool,
+    },
     /// So much is known of a binary now.
     Learn(PathBuf, ServerFacts),
     Remove,

@@ -206,7 +206,7 @@ impl Model {
         self.leases.set_coming(Coming {
             since: starting.min(),
             took: self.experience.load_time,
-            fastest: self.experience.fastest,
+            fastest: self.experience.fastest_of(recipe(&self.spec).command()),
             waits_for_room: matches!(self.stand, Stand::Asked { .. }),
         });
     }

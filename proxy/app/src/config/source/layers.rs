@@ -248,7 +248,7 @@ fn has_model(model: &Model) -> bool {
             .any(|name| name.starts_with("LLAMA_ARG_MODEL") || name.starts_with("LLAMA_ARG_HF"))
 }
 
-/// Names that configured models have beside their own.
+/// Names that configured models have beside their own, and those that have no process.
 fn aliases(layers: &[Layer]) -> Vec<String> {
     let tables = layers.iter().filter_map(|layer| match &layer.tree.entry("models")?.value.kind {
         Kind::Table(entries) => Some(entries),
@@ -258,11 +258,15 @@ fn aliases(layers: &[Layer]) -> Vec<String> {
         Kind::List(items) => Some(items),
         _ => None,
     });
+    let names = layers.iter().filter_map(|layer| match &layer.tree.entry("names")?.value.kind {
+        Kind::Table(entries) => Some(entries.iter().map(|entry| entry.key.clone())),
+        _ => None,
+    });
     let texts = lists.flatten().filter_map(|item| match &item.kind {
         Kind::Text(text) | Kind::Raw(text) => Some(text.clone()),
         _ => None,
     });
-    texts.collect()
+    texts.chain(names.flatten()).collect()
 }
 
 /// What a file of a folder sets.

@@ -64,6 +64,18 @@ impl Leases {
         lock(&self.state).coming = coming;
     }
 
+    /// Nobody is expected any more: an operator has drained the model.
+    pub(crate) fn expect_nobody(&self) {
+        lock(&self.state).expects = None;
+    }
+
+    /// Whether a caller that comes now is turned away at once.
+    pub(crate) fn refuses(&self) -> bool {
+        let state = lock(&self.state);
+        let is_shut = state.refusal.is_some() || state.coming.at_least(Instant::now()) > state.wait;
+        !state.dispatch.any_open() && is_shut
+    }
+
     /// The same, for callers; `None` while one serves.
     pub(crate) fn coming(self: &Arc<Self>) -> Option<Coming> {
         let state = lock(&self.state);

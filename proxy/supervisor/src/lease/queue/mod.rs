@@ -359,7 +359,8 @@ impl Leases {
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
         // Who was told to come back has a place.
         let waiting = waiting.max(usize::from(state.expects()));
-        Seen { asked: state.asked, waiting, in_flight, idle_for }
+        let conversations = self.turns.cost();
+        Seen { asked: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
     /// Since when the generation holds no lease; `None` while it holds one, or was never opened.
@@ -381,6 +382,10 @@ impl State {
 
     fn occupy(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
+        if kind == LeaseKind::Slot {
+            // Whoever was told to come back has, or somebody else was served.
+            self.expects = None;
+        }
         if kind != LeaseKind::Watch {
             entry.idle_since = None;
         }
@@ -412,6 +417,7 @@ impl State {
     fn dismiss(&mut self, denied: &Denied) -> Answers {
         let mut tickets = self.dispatch.dismiss();
         tickets.extend(self.admit.dismiss());
+        self.expects = None;
         self.full_told = false;
         let waiters = tickets.iter().filter_map(|ticket| self.waiters.remove(ticket));
         waiters.map(|waiter| (waiter.answer, Err(denied.clone()))).collect()

@@ -121,11 +121,14 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let cell = cell(1);
     leases.open(&cell, 1);
     drop(waiting.await.unwrap().unwrap());
+    assert_eq!(leases.seen().waiting, 0, "whoever was expected has been served");
     // Whose process has died is not turned away for that.
     leases.close(cell.id);
     leases.set_coming(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
     assert!(matches!(again, Denied::Deadline { .. }), "{again:?}");
+    let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    assert!(leases.in_need() && leases.refuses());
     tokio::time::sleep(4 * wait).await;
     assert!(!leases.in_need() && leases.seen().waiting == 0, "nobody is expected for ever");
 }

@@ -41,6 +41,15 @@ pub(crate) struct Loader {
     loading: Loading,
     /// Models whose waiting is in the events already.
     waits_told: BTreeSet<Who>,
+    /// Those that know that they will never be loaded as they are.
+    never_told: BTreeSet<Who>,
+    /// Those of which that is in the events.
+    never_said: BTreeSet<Who>,
+    /// What anybody could take, as it was read last.
+    free: Option<Amounts>,
+    /// Something has happened since it was shown who has room, and when that was.
+    stale: bool,
+    shown: Instant,
     /// What the machine has.
     total: MachineMemory,
     /// Drivers and the kernel have this long to answer.
@@ -58,9 +67,25 @@ impl Loader {
         limit: Duration,
     ) -> Self {
         let loading = Loading::new(lock(&common).loading.clone());
-        let (members, waits_told, epoch) = (BTreeMap::new(), BTreeSet::new(), Instant::now());
-        let total = MachineMemory::default();
-        Self { world, journal, desk, common, inbox, members, loading, waits_told, total, limit, epoch }
+        let epoch = Instant::now();
+        Self {
+            world,
+            journal,
+            desk,
+            common,
+            inbox,
+            members: BTreeMap::new(),
+            loading,
+            waits_told: BTreeSet::new(),
+            never_told: BTreeSet::new(),
+            never_said: BTreeSet::new(),
+            free: None,
+            stale: true,
+            shown: epoch,
+            total: MachineMemory::default(),
+            limit,
+            epoch,
+        }
     }
 
     /// Runs until everything ends.
@@ -89,11 +114,28 @@ impl Loader {
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
-            *lock(&self.desk.roomy) = self.loading.roomy();
+            self.show_room().await;
         }
     }
 
+    /// What names that mean several models are chosen by: anew whenever something has happened, and now and then.
+    async fn show_room(&mut self) {
+        if !self.stale && self.shown.elapsed() < IDLE_LOOK {
+            return;
+        }
+        if !self.loading.is_moving() {
+            let capacity = capacity(&self.total, &lock(&self.common));
+            self.free = Some(amounts(&self.world.free(self.limit).await, &capacity));
+        }
+        // Before anything was loaded nothing is known of the machine, and there is room for all.
+        let free = self.free.as_ref().filter(|_| self.total != MachineMemory::default());
+        *lock(&self.desk.roomy) = self.loading.roomy(free);
+        *lock(&self.desk.refused) = self.loading.refused();
+        (self.stale, self.shown) = (false, Instant::now());
+    }
+
     fn take(&mut self, who: Who, told: Told) {
+        self.stale = true;
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {
@@ -106,8 +148,13 @@ impl Loader {
                 }
                 loading.set(&who, *spec);
                 loading.wants(&who, urgent);
+                self.never_told.remove(&who);
             }
-            Told::Is(spec) => loading.set(&who, *spec),
+            Told::Is(spec) => {
+                loading.set(&who, *spec);
+                self.never_told.remove(&who);
+                self.never_said.remove(&who);
+            }
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
@@ -120,6 +167,8 @@ impl Loader {
                 loading.forget(&who);
                 self.members.remove(&who);
                 self.waits_told.remove(&who);
+                self.never_told.remove(&who);
+                self.never_said.remove(&who);
             }
         }
     }
@@ -141,10 +190,14 @@ impl Loader {
         let capacity = capacity(&self.total, &lock(&self.common));
         let free = amounts(&free, &capacity);
         self.loading.set_capacity(capacity);
-        for order in self.loading.next(now, Some(&free), seen) {
+        let orders = self.loading.next(now, Some(&free), seen);
+        self.free = Some(free);
+        self.stale |= !orders.is_empty();
+        for order in orders {
             let (who, word) = match order {
                 Order::Load { model, places } => {
                     self.waits_told.remove(&model);
+                    self.never_said.remove(&model);
                     let asked = members.get(&model).map_or(0, |member| member.asked);
                     (model, Word::Load(places, asked))
                 }
@@ -154,13 +207,23 @@ impl Loader {
                 (member.listener)(word);
             }
         }
-        for (who, never) in self.loading.hopeless() {
-            let Some(member) = members.get(&who) else { continue };
-            if seen(&who).waiting > 0 {
-                (member.listener)(Word::Never(never_words(&never)));
+        let hopeless = self.loading.hopeless();
+        for (who, never) in &hopeless {
+            let Some(member) = members.get(who) else { continue };
+            if self.never_said.insert(who.clone()) {
+                let message = never_words(never);
+                self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
+            }
+            // Once, and then to everybody who waits.
+            if self.never_told.insert(who.clone()) || seen(who).waiting > 0 {
+                let by_room = matches!(never, Never::Room { .. });
+                (member.listener)(Word::Never { why: never_words(never), by_room });
             }
         }
         for (who, needed, left) in self.loading.waiting() {
+            if hopeless.iter().any(|(other, _)| *other == who) {
+                continue;
+            }
             if self.waits_told.insert(who.clone()) {
                 let message = words(needed.as_ref(), &left);
                 self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });

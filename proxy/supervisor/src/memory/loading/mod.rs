@@ -49,8 +49,8 @@ pub(crate) enum Word {
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(Who),
-    /// There is never room, for this reason: who waits does so in vain.
-    Never(String),
+    /// It is never loaded, for this reason: who waits does so in vain. `by_room`: with less memory it would be.
+    Never { why: String, by_room: bool },
 }
 
 /// Takes a word to a model.
@@ -63,6 +63,7 @@ pub(crate) struct LoadingDesk {
     lives: AtomicU64,
     promised: Mutex<BTreeMap<Who, Amounts>>,
     roomy: Mutex<BTreeSet<Who>>,
+    refused: Mutex<BTreeSet<Who>>,
 }
 
 impl LoadingDesk {
@@ -74,6 +75,7 @@ impl LoadingDesk {
                 lives: AtomicU64::new(0),
                 promised: Mutex::default(),
                 roomy: Mutex::default(),
+                refused: Mutex::default(),
             }),
             receiver,
         )
@@ -92,6 +94,11 @@ impl LoadingDesk {
     /// Whether a model is loaded, or could be without another one's leaving.
     pub(crate) fn has_room(&self, name: &ModelName) -> bool {
         lock(&self.roomy).iter().any(|who| who.name == *name)
+    }
+
+    /// Whether who asks for a model is refused, because it is never loaded beside what is there.
+    pub(crate) fn refuses(&self, name: &ModelName) -> bool {
+        lock(&self.refused).iter().any(|who| who.name == *name)
     }
 
     /// Bytes of one memory that are free, and that others than this model were promised.

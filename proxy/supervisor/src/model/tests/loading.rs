@@ -358,6 +358,7 @@ async fn storm(ops: Vec<Op>) {
             model.lifecycle.drain_deadline = secs(8);
             model.lifecycle.start_timeout = secs(20);
         }
+        with_fallback(config, 12);
     })
     .await;
     let good = || Role { vram: Some(14 * GIB), ..Role::default() };
@@ -515,5 +516,49 @@ async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are
     rig.apply(|config| config.models[0].command.args.push("--other".to_owned())).await;
     pass(secs(100)).await;
     assert!(rig.script.children().len() > before);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_with_a_fallback_is_loaded_at_the_start_and_a_restart_in_vain_is_answered() {
+    let mut rig = rig(&[("a", 30), ("b", 20)]).await;
+    rig.next_takes(12);
+    rig.apply(|config| {
+        with_fallback(config, 12);
+        config.models[0].run.preload = true;
+        config.models[0].loading.pin = true;
+    })
+    .await;
+    pass(secs(10)).await;
+    assert!(is_reduced(&rig) && rig.states() == [Loaded, Unloaded], "nobody has asked for it");
+    let refused = rig.fleet.restart("b").await.unwrap_err().to_string();
+    assert!(refused.contains("never leave (`pin`: `a`) leave"), "{refused}");
+    assert!(rig.fleet.refuses(&ModelName::new("b")) && !rig.fleet.refuses(&ModelName::new("a")));
+    assert!(rig.fleet.has_room(&ModelName::new("a")) && !rig.fleet.has_room(&ModelName::new("b")));
+    // Once it leaves there is room for the other one.
+    rig.fleet.drain("a").await.unwrap();
+    rig.next_takes(20);
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!(rig.states(), [Unloaded, Loaded]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_excluded_does_not_fall_back_and_is_whole_when_it_may_come() {
+    let mut rig = rig(&[("a", 10), ("b", 10)]).await;
+    rig.apply(|config| {
+        with_fallback(config, 4);
+        config.models[1].loading.pin = true;
+        config.models[0].loading.never_with = vec![ModelName::new("b")];
+    })
+    .await;
+    rig.next_takes(10);
+    drop(rig.lease_of("b").await.unwrap());
+    let refused = rig.lease_of("a").await.unwrap_err();
+    assert!(matches!(&refused, Denied::NeverLoaded(why) if why.contains("exclude it")), "{refused:?}");
+    rig.fleet.drain("b").await.unwrap();
+    rig.next_takes(10);
+    drop(rig.lease_of("a").await.unwrap());
+    assert!(!is_reduced(&rig) && rig.count("falls_back") == 0);
     rig.end().await;
 }
