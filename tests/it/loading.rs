@@ -67,6 +67,49 @@ async fn five_models_share_a_gpu_that_holds_two() -> Outcome {
 }
 
 #[tokio::test]
+async fn where_the_environment_shows_one_gpu_of_two_that_one_is_shared() -> Outcome {
+    const MIB: u64 = 1 << 20;
+    let mut setup = Setup::new()?.top(QUICK);
+    setup.home.sample_model("model.gguf").await?;
+    let nvml = FakeNvml::in_home(&mut setup.home)?;
+    setup.home.env.insert("CUDA_VISIBLE_DEVICES".into(), "1".into());
+    let gpu = |pids: &[u32]| FakeGpu {
+        total: 1024 * MIB,
+        used: 720 * MIB * pids.len() as u64,
+        processes: pids.iter().map(|pid| (*pid, 720 * MIB)).collect(),
+        xids: Vec::new(),
+    };
+    nvml.say(&[gpu(&[]), gpu(&[])])?;
+    for name in ["a", "b"] {
+        setup = setup.fake(name, &json!({"load_ms": 50}), "preload = false\nargs = [\"-c\", \"32768\"]\n")?;
+    }
+    let warden = setup.start().await?;
+    let mut most = 0;
+    let watch = async {
+        loop {
+            let pids: Vec<u32> =
+                warden.backends().iter().filter_map(|one| u32::try_from(one.pid).ok()).collect();
+            most = most.max(pids.len());
+            if nvml.say(&[gpu(&[]), gpu(&pids)]).is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let all: Vec<Value> = (0..6)
+        .flat_map(|number| ["a", "b"].map(|name| chat(&format!("{name}-{number}"), name, "hi", 3, false)))
+        .collect();
+    let answers = tokio::select! {
+        answers = swarm(&warden.http, &all, 1) => answers,
+        () = watch => panic!("the GPUs cannot be told"),
+    };
+    all_whole(&answers)?;
+    assert_eq!(most, 1, "the other GPU is empty, and not theirs");
+    assert!(events(&warden, "makes room for").await? > 3);
+    Ok(())
+}
+
+#[tokio::test]
 async fn no_more_are_loaded_than_may_be_and_those_of_a_group_never_meet() -> Outcome {
     let mut setup = Setup::new()?.top(QUICK).top("loading.max_loaded = 2");
     for name in NAMES {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
 use warden_policies::{ByteSize, loading};
-use warden_sensors::gpu::{Gpus, Vendor};
+use warden_sensors::gpu::{Device, Gpus, Vendor};
 use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
 use warden_supervisor::{has_gpu, known_memory};
 
@@ -15,9 +15,10 @@ use super::problem::{Place, Problem};
 use super::resolve::Resolved;
 use super::{arguments, model_files};
 
+/// The variable that says which GPUs a process sees, if they are NVIDIA's.
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 /// Variables that say which GPUs a process sees.
-const SEEN: [&str; 4] =
-    ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
+const SEEN: [&str; 4] = [CUDA, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
 
 /// A model, as far as it is known before it is loaded.
 pub(crate) struct Known {
@@ -97,7 +98,11 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         if !tells && !on_cpu {
             continue;
         }
-        let says = names_devices(&spec.command.args, &env);
+        let seen = visible(&env, gpus.devices());
+        // A process can be told to see fewer of those that all see, but not of those that its own settings name.
+        let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA);
+        let seen = seen.filter(|seen| !is_own || seen.len() == 1);
+        let says = names_devices(&spec.command.args, &env, seen.is_some());
         let known = Known::read(&spec.command, of_server.clone(), on_gpus && !on_cpu);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
@@ -105,9 +110,14 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
             // On which of the GPUs it will be, if on any, its command or its environment says in words that are not ours.
             continue;
         }
-        spec.choose_gpus = nvidia && !says && named.is_empty();
+        spec.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
         if spec.loading.gpus.is_empty() {
-            spec.loading.gpus = named;
+            // The numbers of a command are those of the GPUs that it sees.
+            spec.loading.gpus = match seen {
+                Some(seen) if named.is_empty() => seen,
+                Some(seen) => named.iter().filter_map(|number| seen.get(*number).copied()).collect(),
+                None => named,
+            };
         }
         spec.loading.may_split = may_split;
         spec.loading.needs = Some(known.needs);
@@ -209,9 +219,33 @@ const DEVICES: [(&[&str], &str); 4] = [
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
 ];
 
-/// Whether a command or its environment says by name on which devices it computes.
-fn names_devices(args: &[String], env: &BTreeMap<String, String>) -> bool {
-    let sees_some = SEEN.iter().any(|name| env.contains_key(*name));
+/// The GPUs that the environment lets a process see, if it says so in words that are understood: by the driver's names, or by numbers where
+/// those mean the same to CUDA as to the driver, because all GPUs are alike or the variable says so.
+fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>> {
+    let words = env.get(CUDA)?;
+    let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia).collect();
+    let by_place = env.get("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID")
+        || nvidia.windows(2).all(|pair| pair[0].name == pair[1].name);
+    let one = |word: &str| {
+        let gpu = match word.parse::<usize>() {
+            Ok(number) if by_place => *nvidia.get(number)?,
+            Ok(_) => return None,
+            // The beginning of a name is enough.
+            Err(_) if word.len() > 4 => {
+                let mut named =
+                    nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
+                named.next().filter(|_| named.next().is_none())?
+            }
+            Err(_) => return None,
+        };
+        usize::try_from(gpu.index.0).ok()
+    };
+    words.split(',').map(str::trim).map(one).collect()
+}
+
+/// Whether a command or its environment says by name on which devices it computes. `seen`: what `CUDA_VISIBLE_DEVICES` says is understood.
+fn names_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
+    let sees_some = SEEN.iter().any(|name| env.contains_key(*name) && !(seen && *name == CUDA));
     sees_some
         || DEVICES.iter().any(|(flags, variable)| {
             env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
@@ -222,7 +256,47 @@ fn names_devices(args: &[String], env: &BTreeMap<String, String>) -> bool {
 mod tests {
     use std::path::Path;
 
+    use warden_policies::GpuIndex;
+
     use super::*;
+
+    #[test]
+    fn the_gpus_that_the_environment_shows_are_known_where_its_words_are() {
+        let gpu = |index: u32, vendor, name: &str| Device {
+            index: GpuIndex(index),
+            vendor,
+            name: name.to_owned(),
+            uuid: (vendor == Vendor::Nvidia).then(|| format!("GPU-{index}aaa-bbb")),
+            pci: None,
+            total: Some(1 << 34),
+            unified: false,
+        };
+        let alike =
+            [gpu(0, Vendor::Nvidia, "H100"), gpu(1, Vendor::Nvidia, "H100"), gpu(2, Vendor::Amd, "MI")];
+        let mixed = [gpu(0, Vendor::Nvidia, "A2"), gpu(1, Vendor::Nvidia, "H100")];
+        let env = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            pairs.collect::<BTreeMap<_, _>>()
+        };
+        let seen = |words: &str, gpus: &[Device]| visible(&env(&[(CUDA, words)]), gpus);
+        assert_eq!(visible(&env(&[]), &alike), None);
+        assert_eq!(seen("0", &alike), Some(vec![0]));
+        assert_eq!(seen("1, 0", &alike), Some(vec![1, 0]));
+        assert_eq!(seen("GPU-1aaa", &mixed), Some(vec![1]));
+        for words in ["", "2", "-1", "none", "GPU-", "GPU-9", "0,x"] {
+            assert_eq!(seen(words, &alike), None, "{words}");
+        }
+        assert_eq!(seen("0", &mixed), None, "CUDA counts the fastest first");
+        let by_place = env(&[(CUDA, "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
+        assert_eq!(visible(&by_place, &mixed), Some(vec![0]));
+        assert_eq!(seen("0", &[]), None);
+        let flags = ["-dev".to_owned(), "CUDA0".to_owned()];
+        assert!(
+            !names_devices(&[], &env(&[(CUDA, "0")]), true)
+                && names_devices(&[], &env(&[(CUDA, "0")]), false)
+        );
+        assert!(names_devices(&flags, &env(&[(CUDA, "0")]), true));
+    }
 
     #[test]
     fn a_models_file_is_found_by_flag_and_variable() {
