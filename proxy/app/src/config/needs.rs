@@ -229,14 +229,13 @@ fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>
     let one = |word: &str| {
         let gpu = match word.parse::<usize>() {
             Ok(number) if by_place => *nvidia.get(number)?,
-            Ok(_) => return None,
             // The beginning of a name is enough.
             Err(_) if word.len() > 4 => {
                 let mut named =
                     nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
                 named.next().filter(|_| named.next().is_none())?
             }
-            Err(_) => return None,
+            Ok(_) | Err(_) => return None,
         };
         usize::try_from(gpu.index.0).ok()
     };
