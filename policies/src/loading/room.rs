@@ -209,22 +209,20 @@ impl Loading {
 impl Loading {
     /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
     /// it needs, or exclude it.
-    fn is_hopeless(&self, name: &Who) -> bool {
-        let mobile = self.mobile();
+    fn is_hopeless(&self, name: &Who, mobile: &[&Who]) -> bool {
         let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None };
-        matches!(self.place(&wish, &mobile.iter().collect::<Vec<_>>()), Place::Nowhere)
+        matches!(self.place(&wish, mobile), Place::Nowhere)
     }
 
     /// Those that leave for others or by themselves, or may still fail to come.
-    fn mobile(&self) -> Vec<Who> {
+    fn mobile(&self) -> Vec<&Who> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
-        there.filter(|(_, model)| !model.stays_for_good()).map(|(who, _)| who.clone()).collect()
+        there.filter(|(_, model)| !model.stays_for_good()).map(|(who, _)| who).collect()
     }
 
     /// What those that never leave have not been promised.
     fn left_by_pinned(&self) -> Amounts {
-        let mobile = self.mobile();
-        Ledger::of(&self.models, &self.capacity, None, &mobile.iter().collect::<Vec<_>>()).soon
+        Ledger::of(&self.models, &self.capacity, None, &self.mobile()).soon
     }
 }
 
@@ -299,19 +297,20 @@ impl Loading {
         roomy.map(|(who, _)| who.clone()).collect()
     }
 
-    /// Those that are not loaded and will not be while those that never leave are what they are, though they could do with less if they
-    /// could.
+    /// Those that are not loaded, will not be while those that never leave are there, and cannot do with less.
     pub fn refused(&self) -> BTreeSet<Who> {
         let is_out = |model: &Model| matches!(model.state, State::Out | State::Wants { .. });
         let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
-        out.filter(|(who, _)| self.is_hopeless(who)).map(|(who, _)| who.clone()).collect()
+        let mobile = self.mobile();
+        out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
     }
 
     /// Those that wait for what never comes, and why.
     pub fn hopeless(&self) -> Vec<(Who, Never)> {
         let waits = |model: &Model| matches!(model.state, State::Wants { .. });
         let waiting = self.models.iter().filter(|(_, model)| waits(model));
-        let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who));
+        let mobile = self.mobile();
+        let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who, &mobile));
         hopeless.map(|(who, model)| (who.clone(), self.never(who, model))).collect()
     }
 

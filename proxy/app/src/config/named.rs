@@ -10,7 +10,7 @@ use warden_policies::ModelName;
 use warden_policies::modes::Choose;
 
 use super::problem::Problem;
-use super::request::{PROMPTS, Request};
+use super::request::{PROMPTS, Request, TOKENS};
 use super::resolve::Resolver;
 use super::schema;
 
@@ -32,7 +32,7 @@ pub(crate) struct Named {
 }
 
 impl Resolver<'_> {
-    /// What the gateway is told of such names. `rules` are those of the models, in their order.
+    /// Those names with their models and rules, for the gateway. `rules` has the rules of each model, in the order of the models.
     pub(super) fn by_name(&mut self, rules: &[Arc<ModelRules>]) -> BTreeMap<String, Name> {
         let loaded = self.loaded;
         let mut all = BTreeMap::new();
@@ -88,9 +88,6 @@ impl Resolver<'_> {
     }
 }
 
-/// Parameters that bound what is generated: what a name says of that in one way stands for all.
-const BOUNDS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
-
 /// The rules of a model under a name that has its own: what those say of a parameter is all that is said of it.
 fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
     let named = |key: &str| {
@@ -98,7 +95,7 @@ fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
     };
     let says = |key: &String| {
         named(key)
-            || own.max_tokens.is_some() && BOUNDS.contains(&key.as_str())
+            || own.max_tokens.is_some() && TOKENS.contains(&key.as_str())
             || own.system_prompt.is_some() && PROMPTS.contains(&key.as_str())
     };
     let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
@@ -113,7 +110,7 @@ fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
             .system_prompt
             .clone()
             .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPTS))),
-        max_tokens: own.max_tokens.or_else(|| model.max_tokens.filter(|_| !names_any(&BOUNDS))),
+        max_tokens: own.max_tokens.or_else(|| model.max_tokens.filter(|_| !names_any(&TOKENS))),
         fresh_seed: own.fresh_seed || model.fresh_seed,
     }
 }

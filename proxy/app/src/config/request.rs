@@ -20,6 +20,10 @@ const NOT_OURS: [(&str, &str); 2] = [
     ("stream", "clients that get what they did not ask for cannot read it"),
 ];
 
+/// How clients say how many tokens they want, in one interface or another.
+pub(super) const TOKENS: [&str; 4] =
+    ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
+
 /// Members in which `system_prompt` is put.
 pub(super) const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
 

@@ -17,7 +17,7 @@ use warden_policies::defaults;
 use super::named::Named;
 use super::policy::{Policy, Shared, optional_duration};
 use super::request::Request;
-use super::schema::{self, AllModels, Of, OneModel};
+use super::schema::{self, AllModels, Of, One};
 
 /// Everything but the models' own values.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -67,11 +67,11 @@ pub(crate) struct Settings {
     pub(crate) defaults: Dict,
     /// The models, by the name that clients address.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, OneModel>")]
+    #[schemars(with = "BTreeMap<String, One<Model>>")]
     pub(crate) models: BTreeMap<String, Dict>,
     /// Names that mean one of several models, or one with other requests.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, schema::OneName>")]
+    #[schemars(with = "BTreeMap<String, One<Named>>")]
     pub(crate) names: BTreeMap<String, Named>,
 }
 

@@ -22,7 +22,7 @@ use super::teller::Teller;
 use crate::backend::backends::BoxFuture;
 use crate::refusal::{Dialect, error_event};
 
-/// Bytes of an error that are read; what is longer is told without its words.
+/// Bytes of an error that are read. Of a longer one the client gets the status only.
 const ERROR_BYTES: usize = 64 * 1024;
 
 /// Such a body.
@@ -80,7 +80,7 @@ impl Interim {
                 },
                 State::Passes(body) => return Pin::new(body.as_mut()).poll_frame(context),
                 State::Gathers { status, body, read } => {
-                    // What broke off is told as far as it came.
+                    // Of an error that broke off the client gets what came.
                     let Some(Ok(frame)) = ready!(Pin::new(body.as_mut()).poll_frame(context)) else {
                         let event = error_event(*status, read, self.dialect);
                         self.state = State::Over;

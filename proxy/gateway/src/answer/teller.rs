@@ -1,4 +1,4 @@
-//! What the client of a stream is told while its model loads.
+//! What we tell the client of a stream while its model loads.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use warden_supervisor::Coming;
 
 use crate::backend::backends::Backends;
 
-/// How it is told.
+/// How we tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// By comments, which clients skip.

@@ -46,7 +46,6 @@ struct Prepared {
 
 /// A request for a stream whose model is not loaded yet. Its client gets the head of the answer before.
 pub(super) struct Waits {
-    pub(super) model: ModelName,
     pub(super) manner: Manner,
     /// How often the client gets a sign of life.
     pub(super) every: Duration,
@@ -90,8 +89,8 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered)
 }
 
-/// How the client of a stream is told that its model is being loaded; `None`: it serves, or the client gets the model's own answer
-/// only.
+/// How we tell the client of a stream that its model is being loaded. `None`: the model serves, or the client gets nothing but the
+/// model's answer.
 fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
     let Exchange { shared, route, .. } = exchange;
     if !(route.generates && intake.is_stream()) || prepared.assemble.is_some() {
@@ -117,32 +116,45 @@ async fn wait(
 ) -> Result<Forwarded, Refused> {
     let (upstream, since) = (exchange.shared.upstream.clone(), Instant::now());
     let config = &exchange.shared.config.upstream;
-    let (first, every) = match manner {
-        Manner::Comments => (config.comment_interval, config.comment_interval),
-        Manner::Reasoning => (config.reasoning_interval, config.reasoning_interval),
+    let every = match manner {
+        Manner::Comments => config.comment_interval,
+        Manner::Reasoning => config.reasoning_interval,
     };
     let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
-    let mut lease: BoxFuture<'static, _> = {
-        let model = model.clone();
-        Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await })
-    };
-    let Ok(granted) = timeout(first, &mut lease).await else {
-        let waits = Waits { model, manner, every, since, lease, prepared, parts, intake, limits };
+    let mut lease: BoxFuture<'static, _> =
+        Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });
+    let Ok(granted) = timeout(every, &mut lease).await else {
+        let waits = Waits { manner, every, since, lease, prepared, parts, intake, limits };
         return Ok(Forwarded::Waits(Box::new(waits)));
     };
+    granted_later(exchange, prepared, parts, intake, limits, granted).await.map(Forwarded::Answered)
+}
+
+/// What comes of a lease that was waited for with the whole body at hand.
+async fn granted_later(
+    exchange: &mut Exchange,
+    prepared: Prepared,
+    parts: Parts,
+    intake: Intake,
+    limits: Limits,
+    granted: Result<Arc<dyn BackendLease>, Denied>,
+) -> Result<Answered, Refused> {
     let lease = prepared.attempts(exchange, &limits).granted(granted);
     let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
-    send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered)
+    send(exchange, prepared, parts, intake, limits, lease).await
 }
 
 impl Waits {
+    /// The model that it waits for.
+    pub(super) fn model(&self) -> &ModelName {
+        &self.prepared.model
+    }
+
     /// The rest of the way.
     pub(super) async fn forward(self, exchange: &mut Exchange) -> Result<Answered, Refused> {
         let Self { lease, prepared, parts, intake, limits, .. } = self;
         let granted = lease.await;
-        let lease = prepared.attempts(exchange, &limits).granted(granted);
-        let lease = lease.map_err(|refusal| ClientBody::Over.refused(refusal))?;
-        send(exchange, prepared, parts, intake, limits, lease).await
+        granted_later(exchange, prepared, parts, intake, limits, granted).await
     }
 }
 
@@ -171,18 +183,9 @@ async fn send(
 ) -> Result<Answered, Refused> {
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
-    let Prepared { model, tokens, assemble, sets } = prepared;
-    let on_death = exchange.rules(&model).map_or(OnDeath::default(), |rules| rules.on_death);
-    let mut attempts = Attempts {
-        upstream: &shared.upstream,
-        record: &mut exchange.flight.record,
-        model: &model,
-        kind: exchange.route.kind,
-        tokens,
-        limits: &limits,
-        died: None,
-    };
-    if let Some(recorder) = exchange.live.recorders.get(&model).filter(|_| attempts.kind == LeaseKind::Slot) {
+    let (model, kind) = (&prepared.model, exchange.route.kind);
+    let on_death = exchange.rules(model).map_or(OnDeath::default(), |rules| rules.on_death);
+    if let Some(recorder) = exchange.live.recorders.get(model).filter(|_| kind == LeaseKind::Slot) {
         intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
     }
     if exchange.route.effect == Effect::Pauses {
@@ -212,12 +215,13 @@ async fn send(
     });
     let deadline = Instant::now() + shared.config.upstream.exchange_timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
-    let relayed = attempts.run(lease, message, deadline).await;
+    let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
+    let Prepared { model, tokens, assemble, sets } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
-        let (upstream, kind) = (shared.upstream.clone(), exchange.route.kind);
+        let upstream = shared.upstream.clone();
         Box::new(Again { upstream, model, kind, tokens, limits, message, deadline })
     });
     Ok(Answered { relayed, rest, assemble, sets, again, remember })

@@ -140,7 +140,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     (record.status, record.stream) = (StatusCode::OK.as_u16(), true);
     let teller = Teller::new(
         exchange.shared.upstream.backends.clone(),
-        waits.model.clone(),
+        waits.model().clone(),
         record.request_id.clone(),
         waits.manner,
         waits.since,

@@ -116,18 +116,22 @@ impl Model {
                 );
                 self.tell(None, EventKind::SettingLost { message });
             }
-            // What does not start gets a new chance with the new command.
-            for id in self.ids() {
-                if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
-                    self.revive(id, Event::Reset);
-                    if let Some(unit) = self.unit_mut(id) {
-                        unit.failure = None;
-                        unit.start_failures = 0;
-                    }
+            self.start_the_failed();
+        }
+        remade && self.units.iter().any(|unit| unit.live.is_some())
+    }
+
+    /// What does not start gets a new chance with the command as it is now.
+    pub(super) fn start_the_failed(&mut self) {
+        for id in self.ids() {
+            if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
+                self.revive(id, Event::Reset);
+                if let Some(unit) = self.unit_mut(id) {
+                    unit.failure = None;
+                    unit.start_failures = 0;
                 }
             }
         }
-        remade && self.units.iter().any(|unit| unit.live.is_some())
     }
 
     /// Processes of that binary behave so, those that run and those to come.

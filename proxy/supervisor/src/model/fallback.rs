@@ -2,7 +2,6 @@
 //! otherwise.
 
 use warden_policies::book::Needs;
-use warden_policies::lifecycle::{Event, Phase};
 
 use super::Model;
 use super::loading::Stand;
@@ -32,7 +31,6 @@ impl Model {
         let command = self.spec.command.clone();
         self.spec.command.args.extend(args);
         let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
-        self.spec.loading.can_do_with_less = false;
         self.whole = Some(Whole { command, needs });
         self.tell(None, EventKind::FallsBack { message });
         self.apply_loading();
@@ -40,15 +38,7 @@ impl Model {
             // That room was for more.
             self.give_room_back();
         }
-        // What did not start gets a new chance.
-        for id in self.ids() {
-            if self.unit(id).is_some_and(|unit| matches!(unit.phase(), Phase::Backoff | Phase::Failed)) {
-                self.revive(id, Event::Reset);
-                if let Some(unit) = self.unit_mut(id) {
-                    (unit.failure, unit.start_failures) = (None, 0);
-                }
-            }
-        }
+        self.start_the_failed();
         true
     }
 
@@ -69,7 +59,6 @@ impl Model {
         if let Some(Whole { command, needs }) = self.whole.take() {
             self.spec.command = command;
             self.spec.loading.needs = needs;
-            self.spec.loading.can_do_with_less = true;
         }
     }
 
@@ -81,7 +70,6 @@ impl Model {
             spec.command = self.spec.command.clone();
             let less = spec.fallback.as_ref().and_then(|fallback| fallback.needs.clone());
             let needs = std::mem::replace(&mut spec.loading.needs, less);
-            spec.loading.can_do_with_less = false;
             self.whole = Some(Whole { needs, ..whole });
         }
         spec

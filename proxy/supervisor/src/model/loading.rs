@@ -129,7 +129,12 @@ impl Model {
 
     /// What it needs now, by what is known of processes with its command.
     fn loading_spec(&self) -> Spec {
-        let mut spec = Spec { replicas: self.spec.run.replicas, ..self.spec.loading.clone() };
+        let mut spec = Spec {
+            replicas: self.spec.run.replicas,
+            leaves_by_itself: self.spec.ttl.is_some(),
+            can_do_with_less: self.spec.fallback.is_some() && self.whole.is_none(),
+            ..self.spec.loading.clone()
+        };
         let measured = self.context.leak_history.most(&leak_history::key(&self.spec.command));
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
@@ -160,7 +165,8 @@ impl Model {
         self.tell_loading(Told::Is(Box::new(self.loading_spec())));
     }
 
-    /// It is never loaded beside what is there: with less, if it can do with less, or who waits is told.
+    /// The loader will never load the model beside what is there. It takes its fallback arguments where that can help; else its callers and
+    /// operators are told why.
     pub(super) fn never_loaded(&mut self, why: &str, by_room: bool) {
         if !matches!(self.stand, Stand::Asked { .. }) || by_room && self.fall_back(why) {
             return;

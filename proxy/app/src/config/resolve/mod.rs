@@ -363,8 +363,6 @@ impl Resolver<'_> {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,
                 never_with: Vec::new(),
-                leaves_by_itself: model.ttl.is_some(),
-                can_do_with_less: !model.fallback.is_empty(),
                 ..loading::Spec::default()
             },
             fallback: (!model.fallback.is_empty())

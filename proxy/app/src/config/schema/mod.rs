@@ -24,7 +24,6 @@ use serde_json::{Map, Value, json};
 use warden_policies::ByteSize;
 use warden_policies::defaults::{Key, Section, TEXT, Takes, parse_duration};
 
-use crate::config::named::Named;
 use crate::config::settings::{Model, Settings};
 
 /// In the description of a key, before its default and the reason for that.
@@ -162,31 +161,18 @@ impl<T: Section> JsonSchema for Of<T> {
     }
 }
 
-pub(crate) struct OneModel;
+/// A table under a name of the operator's.
+pub(crate) struct One<T>(std::marker::PhantomData<T>);
 
-impl JsonSchema for OneModel {
+impl<T: JsonSchema> JsonSchema for One<T> {
     fn schema_name() -> Cow<'static, str> {
-        "OneModel".into()
+        format!("One{}", T::schema_name()).into()
     }
     fn inline_schema() -> bool {
         true
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        closed(Model::json_schema(generator), &[])
-    }
-}
-
-pub(crate) struct OneName;
-
-impl JsonSchema for OneName {
-    fn schema_name() -> Cow<'static, str> {
-        "OneName".into()
-    }
-    fn inline_schema() -> bool {
-        true
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        closed(Named::json_schema(generator), &[])
+        closed(T::json_schema(generator), &[])
     }
 }
 

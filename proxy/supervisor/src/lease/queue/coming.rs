@@ -1,4 +1,4 @@
-//! When a model will serve that does not yet: for callers that are told while they wait, and for those whose wait would be in vain.
+//! When a model that serves nobody will serve: to tell callers while they wait, and to refuse those who would wait too long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl State {
         Some(Denied::TooSlow { left, wait: self.wait })
     }
 
-    /// Somebody was told to come back, and is expected.
+    /// Whether a caller was refused with a time to come back at, and has not come yet.
     pub(super) fn expects(&self) -> bool {
         self.expects.is_some_and(|until| until > Instant::now())
     }

@@ -90,7 +90,7 @@ struct State {
     stands_since: Option<Instant>,
     /// When the next process will serve, while none does.
     coming: Coming,
-    /// Until when somebody is expected who was told to come back.
+    /// Until when we expect a caller that was refused with a time to come back at.
     expects: Option<Instant>,
     /// Generations that were found deaf and are closed until the task has looked.
     doubted: Vec<GenerationId>,
@@ -357,7 +357,7 @@ impl Leases {
         let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
         let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
-        // Who was told to come back has a place.
+        // A caller that we expect back counts like one that waits.
         let waiting = waiting.max(usize::from(state.expects()));
         let conversations = self.turns.cost();
         Seen { asked: state.asked, waiting, in_flight, idle_for, conversations }
@@ -383,7 +383,7 @@ impl State {
     fn occupy(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<Cell>> {
         let entry = self.generations.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
-            // Whoever was told to come back has, or somebody else was served.
+            // The caller that we expected has come back, or another one was served.
             self.expects = None;
         }
         if kind != LeaseKind::Watch {

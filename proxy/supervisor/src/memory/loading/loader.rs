@@ -135,7 +135,8 @@ impl Loader {
     }
 
     fn take(&mut self, who: Who, told: Told) {
-        self.stale = true;
+        // Readings come all the time; what they change is shown within a second.
+        self.stale |= !matches!(told, Told::Read(_));
         let (loading, now) = (&mut self.loading, self.epoch.elapsed());
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {

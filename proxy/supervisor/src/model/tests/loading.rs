@@ -459,7 +459,6 @@ fn with_fallback(config: &mut FleetConfig, gib: u64) {
     let less = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
     let spec = &mut config.models[0];
     spec.fallback = Some(Fallback { args: vec!["--less".to_owned()], needs: Some(less) });
-    spec.loading.can_do_with_less = true;
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,9 +4,7 @@ use serde_json::Value;
 
 use super::{Found, One, Whole};
 use crate::config::arguments;
-
-/// How clients say how many tokens they want, in one interface or another.
-const TOKENS: [&str; 4] = ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
+use crate::config::request::TOKENS;
 
 /// A default above the limit is cut to it, and a limit above the context is never reached.
 pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
