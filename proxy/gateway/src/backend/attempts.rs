@@ -174,7 +174,7 @@ impl Attempts<'_> {
                         return Err(upstream.quarantined(model, print, true));
                     }
                 }
-                let revoked_early = Refusal::Revoked { model: model.clone() };
+                let revoked_early = lease.taken_away(model);
                 if !self.may_repeat(&message) {
                     return Err(revoked_early);
                 }

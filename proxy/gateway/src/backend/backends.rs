@@ -17,6 +17,7 @@ use warden_supervisor::{
 
 use crate::backend::pool::Pool;
 use crate::body::sent::Sent;
+use crate::refusal::Refusal;
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -60,6 +61,8 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn endpoint(&self) -> &Endpoint;
     /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
     fn is_running(&self) -> bool;
+    /// Whether its process was told to end: a lease is revoked for that, and when its process has died.
+    fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// The same for generations of the same command, binary and files; `None`: not known.
     fn kin(&self) -> Option<Kin>;
@@ -129,6 +132,12 @@ impl dyn BackendLease {
             self.survived(print);
         }
     }
+
+    /// What a request is told whose lease was revoked, and which goes nowhere else.
+    pub(crate) fn taken_away(&self, model: &ModelName) -> Refusal {
+        let model = model.clone();
+        if self.was_stopped() { Refusal::Revoked { model } } else { Refusal::Died { model } }
+    }
 }
 
 /// Methods that the supervisor's type has itself, under the same name.
@@ -183,6 +192,7 @@ impl BackendLease for Lease {
         fn generation(&self) -> GenerationId;
         fn endpoint(&self) -> &Endpoint;
         fn is_running(&self) -> bool;
+        fn was_stopped(&self) -> bool;
         fn queued_for(&self) -> Duration;
         fn kin(&self) -> Option<Kin>;
         fn add_work(&self, work: Work);

@@ -305,6 +305,9 @@ impl BackendLease for TestRight {
     fn is_running(&self) -> bool {
         matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
     }
+    fn was_stopped(&self) -> bool {
+        !self.backends.dead.load(Ordering::SeqCst)
+    }
     fn kin(&self) -> Option<Kin> {
         if self.generation == 0 { Some(KIN) } else { *self.backends.kin_of_later.lock().unwrap() }
     }

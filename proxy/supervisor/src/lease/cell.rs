@@ -39,6 +39,8 @@ pub(crate) struct Cell {
     pub(super) attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// How long the process had hung when it was told to end; empty if it did not hang.
     hung: OnceLock<Duration>,
+    /// It was told to end, by us.
+    told_to_end: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
 
@@ -58,6 +60,7 @@ impl Cell {
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
             hung: OnceLock::new(),
+            told_to_end: AtomicBool::new(false),
             revoked: CancellationToken::new(),
         }
     }
@@ -88,7 +91,7 @@ impl Cell {
         self.progress.load(Ordering::Relaxed) > self.micros(moment)
     }
 
-    /// It is told to end because it hangs, for so long by now. Before [`Cell::revoke`].
+    /// It is told to end because it hangs, for so long by now. Before [`Cell::tell_to_end`].
     pub(crate) fn note_hung(&self, since: Duration) {
         // What was true first counts.
         let _known = self.hung.set(since);
@@ -100,8 +103,14 @@ impl Cell {
     }
 
     /// Whether it was told to end.
-    pub(crate) fn is_revoked(&self) -> bool {
-        self.revoked.is_cancelled()
+    pub(crate) fn was_told_to_end(&self) -> bool {
+        self.told_to_end.load(Ordering::Acquire)
+    }
+
+    /// The process is told to end.
+    pub(crate) fn tell_to_end(&self) {
+        self.told_to_end.store(true, Ordering::Release);
+        self.revoke();
     }
 
     /// The process is told to end, or has ended: its leases are told, and what was attached is dropped, because

@@ -102,6 +102,11 @@ impl Lease {
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
+    /// Whether its process was told to end, by us: if it has ended otherwise, it died.
+    pub fn was_stopped(&self) -> bool {
+        self.cell.was_told_to_end()
+    }
+
     /// What is known now of how the generation's binary behaves. It may become known while the lease is held.
     pub fn facts(&self) -> ServerFacts {
         self.cell.facts()
@@ -321,7 +326,8 @@ impl Lease {
     }
 
     /// Resolves when the generation is told to end although this lease is held: the drain deadline has passed, or the
-    /// process is killed. A request cut then has no better end to wait for.
+    /// process is killed. A request cut then has no better end to wait for. Also when the process has ended by itself, which
+    /// may be known here before its connection breaks: [`Lease::was_stopped`] tells which.
     pub async fn revoked(&self) {
         self.cell.revoked.cancelled().await;
     }

@@ -387,7 +387,7 @@ impl Model {
 
 /// What a process's end means for the requests that it had.
 fn ending(cell: &Cell, exit: Exit, why: OutOfMemory) -> Ending {
-    if cell.is_revoked() {
+    if cell.was_told_to_end() {
         // We ended it, for a reason that is the requests' or is not.
         return if cell.hung().is_some() { Ending::OfItself } else { Ending::Stopped };
     }

@@ -233,7 +233,7 @@ impl Generation {
 
     /// SIGTERM, now or as soon as there is a process.
     pub(super) fn terminate(&mut self) {
-        self.cell.revoke();
+        self.cell.tell_to_end();
         match &self.process {
             Some(process) => process.terminate(),
             None => self.pending = self.pending.or(Some(Pending::Terminate)),
@@ -242,7 +242,7 @@ impl Generation {
 
     /// SIGKILL, now or as soon as there is a process.
     pub(super) fn kill(&mut self) {
-        self.cell.revoke();
+        self.cell.tell_to_end();
         match &self.process {
             Some(process) => process.kill(),
             None => self.pending = Some(Pending::Kill),

@@ -118,17 +118,17 @@ pub(crate) async fn gather(
             read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
                 Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout })
             }),
-            () = &mut revoked => Err(Refusal::Revoked { model: model.clone() }),
+            () = &mut revoked => {
+                if let Some(print) = sent.whole_print() {
+                    lease.lost(print);
+                }
+                Err(lease.taken_away(&model))
+            }
         }
     };
     // The backend is done, or is given up.
     drop((incoming, conn));
     let meter = tally.end(matches!(read, Ok(None)));
-    if let Err(Refusal::Revoked { .. }) = read
-        && let Some(print) = sent.whole_print()
-    {
-        lease.lost(print);
-    }
     if read.is_ok() {
         lease.answered(sent.print());
     }

@@ -253,7 +253,9 @@ impl Relay {
                 }
                 Poll::Pending => match self.overdue(context) {
                     None => return Poll::Pending,
-                    Some((Outcome::Revoked, _)) if self.goes_on(Outcome::Revoked) => continue,
+                    Some((end @ (Outcome::Revoked | Outcome::UpstreamDied), _)) if self.goes_on(end) => {
+                        continue;
+                    }
                     Some((outcome, why)) => {
                         if let Err(error) = self.cut(outcome, why) {
                             return self.break_off(error, context);
@@ -342,7 +344,9 @@ impl Relay {
     /// Nothing came: whether that has lasted too long, or has no end to wait for.
     fn overdue(&mut self, context: &mut Context<'_>) -> Option<(Outcome, &'static str)> {
         if self.revoked.as_mut().poll(context).is_ready() {
-            return Some((Outcome::Revoked, continuation::in_the_middle(Outcome::Revoked)));
+            let stopped = self.lease.as_ref().is_none_or(|lease| lease.was_stopped());
+            let outcome = if stopped { Outcome::Revoked } else { Outcome::UpstreamDied };
+            return Some((outcome, continuation::in_the_middle(outcome)));
         }
         let due = match self.terms {
             Some(EventTerms { silence, .. }) => {

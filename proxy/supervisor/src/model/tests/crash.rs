@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 use warden_policies::{GenerationId, Reason};
 
+use super::script::Role;
 use super::*;
+use crate::Exit;
 use crate::view::event::EventKind;
 
 const LINE: &str = "CUDA error: an illegal instruction was encountered";
@@ -121,6 +123,27 @@ async fn nobody_waits_for_a_drain_of_what_has_crashed() {
         assert_eq!(old.terms.load(Ordering::SeqCst), 1);
         drop(held);
         assert_eq!(restart.await.unwrap().unwrap()[0].to, Some(GenerationId(2)));
+        rig.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whose_process_died_is_not_told_that_it_was_stopped() {
+    for stopped in [false, true] {
+        let rig = Rig::new(|_, script| {
+            script.next(Role { term_takes: Some(Duration::ZERO), ..Role::default() });
+        })
+        .await;
+        let held = rig.lease().await.unwrap();
+        assert!(!held.was_stopped());
+        if stopped {
+            rig.fleet.shutdown(Duration::ZERO).await;
+        } else {
+            rig.script.last().dies_after(Duration::ZERO, Exit::Signal(11));
+        }
+        held.revoked().await;
+        assert_eq!(held.was_stopped(), stopped);
+        drop(held);
         rig.end().await;
     }
 }
