@@ -88,7 +88,10 @@ const ROOMS: [(&str, &[&str]); 2] = [
     ),
     (
         "proxy/supervisor/src",
-        &["solo", "fleet", "model", "memory", "lease", "process", "view", "spec", "error", "clock", "sync"],
+        &[
+            "solo", "fleet", "remote", "model", "memory", "lease", "process", "view", "spec", "origin",
+            "error", "clock", "sync",
+        ],
     ),
 ];
 

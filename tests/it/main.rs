@@ -42,6 +42,7 @@ mod real;
 mod reclaim;
 mod recordings;
 mod reload;
+mod remotes;
 mod report;
 mod reproduced;
 mod routes;

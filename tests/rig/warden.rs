@@ -298,7 +298,7 @@ impl Warden {
             let models = status["fleet"]["models"].as_array()?.iter();
             let processes =
                 models.flat_map(|model| model["backends"].as_array().cloned().unwrap_or_default());
-            let ready = processes.filter(|process| process["phase"] == "ready").count();
+            let ready = processes.filter(|one| one["phase"] == "ready" && !one["pid"].is_null()).count();
             (ready == backends).then_some(found)
         })
         .await

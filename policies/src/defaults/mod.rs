@@ -61,7 +61,7 @@ pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
-pub use serving::{Log, Model, Quarantine, Queue, Server, Upstream, Warmth};
+pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
@@ -114,6 +114,8 @@ section!(
         child: Child,
         /// Which models are loaded.
         loading: Loading,
+        /// Models that somebody else's endpoint serves.
+        remote: Remote,
         /// Building llama-server.
         build: Build,
         /// Experiments with fresh servers.

@@ -125,6 +125,21 @@ section!(
 );
 
 section!(
+    /// Models that somebody else's endpoint serves.
+    #[derive(Copy)]
+    Remote of "remote" {
+        /// An endpoint that answers is asked again after this time.
+        interval: Duration = "duration",
+        /// One that does not is asked again after this time, then after twice as long each time, up to `interval`.
+        retry_first: Duration = "duration",
+        /// How long it may take to answer.
+        answer_limit: Duration = "duration",
+        /// Requests at a time.
+        max_in_flight: u32,
+    }
+);
+
+section!(
     /// Requests that kill their server.
     #[derive(Copy)]
     Quarantine of "quarantine" {

@@ -47,6 +47,8 @@ pub enum FailureKind {
     Degraded,
     /// It ended with an exit code that says no more.
     Exit,
+    /// Somebody else's endpoint does not answer, or refuses us.
+    Endpoint,
 }
 
 impl FailureKind {
@@ -180,6 +182,9 @@ pub enum Denied {
     /// after the given time in any case.
     #[error("the backend cannot start before something changes: {}", .0.message)]
     Failed(Failure, Duration),
+    /// The endpoint that serves the model does not answer; it is asked again after the given time.
+    #[error("{}", .0.message)]
+    Silent(Failure, Duration),
     /// We are ending.
     #[error("the server is shutting down")]
     ShuttingDown,
@@ -204,6 +209,9 @@ pub enum ControlError {
     /// Nobody of it can be asked to give memory back.
     #[error("`{model}` cannot be asked to give memory back: {because}")]
     CannotReclaim { model: ModelName, because: String },
+    /// Somebody else's endpoint serves it: there is no process.
+    #[error("`{model}` is served by an endpoint (`remotes`) and has no process here that could be {what}")]
+    Remote { model: ModelName, what: &'static str },
     /// We are ending.
     #[error("the fleet is shutting down")]
     ShuttingDown,

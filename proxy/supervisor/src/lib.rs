@@ -33,6 +33,7 @@
 //! | folder | job |
 //! |---|---|
 //! | [`fleet`] | the models by name; reload; shutdown |
+//! | `remote` | the task of a model that somebody else's endpoint serves |
 //! | `model` | the task of one model: the life of its processes, replacements, deadlines |
 //! | [`solo`] | one process outside of any fleet, for experiments |
 //! | `memory` | what a generation holds, what all hold, what is remembered |
@@ -40,6 +41,7 @@
 //! | `process` | children: [`nursery`], spawning, probes, readings, what a start needs |
 //! | [`view`] | what is shown and kept: picture, events, logs, ledger |
 //! | [`spec`], [`error`] | what comes in, why something was refused; beside them the clock and the locks |
+//! | `origin` | somebody else's endpoint: its address, a connection, whether it answers |
 
 mod clock;
 pub mod error;
@@ -47,7 +49,9 @@ pub mod fleet;
 pub mod lease;
 mod memory;
 mod model;
+mod origin;
 mod process;
+mod remote;
 pub mod solo;
 pub mod spec;
 mod sync;
@@ -56,6 +60,7 @@ pub mod view;
 pub use error::{ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError};
 pub use fleet::Fleet;
 pub use lease::Lease;
+pub use lease::address::Address;
 pub use lease::admit::{Size, Weighed};
 pub use lease::outcomes::Outcome;
 pub use lease::pulse::Asked;
@@ -63,6 +68,7 @@ pub use lease::queue::coming::Coming;
 pub use lease::queue::ward::Alone;
 pub use lease::turns::Turn;
 pub use memory::leak_history::{KnownMemory, known_memory, remember};
+pub use origin::{Origin, Wire};
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;

@@ -2,6 +2,7 @@
 //! a reload can tell which models changed.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
@@ -15,6 +16,8 @@ pub use warden_policies::modes::{Replace, Socket};
 use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
 use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
+
+use crate::origin::Origin;
 
 /// How to run llama-server for one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +91,25 @@ pub struct ModelSpec {
     pub facts: ServerFacts,
 }
 
+/// A model that somebody else's endpoint serves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RemoteSpec {
+    /// The name.
+    pub name: ModelName,
+    /// Other names for it.
+    pub aliases: Vec<String>,
+    /// Where it is.
+    pub origin: Arc<Origin>,
+    /// What it is called there.
+    pub model: String,
+    /// Who may wait, and for how long.
+    pub queue: defaults::Queue,
+    /// Requests at a time, at least 1.
+    pub max_in_flight: u32,
+    /// How its endpoint is asked whether it serves.
+    pub numbers: defaults::Remote,
+}
+
 /// With what a model is started that does not fit into memory as it is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fallback {
@@ -102,6 +124,8 @@ pub struct Fallback {
 pub struct FleetConfig {
     /// The models, in the order in which they are listed to clients.
     pub models: Vec<ModelSpec>,
+    /// Models that others serve, listed behind those.
+    pub remotes: Vec<RemoteSpec>,
     /// With exactly one model: whatever name a client gives means that model, as llama-server itself does.
     pub any_name: bool,
     /// Budgets over all processes together.

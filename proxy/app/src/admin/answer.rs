@@ -257,7 +257,9 @@ fn control_error(failure: &ControlError) -> Response<Body> {
     let status = match failure {
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
         ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
-        ControlError::GivenUp { .. } | ControlError::CannotReclaim { .. } => StatusCode::CONFLICT,
+        ControlError::GivenUp { .. } | ControlError::CannotReclaim { .. } | ControlError::Remote { .. } => {
+            StatusCode::CONFLICT
+        }
         ControlError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     let lines = match failure {

@@ -36,6 +36,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
 pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
     let defaults = warden_policies::defaults();
     FleetConfig {
+        remotes: Vec::new(),
         models: Vec::new(),
         any_name: false,
         shared: SharedBudgets::default(),

@@ -87,6 +87,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
+        remote: None,
     };
     let device = DeviceView {
         gpu: GpuIndex(0),

@@ -187,6 +187,7 @@ fn view() -> FleetView {
         warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
+        remote: None,
     };
     FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
 }

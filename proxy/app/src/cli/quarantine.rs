@@ -127,6 +127,7 @@ mod tests {
             warm: None,
             replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
+            remote: None,
         };
         insta::assert_snapshot!(table(&[model]) + "\n" + &table(&[]));
     }

@@ -79,7 +79,12 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     if with_process.is_empty() {
         let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
         lines.extend(model.outage.as_ref().map(outage));
-        return vec![(row(model, budget, None, true), lines)];
+        lines.extend(
+            model.remote.as_ref().map(|remote| format!("served by {} as `{}`", remote.url, remote.model)),
+        );
+        lines.extend(model.replace_note.clone().filter(|_| model.remote.is_some()));
+        let endpoint = model.backends.first().filter(|_| model.remote.is_some());
+        return vec![(row(model, budget, endpoint, true), lines)];
     }
     with_process
         .iter()
@@ -215,6 +220,7 @@ mod tests {
             warm: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
+            remote: None,
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) mod needs;
 pub(crate) mod policy;
 pub(crate) mod policy_file;
 pub(crate) mod problem;
+mod remote;
 pub(crate) mod request;
 pub(crate) mod resolve;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use warden_gateway::{ModelRules, Name, RequestRules};
 use warden_policies::ModelName;
 use warden_policies::modes::Choose;
+use warden_supervisor::spec::RemoteSpec;
 
 use super::problem::Problem;
 use super::request::{PROMPTS, Request, TOKENS};
@@ -32,18 +33,29 @@ pub(crate) struct Named {
 }
 
 impl Resolver<'_> {
-    /// Those names with their models and rules, for the gateway. `rules` has the rules of each model, in the order of the models.
-    pub(super) fn by_name(&mut self, rules: &[Arc<ModelRules>]) -> BTreeMap<String, Name> {
+    /// Those names with their models and rules, for the gateway. `rules` has the rules of each model, in the order of the models, and
+    /// `remote_rules` those of each that an endpoint serves.
+    pub(super) fn by_name(
+        &mut self,
+        rules: &[Arc<ModelRules>],
+        remotes: &[RemoteSpec],
+        remote_rules: &[Arc<ModelRules>],
+    ) -> BTreeMap<String, Name> {
         let loaded = self.loaded;
         let mut all = BTreeMap::new();
         for (name, named) in &loaded.settings.names {
             let taken =
                 loaded.models.iter().find(|(model, own, _)| model == name || own.aliases.contains(name));
+            let of_remotes = remotes
+                .iter()
+                .find(|spec| spec.name.as_str() == name || spec.aliases.contains(name))
+                .map(|spec| spec.name.as_str());
+            let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
             let place = self.place(&["names", name]);
             let mut problem = |message: String, hint: String| {
                 self.problems.push(Problem::new(place.clone(), message).hint(hint));
             };
-            if let Some((model, ..)) = taken {
+            if let Some(model) = taken {
                 problem(
                     format!("`names.{name}`: the name is used by model `{model}`, too"),
                     "every name must be unique".into(),
@@ -58,13 +70,14 @@ impl Resolver<'_> {
             let own = self.request_rules(&["names", name], &named.request);
             let mut models: Vec<(ModelName, Arc<ModelRules>)> = Vec::new();
             for model in &named.models {
-                let Some(at) = loaded.models.iter().position(|(known, ..)| known == model) else {
+                let here = loaded.models.iter().map(|(known, ..)| known.as_str()).zip(rules);
+                let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
+                let Some((_, rules)) = here.chain(there).find(|(known, _)| known == model) else {
                     self.no_such_model(name, model);
                     continue;
                 };
-                let request = over(&rules[at].request, &own);
-                models
-                    .push((ModelName::new(model), Arc::new(ModelRules { request, ..(*rules[at]).clone() })));
+                let request = over(&rules.request, &own);
+                models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
             }
             if !models.is_empty() {
                 all.insert(name.clone(), Name { models, choose: named.choose });
@@ -77,7 +90,8 @@ impl Resolver<'_> {
     fn no_such_model(&mut self, name: &str, model: &str) {
         let loaded = self.loaded;
         let place = self.place(&["names", name, "models"]);
-        let known: Vec<_> = loaded.models.iter().map(|(known, ..)| format!("`{known}`")).collect();
+        let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
+        let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
         let problem = Problem::new(place, format!("`names.{name}.models`: there is no model `{model}`"));
         if loaded.folders.is_empty() {
             self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));

@@ -16,6 +16,7 @@ use warden_policies::defaults;
 
 use super::named::Named;
 use super::policy::{Policy, Shared, optional_duration};
+use super::remote::RemoteModel;
 use super::request::Request;
 use super::schema::{self, AllModels, Of, One};
 
@@ -44,6 +45,9 @@ pub(crate) struct Settings {
     /// How growth of memory is judged: nothing of it is a key.
     #[schemars(skip)]
     pub(crate) growth: defaults::Growth,
+    /// How endpoints of others are asked: nothing of it is a key.
+    #[schemars(skip)]
+    pub(crate) remote: defaults::Remote,
     /// When a backend is ill although it lives.
     #[schemars(with = "Of<defaults::Health>")]
     pub(crate) health: defaults::Health,
@@ -69,6 +73,10 @@ pub(crate) struct Settings {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, One<Model>>")]
     pub(crate) models: BTreeMap<String, Dict>,
+    /// Models that somebody else's endpoint serves, by the name that clients address.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, One<RemoteModel>>")]
+    pub(crate) remotes: BTreeMap<String, RemoteModel>,
     /// Names that mean one of several models, or one with other requests.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, One<Named>>")]

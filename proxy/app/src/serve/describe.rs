@@ -77,6 +77,8 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         | EventKind::SettingLost { message }
         | EventKind::VramUnknown { message }
         | EventKind::DriverLeak { message, .. } => message.clone(),
+        EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
+        EventKind::EndpointSilent { failure } => failure.message.clone(),
         EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {

@@ -83,6 +83,7 @@ mod tests {
             warm: None,
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
+            remote: None,
         };
         FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
     }

@@ -9,7 +9,10 @@ use crate::request_recorder::Recorders;
 pub(crate) fn live(resolved: &Resolved, recorders: &Recorders) -> Live {
     // Those without rules are looked up for every request, too: the fewer there are, the better.
     let ruled = resolved.fleet.models.iter().zip(&resolved.rules).filter(|(_, rules)| !rules.is_empty());
-    let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone())).collect();
+    let models = ruled.map(|(model, rules)| (model.name.clone(), rules.clone()));
+    let remotes = resolved.fleet.remotes.iter().zip(&resolved.remote_rules);
+    let remotes = remotes.map(|(remote, rules)| (remote.name.clone(), rules.clone()));
+    let models = models.chain(remotes).collect();
     let server = &resolved.server;
     let cors = Cors {
         origins: server.cors.clone(),

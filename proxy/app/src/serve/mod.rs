@@ -65,7 +65,7 @@ impl Plan {
         change: impl FnOnce(&mut Resolved) -> Result<(), Failure> + Send,
     ) -> Result<Resolved, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
-        if loaded.models.is_empty() && loaded.folders.is_empty() {
+        if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
             let place = self
                 .config
                 .config

@@ -124,6 +124,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::PolicyOff { .. }
             | EventKind::Unwell { .. }
             | EventKind::SettingLost { .. }
+            | EventKind::EndpointSilent { .. }
             | EventKind::VramUnknown { .. }
             | EventKind::DriverLeak { .. }
             | EventKind::PromptTooLarge { .. }

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
-use warden_supervisor::{Alone, Denied, Endpoint};
+use warden_supervisor::{Address, Alone, Denied, Endpoint};
 
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::checkpoint::{Checkpoint, let_others_in_later};
@@ -185,7 +185,7 @@ impl Attempts<'_> {
             };
             let failed = match result {
                 Err(_) => {
-                    return Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout });
+                    return Err(Refusal::TimedOut { model: model.clone() });
                 }
                 Ok(Ok((response, conn, pool))) => {
                     let sent = message.sent();
@@ -384,6 +384,12 @@ impl Attempts<'_> {
         lease: &Arc<dyn BackendLease>,
     ) -> Request<RequestBody> {
         let mut request = message.request();
+        if let Address::Remote(origin) = lease.address()
+            && let Err(error) = origin.address(&mut request)
+        {
+            // Cannot be: address and key were looked at when they were configured, and the path is one.
+            tracing::error!(%error, "a request cannot be addressed");
+        }
         request.body_mut().stop_at(|| Checkpoint::new(lease, upstream.tasks.clone()));
         request
     }
@@ -391,9 +397,9 @@ impl Attempts<'_> {
 
 /// A new connection to a generation, and to nobody else.
 pub(crate) async fn connect(lease: &dyn BackendLease, pool: &Pool) -> io::Result<UpstreamConn> {
-    let conn = pool.connect(lease.endpoint()).await?;
+    let conn = pool.connect(lease.address()).await?;
     // Its port may be another's by now, who would be given the request.
-    let is_its_own = matches!(lease.endpoint(), Endpoint::Unix(_)) || lease.is_running();
+    let is_its_own = !matches!(lease.address(), Address::Process(Endpoint::Tcp(_))) || lease.is_running();
     is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 

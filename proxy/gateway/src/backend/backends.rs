@@ -12,7 +12,7 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Alone, Coming, Denied, Endpoint, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
+    Address, Alone, Coming, Denied, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -58,7 +58,7 @@ pub(crate) trait Backends: Send + Sync + 'static {
 /// A lease. It ends when the last handle is dropped.
 pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
-    fn endpoint(&self) -> &Endpoint;
+    fn address(&self) -> &Address;
     /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
     fn is_running(&self) -> bool;
     /// Whether its process was told to end: a lease is revoked for that, and when its process has died.
@@ -190,7 +190,7 @@ impl Backends for Fleet {
 impl BackendLease for Lease {
     its_own! { Lease:
         fn generation(&self) -> GenerationId;
-        fn endpoint(&self) -> &Endpoint;
+        fn address(&self) -> &Address;
         fn is_running(&self) -> bool;
         fn was_stopped(&self) -> bool;
         fn queued_for(&self) -> Duration;

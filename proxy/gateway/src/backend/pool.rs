@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
 use warden_policies::ServerFacts;
-use warden_supervisor::Endpoint;
+use warden_supervisor::Address;
 
 use crate::backend::upstream_conn::UpstreamConn;
 use crate::workers;
@@ -102,8 +102,8 @@ impl Pool {
     }
 
     /// A new connection.
-    pub(crate) async fn connect(&self, endpoint: &Endpoint) -> io::Result<UpstreamConn> {
-        timeout(self.limits.connect, UpstreamConn::connect(endpoint, self.limits.head))
+    pub(crate) async fn connect(&self, address: &Address) -> io::Result<UpstreamConn> {
+        timeout(self.limits.connect, UpstreamConn::connect(address, self.limits.head))
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }

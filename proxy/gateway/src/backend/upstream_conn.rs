@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use warden_supervisor::Endpoint;
+use warden_supervisor::{Address, Endpoint, Wire};
 
 use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
@@ -82,8 +82,8 @@ pub(crate) enum SendError {
 
 impl UpstreamConn {
     /// Connects. `head`: bytes in a response head.
-    pub(crate) async fn connect(endpoint: &Endpoint, head: usize) -> io::Result<Self> {
-        let stream = open(endpoint).await?;
+    pub(crate) async fn connect(address: &Address, head: usize) -> io::Result<Self> {
+        let stream = open(address).await?;
         let conn_waker = ConnWaker::new();
         let socket = Socket { stream, conn_waker: conn_waker.clone() };
         let (sender, connection) = Builder::new()
@@ -266,27 +266,29 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
 
 /// Connects. A Unix socket whose backlog is full (llama-server's has 128 places) says so at once instead of letting the
 /// caller wait: that is no refusal.
-async fn open(endpoint: &Endpoint) -> io::Result<Stream> {
-    match endpoint {
-        Endpoint::Unix(path) => loop {
+async fn open(address: &Address) -> io::Result<Stream> {
+    match address {
+        Address::Process(Endpoint::Unix(path)) => loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
                 done => return done.map(Stream::Unix),
             }
         },
-        Endpoint::Tcp(address) => {
+        Address::Process(Endpoint::Tcp(address)) => {
             let stream = TcpStream::connect(address).await?;
             // Without it, an answer to a small request waits 40 ms for an acknowledgement.
             stream.set_nodelay(true)?;
             Ok(Stream::Tcp(stream))
         }
+        Address::Remote(origin) => Wire::connect(origin).await.map(Stream::Remote),
     }
 }
 
-/// Either kind of socket.
+/// Each kind of connection.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Remote(Wire),
 }
 
 /// A socket that notes when something came.
@@ -301,6 +303,7 @@ macro_rules! either {
         match &mut $socket.get_mut().stream {
             Stream::Unix($stream) => $call,
             Stream::Tcp($stream) => $call,
+            Stream::Remote($stream) => $call,
         }
     };
 }

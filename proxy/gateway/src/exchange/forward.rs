@@ -12,7 +12,7 @@ use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::modes::{OnDeath, WhileLoading};
 use warden_policies::quarantine::Standing;
-use warden_supervisor::{Denied, ResolveError};
+use warden_supervisor::{Address, Denied, ResolveError};
 
 use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size};
 use crate::access::keys::{self, Access};
@@ -213,7 +213,8 @@ async fn send(
         let limit = shared.config.upstream.continue_bytes.in_memory();
         Box::new(Remember::of(&message, &path, understood, limit))
     });
-    let deadline = Instant::now() + shared.config.upstream.exchange_timeout;
+    let timeout = exchange.rules(model).and_then(|rules| rules.timeout);
+    let deadline = Instant::now() + timeout.unwrap_or(shared.config.upstream.exchange_timeout);
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
     let Prepared { model, tokens, assemble, sets } = prepared;
@@ -228,10 +229,13 @@ async fn send(
 }
 
 /// Whether the answer can be passed on.
-fn check(relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, Refusal> {
+fn check(mut relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relayed, Refusal> {
     // Its connection ends here with it.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
         .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
+    if let Address::Remote(_) = relayed.backend.lease.address() {
+        headers::strip_of_another_host(relayed.response.headers_mut());
+    }
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
         // llama-server's own answer says no more than that.
         return Err(Refusal::NoPage);

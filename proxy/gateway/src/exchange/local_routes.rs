@@ -137,7 +137,7 @@ fn one(model: &ModelView, created: u64) -> Value {
         "id": model.name,
         "object": "model",
         "created": created,
-        "owned_by": "llamacpp",
+        "owned_by": if model.remote.is_some() { "remote" } else { "llamacpp" },
         "aliases": model.aliases,
         "status": { "value": model.state.as_str() },
     });

@@ -53,6 +53,11 @@ pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
     }
 }
 
+/// Removes what another host says of itself to browsers: to them it would be said of us.
+pub(crate) fn strip_of_another_host(headers: &mut HeaderMap) {
+    sweep(headers, |name| matches!(name.as_str(), "set-cookie" | "alt-svc" | "strict-transport-security"));
+}
+
 /// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those
 /// that are of a connection by definition. For both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {

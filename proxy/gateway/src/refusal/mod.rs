@@ -117,8 +117,10 @@ pub(crate) enum Refusal {
         "model `{model}`: its process was stopped before it answered; the request may have been executed"
     )]
     Revoked { model: ModelName },
-    #[error("model `{model}`: no answer within {} s (`upstream.exchange_timeout`)", .after.as_secs())]
-    TimedOut { model: ModelName, after: Duration },
+    #[error(
+        "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or an endpoint's own `timeout`)"
+    )]
+    TimedOut { model: ModelName },
     #[error("the server is shutting down")]
     ShuttingDown,
     /// As llama-server says it.
@@ -261,7 +263,8 @@ impl Refusal {
     fn retry_after(&self, soon: Duration) -> Option<Duration> {
         match self {
             Self::Denied { denied: Denied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
-            Self::Denied { denied: Denied::Failed(_, after), .. } | Self::Down { after, .. } => Some(*after),
+            Self::Denied { denied: Denied::Failed(_, after) | Denied::Silent(_, after), .. }
+            | Self::Down { after, .. } => Some(*after),
             Self::Denied { denied: Denied::NoRoom(short), .. } => Some(short.retry_after),
             Self::Denied { denied: Denied::TooSlow { left, .. }, .. } => Some(*left),
             Self::Denied { denied: Denied::Removed | Denied::NeverLoaded(_), .. } => None,
@@ -279,7 +282,11 @@ impl Refusal {
     /// More to see than fits a sentence.
     fn details(&self) -> Option<Value> {
         match self {
-            Self::Denied { denied: Denied::StartFailed(failure, _) | Denied::Failed(failure, _), .. } => {
+            Self::Denied {
+                denied:
+                    Denied::StartFailed(failure, _) | Denied::Failed(failure, _) | Denied::Silent(failure, _),
+                ..
+            } => {
                 let Failure { kind, lines, failures, .. } = failure;
                 Some(json!({ "kind": kind, "failures": failures, "lines": lines }))
             }
@@ -334,6 +341,7 @@ impl Refusal {
                 Denied::NoRoom(_) => "no_room",
                 Denied::StartFailed(..) => "start_failed",
                 Denied::Failed(..) => "failed",
+                Denied::Silent(..) => "endpoint_silent",
                 Denied::ShuttingDown => "shutting_down",
                 Denied::Removed => "removed",
             }),

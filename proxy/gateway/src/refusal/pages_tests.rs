@@ -75,7 +75,7 @@ fn refusals() -> Vec<Refusal> {
         Refusal::Died { model: model() },
         Refusal::Garbled { model: model(), why: "its head has two lengths".into() },
         Refusal::Revoked { model: model() },
-        Refusal::TimedOut { model: model(), after: seconds(3) },
+        Refusal::TimedOut { model: model() },
         Refusal::ShuttingDown,
         Refusal::Loading,
         Refusal::Down { after: seconds(7) },

@@ -60,7 +60,7 @@ fn only_what_was_sent_may_have_been_executed() {
     let model = ModelName::new("m");
     for (refusal, executed, status) in [
         (Refusal::Died { model: model.clone() }, "maybe", 502),
-        (Refusal::TimedOut { model: model.clone(), after: Duration::from_secs(3) }, "maybe", 504),
+        (Refusal::TimedOut { model: model.clone() }, "maybe", 504),
         (Refusal::Unreachable { model: model.clone(), attempts: 3 }, "no", 503),
         (Refusal::Denied { model, denied: Denied::QueueFull { waiting: 2, depth: 2 } }, "no", 503),
         (Refusal::Busy, "no", 503),

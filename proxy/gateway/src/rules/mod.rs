@@ -6,6 +6,8 @@ mod apply;
 mod names;
 mod plan;
 
+use std::time::Duration;
+
 use serde_json::Value;
 use warden_policies::modes::{OnDeath, WhileLoading};
 
@@ -26,6 +28,8 @@ pub struct ModelRules {
     pub on_death: OnDeath,
     /// What the client of a stream gets while the model loads.
     pub loading: WhileLoading,
+    /// How long an answer may take in all; `None`: as long as every other.
+    pub timeout: Option<Duration>,
 }
 
 impl ModelRules {

@@ -45,8 +45,8 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Alone, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended, ResolveError,
-    Size, Turn, Weighed,
+    Address, Alone, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended,
+    ResolveError, Size, Turn, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -110,6 +110,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         warm: None,
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
+        remote: None,
     }
 }
 
@@ -171,7 +172,7 @@ impl Drop for Waiting {
 }
 
 struct TestRight {
-    endpoint: Endpoint,
+    address: Address,
     generation: u64,
     backends: Arc<TestBackends>,
     _room: OwnedSemaphorePermit,
@@ -246,8 +247,12 @@ impl Backends for Shell {
             let stranger = *backends.stranger.lock().unwrap();
             let endpoint =
                 stranger.map_or_else(|| Endpoint::Unix(backends.sockets[turn].clone()), Endpoint::Tcp);
-            Ok(Arc::new(TestRight { endpoint, generation: turn as u64, backends, _room: room })
-                as Arc<dyn BackendLease>)
+            Ok(Arc::new(TestRight {
+                address: endpoint.into(),
+                generation: turn as u64,
+                backends,
+                _room: room,
+            }) as Arc<dyn BackendLease>)
         })
     }
 
@@ -299,11 +304,12 @@ impl BackendLease for TestRight {
     fn generation(&self) -> GenerationId {
         GenerationId(self.generation)
     }
-    fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    fn address(&self) -> &Address {
+        &self.address
     }
     fn is_running(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Unix(_)) && !self.backends.dead.load(Ordering::SeqCst)
+        matches!(self.address, Address::Process(Endpoint::Unix(_)))
+            && !self.backends.dead.load(Ordering::SeqCst)
     }
     fn was_stopped(&self) -> bool {
         !self.backends.dead.load(Ordering::SeqCst)

@@ -30,7 +30,8 @@ use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::{World, directories};
-use crate::spec::{Common, FleetConfig, ModelSpec, Watch};
+use crate::remote::Remote;
+use crate::spec::{Common, FleetConfig, ModelSpec, RemoteSpec, Watch};
 use crate::sync::lock;
 use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
@@ -94,7 +95,7 @@ impl Fleet {
             config.watch.sensors.read_limit,
         );
         let context = Context::new(world, journal, ledger, &config, loading, common);
-        let empty = FleetConfig { models: Vec::new(), ..config.clone() };
+        let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
                 context: Arc::new(context),
@@ -361,21 +362,21 @@ impl Fleet {
         *lock(&inner.context.common) = Common::from(&config);
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
-        let mut handles = Vec::with_capacity(config.models.len());
-        inner.context.publisher.set_order(config.models.iter().map(|spec| spec.name.clone()).collect());
-        let gone: Vec<_> = old
-            .handles()
-            .filter(|handle| config.models.iter().all(|spec| spec.name != *handle.leases.name()))
-            .cloned()
-            .collect();
+        let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
+        let names = config.models.iter().map(|spec| &spec.name);
+        let names = names.chain(config.remotes.iter().map(|spec| &spec.name));
+        inner.context.publisher.set_order(names.cloned().collect());
+        let gone: Vec<_> = old.handles().filter(|handle| !handle.is_in(&config)).cloned().collect();
         for handle in &gone {
-            inner.context.leaving.fetch_add(1, Ordering::SeqCst);
+            if !handle.is_remote {
+                inner.context.leaving.fetch_add(1, Ordering::SeqCst);
+            }
             // What goes makes room for what comes.
             handle.send(Control::Remove);
         }
         for spec in &config.models {
-            let (name, known) = (spec.name.clone(), old.get(&spec.name).cloned());
-            let handle = known.unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
+            let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| !handle.is_remote));
+            let handle = known.cloned().unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
             match before(&name) {
                 None => report.added.push(name),
                 Some(before) if before == *spec => {
@@ -385,6 +386,18 @@ impl Fleet {
                     report.unchanged.push(name);
                 }
                 Some(_) if handle.apply(spec, config.watch).await => report.restarted.push(name),
+                Some(_) => report.updated.push(name),
+            }
+            handles.push(handle);
+        }
+        for spec in &config.remotes {
+            let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| handle.is_remote));
+            let before = change.config.remotes.iter().find(|before| before.name == name);
+            let handle = known.cloned().unwrap_or_else(|| self.point(spec));
+            match before {
+                None => report.added.push(name),
+                Some(before) if before == spec => report.unchanged.push(name),
+                Some(_) if handle.point(spec).await => report.restarted.push(name),
                 Some(_) => report.updated.push(name),
             }
             handles.push(handle);
@@ -419,7 +432,19 @@ impl Fleet {
             model.wait_for_room();
         }
         self.inner.tasks.spawn(model.run());
-        Arc::new(Handle { leases, logs, sender })
+        Arc::new(Handle { leases, logs, sender, is_remote: false })
+    }
+
+    /// Starts the task of a model that somebody else's endpoint serves.
+    fn point(&self, spec: &RemoteSpec) -> Arc<Handle> {
+        let context = &self.inner.context;
+        let journal = Arc::clone(&context.journal);
+        let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        // It says nothing that we could hear.
+        let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
+        let (remote, sender) = Remote::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
+        self.inner.tasks.spawn(remote.run());
+        Arc::new(Handle { leases, logs, sender, is_remote: true })
     }
 
     /// Ends everything: no new leases, running ones (and queued ones that a backend can take) go on until the deadline,
@@ -482,6 +507,22 @@ impl Handle {
 
     fn is_gone(&self) -> bool {
         self.sender.is_closed()
+    }
+
+    /// Whether it stays under this configuration: what a process serves and what an endpoint serves are two models.
+    fn is_in(&self, config: &FleetConfig) -> bool {
+        let name = self.leases.name();
+        if self.is_remote {
+            config.remotes.iter().any(|spec| spec.name == *name)
+        } else {
+            config.models.iter().any(|spec| spec.name == *name)
+        }
+    }
+
+    async fn point(&self, spec: &RemoteSpec) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.send(Control::Point(Box::new(spec.clone()), reply));
+        answer.await.unwrap_or(false)
     }
 
     async fn apply(&self, spec: &ModelSpec, watch: Watch) -> bool {

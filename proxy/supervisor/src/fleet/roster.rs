@@ -18,6 +18,8 @@ pub(super) struct Handle {
     pub(super) leases: Arc<Leases>,
     pub(super) logs: Arc<LogRing>,
     pub(super) sender: mpsc::UnboundedSender<Message>,
+    /// Somebody else's endpoint serves it.
+    pub(super) is_remote: bool,
 }
 
 #[derive(Debug, Default)]
@@ -30,8 +32,8 @@ pub(super) struct Roster {
 impl Roster {
     /// `handles` belong to the models of the configuration, in order.
     pub(super) fn new(config: &FleetConfig, handles: Vec<Arc<Handle>>) -> Self {
-        let names = config.models.iter().enumerate().flat_map(|(index, spec)| {
-            let names = std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str));
+        let names = all(config).enumerate().flat_map(|(index, (name, aliases))| {
+            let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
             names.map(move |name| (name.to_owned(), index))
         });
         Self { by_name: names.collect(), handles, any_name: config.any_name }
@@ -74,15 +76,13 @@ impl Roster {
 /// No name means two models.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
-    for spec in &config.models {
-        for name in std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str)) {
-            match seen.insert(name, &spec.name) {
+    for (own, aliases) in all(config) {
+        for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
+            match seen.insert(name, own) {
                 // An alias that repeats the model's own name or another alias of it does no harm.
-                Some(first)
-                    if *first != spec.name || (name == spec.name.as_str() && is_twice(config, name)) =>
-                {
+                Some(first) if first != own || (name == own.as_str() && is_twice(config, name)) => {
                     let (name, first) = (name.to_owned(), first.clone());
-                    return Err(FleetError::DuplicateName { name, first, second: spec.name.clone() });
+                    return Err(FleetError::DuplicateName { name, first, second: own.clone() });
                 }
                 _ => {}
             }
@@ -92,5 +92,11 @@ pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
 }
 
 fn is_twice(config: &FleetConfig, name: &str) -> bool {
-    config.models.iter().filter(|spec| spec.name.as_str() == name).count() > 1
+    all(config).filter(|(own, _)| own.as_str() == name).count() > 1
+}
+
+/// The names of all models, in the order in which they are listed.
+fn all(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
+    let models = config.models.iter().map(|spec| (&spec.name, &spec.aliases));
+    models.chain(config.remotes.iter().map(|spec| (&spec.name, &spec.aliases)))
 }

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::{GenerationId, ServerFacts, Work};
 
+use crate::lease::address::Address;
 use crate::lease::outcomes::{Decode, Outcomes, Prefill};
 use crate::lease::pulse::Pulses;
 use crate::process::Process;
-use crate::process::endpoint::Endpoint;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
@@ -21,7 +21,7 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub(crate) id: GenerationId,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) address: Address,
     /// Set once it is there.
     pub(crate) process: OnceLock<Weak<dyn Process>>,
     born: Instant,
@@ -45,10 +45,10 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    pub(crate) fn new(id: GenerationId, endpoint: Endpoint, facts: ServerFacts) -> Self {
+    pub(crate) fn new(id: GenerationId, address: impl Into<Address>, facts: ServerFacts) -> Self {
         Self {
             id,
-            endpoint,
+            address: address.into(),
             process: OnceLock::new(),
             born: Instant::now(),
             facts: Mutex::new(facts),

@@ -9,6 +9,7 @@
 //! | `pulse` | what its requests wait for |
 //! | `turns`, `prints` | the latest conversations, for the process that follows |
 
+pub mod address;
 pub(crate) mod admit;
 pub(crate) mod cell;
 pub(crate) mod outcomes;
@@ -28,13 +29,13 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 
+use crate::lease::address::Address;
 use crate::lease::cell::Cell;
 use crate::lease::outcomes::Outcome;
 use crate::lease::pulse::{Asked, Pulse};
 use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
 use crate::lease::turns::Turn;
-use crate::process::endpoint::Endpoint;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
@@ -91,8 +92,8 @@ impl Lease {
     }
 
     /// Where to send the request.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.cell.endpoint
+    pub fn address(&self) -> &Address {
+        &self.cell.address
     }
 
     /// Whether its process still runs, as the kernel knows it now: the supervisor may not have heard of its end yet. Some

@@ -32,6 +32,7 @@ impl Model {
             Control::Unload(wanted) => self.make_room_for(wanted),
             Control::Never { why, by_room } => self.never_loaded(&why, by_room),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
+            Control::Point(_, reply) => drop(reply.send(false)),
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
         }

@@ -19,7 +19,7 @@ use crate::process::group::Exit;
 use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
-use crate::spec::{ModelSpec, Watch};
+use crate::spec::{ModelSpec, RemoteSpec, Watch};
 use crate::view::ledger::LedgerEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
@@ -82,6 +82,8 @@ pub(crate) enum Control {
     Reclaim(oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
+    /// New settings of a model that somebody else's endpoint serves. Answered with whether it has another address.
+    Point(Box<RemoteSpec>, oneshot::Sender<bool>),
     /// There is room: each process on these GPUs. The number is that with which it had asked.
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.

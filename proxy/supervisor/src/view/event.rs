@@ -205,6 +205,16 @@ pub enum EventKind {
         /// Which, and why, in words.
         message: String,
     },
+    /// Somebody else's endpoint answers: requests go there.
+    EndpointAnswers {
+        /// Its address.
+        url: String,
+    },
+    /// Somebody else's endpoint does not answer, or refuses us: requests for its model are refused until it does.
+    EndpointSilent {
+        /// Why.
+        failure: Failure,
+    },
     /// VRAM of a process is not known, so its policy is off.
     VramUnknown {
         /// Why, in words.
@@ -384,6 +394,10 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         },
         EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
         EventKind::SettingLost { message } => tracing::warn!(model, generation, "{message}"),
+        EventKind::EndpointAnswers { url } => {
+            tracing::info!(model, generation, "the endpoint `{url}` answers");
+        }
+        EventKind::EndpointSilent { failure } => tracing::warn!(model, generation, "{}", failure.message),
         EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
         EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),

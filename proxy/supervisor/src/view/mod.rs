@@ -142,6 +142,20 @@ pub struct ModelView {
     /// Requests that may have killed its processes.
     #[serde(default)]
     pub quarantine: QuarantineView,
+    /// Who serves it, if no process of ours does. What is said of a process is said of the endpoint then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteView>,
+}
+
+/// Somebody else's endpoint that serves a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteView {
+    /// Its address.
+    pub url: String,
+    /// What the model is called there.
+    pub model: String,
+    /// Whether what is sent there is encrypted.
+    pub encrypted: bool,
 }
 
 /// Requests that may have killed a process of a model.

@@ -30,14 +30,15 @@ impl Resolver<'_> {
         !self.loaded.settings.server.keys.is_empty()
     }
 
-    pub(in crate::config) fn keys<'n>(
+    /// The keys that are asked for. `others`: names and aliases of what no process of ours serves.
+    pub(in crate::config) fn keys(
         &mut self,
         models: &[ModelSpec],
-        names: impl Iterator<Item = &'n String>,
+        others: Vec<(ModelName, Vec<String>)>,
     ) -> Option<Vec<KeySpec>> {
         let path = self.file(&self.loaded.settings.server.keys)?;
         let models = models.iter().map(|model| (model.name.clone(), model.aliases.clone()));
-        let names: Vec<_> = models.chain(names.map(|name| (ModelName::new(name), Vec::new()))).collect();
+        let names: Vec<_> = models.chain(others).collect();
         match KeyFile::load(&path) {
             Ok(file) => {
                 let (specs, warnings) = file.specs(&names);

@@ -61,6 +61,8 @@ pub(crate) struct Resolved {
     pub(crate) fleet: FleetConfig,
     /// What is changed in requests, in the order of the models.
     pub(crate) rules: Vec<Arc<ModelRules>>,
+    /// The same for models that somebody else's endpoint serves.
+    pub(crate) remote_rules: Vec<Arc<ModelRules>>,
     /// What names mean that have no process of their own.
     pub(crate) by_name: BTreeMap<String, Name>,
     /// Which binary each model wants, in the order of the models.
@@ -157,12 +159,15 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
     }
     resolver.names();
-    let by_name = resolver.by_name(&rules);
+    let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.remotes().into_iter().unzip();
+    let by_name = resolver.by_name(&rules, &remotes, &remote_rules);
     resolver.check_runtime_dir(&dirs, &models);
     resolver.check_state_dir(&dirs);
     let server = resolver.server();
     resolver.log_level();
-    let keys = resolver.keys(&models, by_name.keys());
+    let others = remotes.iter().map(|spec| (spec.name.clone(), spec.aliases.clone()));
+    let others = others.chain(by_name.keys().map(|name| (ModelName::new(name), Vec::new())));
+    let keys = resolver.keys(&models, others.collect());
     resolver.check_origins();
     let names = resolver.host_names();
     resolver.check_contradictions(&models);
@@ -189,6 +194,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         .map_or_else(|| dirs.runtime.join(ADMIN_SOCKET), |path| resolver.absolute(path));
     let fleet = FleetConfig {
         models,
+        remotes,
         any_name,
         shared: resolver.shared(),
         loading: settings.loading.clone(),
@@ -213,6 +219,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         admin_address,
         fleet,
         rules,
+        remote_rules,
         by_name,
         choices,
         keys,

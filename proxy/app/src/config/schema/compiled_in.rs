@@ -39,12 +39,13 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 19] = [
+static PARTS: [Part; 20] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
     part::<defaults::Sensors>(&["sensors"]),
     part::<defaults::Growth>(&["growth"]),
+    part::<defaults::Remote>(&["remote"]),
     part::<defaults::Health>(&["health"]),
     part::<defaults::Child>(&["child"]),
     part::<defaults::Loading>(&["loading"]),

@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 20] = [
+const TABLES: [(&str, &[&str]); 21] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -27,6 +27,7 @@ const TABLES: [(&str, &[&str]); 20] = [
     ("models.\"name\".quarantine", &["models", "*", "quarantine"]),
     ("models.\"name\".lifecycle", &["models", "*", "lifecycle"]),
     ("models.\"name\".policy", &["models", "*", "policy"]),
+    ("remotes.\"name\"", &["remotes", "*"]),
     ("names.\"name\"", &["names", "*"]),
 ];
 
@@ -168,13 +169,13 @@ mod tests {
         assert!(all.len() <= 150, "{} keys: each new one needs somebody who would set it", all.len());
     }
 
-    /// All keys of the schema. `[defaults]` has those of a model, and a name's `request` those of a model's.
+    /// All keys of the schema. `[defaults]` has those of a model, and the `request` of a name or of an endpoint's model those of a model's.
     fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
         let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
             match (inner["properties"].is_object(), inner["additionalProperties"]["properties"].is_object()) {
                 _ if path.is_empty() && key == "defaults" => {}
-                _ if path == "names.\"name\"" && key == "request" => {}
+                _ if ["names.\"name\"", "remotes.\"name\""].contains(&path) && key == "request" => {}
                 (true, _) => every(inner, &under(key), all),
                 (_, true) => every(&inner["additionalProperties"], &format!("{}.\"name\"", under(key)), all),
                 _ => all.push(under(key)),

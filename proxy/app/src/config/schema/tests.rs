@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 19] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -55,6 +55,9 @@ const TEXTS: [&str; 16] = [
     "models.*.aliases[]",
     "models.*.upstream_model",
     "names.*.models[]",
+    "remotes.*.aliases[]",
+    "remotes.*.model",
+    "remotes.*.url",
     "server.api_prefix",
     "server.host",
 ];
@@ -65,7 +68,8 @@ fn every_text_is_known_to_be_a_path_or_none() {
     texts(root(), String::new(), &mut found);
     // What a model has as all models have is told once.
     let inherited = |key: &String| {
-        let rest = key.strip_prefix("models.*.").or_else(|| key.strip_prefix("names.*."));
+        let tables = ["models.*.", "names.*.", "remotes.*."];
+        let rest = tables.iter().find_map(|table| key.strip_prefix(table));
         rest.is_some_and(|rest| TEXTS.contains(&format!("defaults.{rest}").as_str()))
     };
     found.retain(|key| !inherited(key));

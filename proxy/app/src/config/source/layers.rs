@@ -250,23 +250,24 @@ fn has_model(model: &Model) -> bool {
 
 /// Names that configured models have beside their own, and those that have no process.
 fn aliases(layers: &[Layer]) -> Vec<String> {
-    let tables = layers.iter().filter_map(|layer| match &layer.tree.entry("models")?.value.kind {
-        Kind::Table(entries) => Some(entries),
-        _ => None,
-    });
+    let table = |name: &str| {
+        let name = name.to_owned();
+        layers.iter().filter_map(move |layer| match &layer.tree.entry(&name)?.value.kind {
+            Kind::Table(entries) => Some(entries),
+            _ => None,
+        })
+    };
+    let tables = table("models").chain(table("remotes"));
     let lists = tables.flatten().filter_map(|model| match &model.value.entry("aliases")?.value.kind {
         Kind::List(items) => Some(items),
         _ => None,
     });
-    let names = layers.iter().filter_map(|layer| match &layer.tree.entry("names")?.value.kind {
-        Kind::Table(entries) => Some(entries.iter().map(|entry| entry.key.clone())),
-        _ => None,
-    });
+    let names = table("names").chain(table("remotes")).flatten().map(|entry| entry.key.clone());
     let texts = lists.flatten().filter_map(|item| match &item.kind {
         Kind::Text(text) | Kind::Raw(text) => Some(text.clone()),
         _ => None,
     });
-    texts.chain(names.flatten()).collect()
+    texts.chain(names).collect()
 }
 
 /// What a file of a folder sets.

@@ -116,7 +116,7 @@ pub(crate) async fn gather(
         tokio::select! {
             biased;
             read = timeout_at(deadline, &mut reading) => read.unwrap_or_else(|_| {
-                Err(Refusal::TimedOut { model: model.clone(), after: config.exchange_timeout })
+                Err(Refusal::TimedOut { model: model.clone() })
             }),
             () = &mut revoked => {
                 if let Some(print) = sent.whole_print() {

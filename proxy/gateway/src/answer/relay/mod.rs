@@ -370,7 +370,10 @@ impl Relay {
         while timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
             if now >= self.deadline {
-                return Some((Outcome::TimedOut, "the answer took longer than `upstream.exchange_timeout`"));
+                return Some((
+                    Outcome::TimedOut,
+                    "the answer took longer than it may (`upstream.exchange_timeout`, or an endpoint's own `timeout`)",
+                ));
             }
             if now >= due {
                 return Some((

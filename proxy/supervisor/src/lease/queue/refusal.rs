@@ -13,6 +13,8 @@ pub(crate) enum Refusal {
     StartFailed(Failure, Instant),
     /// It waits for a change; the next attempt without one is at this time.
     Failed(Failure, Instant),
+    /// The endpoint that serves it does not answer; it is asked again at this time.
+    Silent(Failure, Instant),
     /// Nobody new is let in, whatever is open.
     ShuttingDown,
     /// Nobody new is let in, whatever is open.
@@ -33,6 +35,7 @@ impl Refusal {
         match self {
             Self::StartFailed(failure, at) => Denied::StartFailed(failure.clone(), Some(left(at))),
             Self::Failed(failure, at) => Denied::Failed(failure.clone(), left(at)),
+            Self::Silent(failure, at) => Denied::Silent(failure.clone(), left(at)),
             Self::ShuttingDown => Denied::ShuttingDown,
             Self::Removed => Denied::Removed,
         }

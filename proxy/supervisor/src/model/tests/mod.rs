@@ -165,6 +165,7 @@ fn spec(name: &str) -> ModelSpec {
 fn config(directory: &Path) -> FleetConfig {
     let defaults = defaults();
     FleetConfig {
+        remotes: Vec::new(),
         models: vec![spec("m")],
         any_name: false,
         shared: crate::SharedBudgets::default(),

@@ -4,6 +4,7 @@ use warden_policies::{Reason, ServerFacts, StreamHead};
 
 use super::script::Role;
 use super::*;
+use crate::lease::address::Address;
 use crate::process::endpoint::Endpoint;
 use crate::process::group::Exit;
 use crate::spec::Socket;
@@ -208,7 +209,11 @@ async fn a_binary_that_takes_no_unix_socket_gets_a_port_unless_the_configuration
         })
         .await;
         let lease = rig.lease().await.unwrap();
-        assert_eq!(matches!(lease.endpoint(), Endpoint::Tcp(_)), port, "{socket:?}, {known:?}");
+        assert_eq!(
+            matches!(lease.address(), Address::Process(Endpoint::Tcp(_))),
+            port,
+            "{socket:?}, {known:?}"
+        );
         drop(lease);
         rig.end().await;
     }

@@ -1,0 +1,159 @@
+//! Models that somebody else's endpoint serves: `[remotes]`.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use warden_gateway::ModelRules;
+use warden_policies::modes::OnDeath;
+use warden_policies::ModelName;
+use warden_supervisor::Origin;
+use warden_supervisor::spec::RemoteSpec;
+
+use super::policy::optional_duration;
+use super::problem::Problem;
+use super::request::Request;
+use super::resolve::Resolver;
+use super::schema;
+
+/// A key is a line: more is another file.
+const KEY_BYTES: usize = 4096;
+
+/// A model that somebody else's endpoint serves.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RemoteModel {
+    /// Where it is, with the path before `/v1` if there is one: `https://host/api/v1`. Required.
+    pub(crate) url: String,
+    /// What the model is called there. Default: its name here.
+    pub(crate) model: Option<String>,
+    /// The file with the key that is sent there. What clients send to us as a key is never passed on. Default: none.
+    #[schemars(schema_with = "schema::path")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Other names that clients may use.
+    #[serde(default)]
+    pub(crate) aliases: Vec<String>,
+    /// Requests at a time; others wait in the queue. Default: 64.
+    pub(crate) max_in_flight: Option<u32>,
+    /// How long an answer may take in all. Default: that of `upstream.exchange_timeout`.
+    #[serde(default, deserialize_with = "optional_duration")]
+    #[schemars(schema_with = "schema::age")]
+    pub(crate) timeout: Option<Duration>,
+    /// What is changed in requests.
+    #[serde(default)]
+    pub(crate) request: Request,
+}
+
+impl Resolver<'_> {
+    /// What the supervisor and the gateway are told of them.
+    pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
+        let loaded = self.loaded;
+        // Who waits, and for how long, is said for all models.
+        let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
+        let mut taken: BTreeSet<&str> = BTreeSet::new();
+        for (name, model, _) in &loaded.models {
+            taken.extend(std::iter::once(name.as_str()).chain(model.aliases.iter().map(String::as_str)));
+        }
+        let mut all = Vec::new();
+        for (name, remote) in &loaded.settings.remotes {
+            for key in std::iter::once(name).chain(&remote.aliases) {
+                if key.is_empty() {
+                    self.wrong(name, "", "a name must not be empty", "write the name that clients use");
+                } else if !taken.insert(key) {
+                    let message = format!("the name `{key}` is used by another model, too");
+                    self.wrong(name, "", &message, "every name and alias must be unique");
+                }
+            }
+            let model = remote.model.as_ref().unwrap_or(name);
+            if model.is_empty() || model.chars().any(char::is_control) {
+                self.wrong(name, "model", "this is no name", "write what the endpoint calls the model");
+            }
+            if remote.max_in_flight == Some(0) {
+                self.wrong(name, "max_in_flight", "no request could be sent", "give it 1 or more");
+            }
+            if remote.timeout.is_some_and(|timeout| timeout.is_zero()) {
+                self.wrong(name, "timeout", "no answer comes in no time", "give it more, or leave it out");
+            }
+            let key = remote.key_file.as_ref().and_then(|path| self.key_of(name, path));
+            let origin = match Origin::parse(&remote.url, key.as_deref()) {
+                Ok(origin) => Arc::new(origin),
+                Err(why) => {
+                    let hint = "write it like `https://host/v1`";
+                    self.wrong(name, "url", &format!("`{}`: {why}", shown(&remote.url)), hint);
+                    continue;
+                }
+            };
+            if origin.has_key() && !origin.is_encrypted() && !origin.is_near() {
+                let path = ["remotes", name, "url"];
+                let message = format!(
+                    "`remotes.{name}`: its key and all requests go over the network for anybody to read"
+                );
+                self.warnings.push(Problem::new(self.place(&path), message).hint("use `https://`"));
+            }
+            let rules = ModelRules {
+                request: self.request_rules(&["remotes", name], &remote.request),
+                upstream_model: Some(model.clone()),
+                // What was begun there is paid for: it is not begun a second time unasked.
+                on_death: OnDeath::Error,
+                timeout: remote.timeout,
+                ..ModelRules::default()
+            };
+            let spec = RemoteSpec {
+                name: ModelName::new(name),
+                aliases: remote.aliases.clone(),
+                origin,
+                model: model.clone(),
+                queue,
+                max_in_flight: remote.max_in_flight.unwrap_or(numbers.max_in_flight),
+                numbers,
+            };
+            all.push((spec, Arc::new(rules)));
+        }
+        all
+    }
+
+    fn wrong(&mut self, name: &str, key: &str, message: &str, hint: &str) {
+        let path: Vec<&str> = ["remotes", name, key].into_iter().filter(|part| !part.is_empty()).collect();
+        let place = self.place(&path);
+        self.problems.push(Problem::new(place, format!("`{}`: {message}", path.join("."))).hint(hint));
+    }
+
+    /// The key in a file.
+    fn key_of(&mut self, name: &str, path: &Path) -> Option<String> {
+        let path = self.absolute(path);
+        let hint = "write the endpoint's key into it, and nothing else";
+        let text = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let message = format!("{} cannot be read: {error}", path.display());
+                self.wrong(name, "key_file", &message, hint);
+                return None;
+            }
+        };
+        let key = std::str::from_utf8(&text).map(str::trim).unwrap_or_default();
+        if key.is_empty() || key.len() > KEY_BYTES || key.contains(char::is_whitespace) {
+            self.wrong(name, "key_file", &format!("{} has no key in it", path.display()), hint);
+            return None;
+        }
+        let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
+        if mode & 0o077 != 0 {
+            let message = format!("`remotes.{name}.key_file`: others can read {}", path.display());
+            let place = self.place(&["remotes", name, "key_file"]);
+            self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
+        }
+        Some(key.to_owned())
+    }
+}
+
+/// An address without what may be a secret in it.
+fn shown(url: &str) -> String {
+    warden_policies::secrets::text(url)
+}
+
+#[cfg(test)]
+#[path = "remote_tests.rs"]
+mod tests;

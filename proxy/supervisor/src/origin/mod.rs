@@ -1,0 +1,192 @@
+//! An address of somebody else's: what is connected to, what a request needs to be understood there, and whether anybody answers.
+
+pub(crate) mod probe;
+mod wire;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, HeaderName, HeaderValue};
+use http::uri::{InvalidUri, Scheme};
+use http::{Request, Uri};
+
+pub use self::wire::Wire;
+
+/// Where clients of some services put their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Under this path everything lies that has a version. Addresses are given with it and without it.
+const VERSION: &str = "/v1";
+
+/// An endpoint that speaks OpenAI's dialect. Its key is shown nowhere.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Origin {
+    tls: bool,
+    host: String,
+    port: u16,
+    /// As `Host` has it.
+    authority: String,
+    /// Before each path; empty, or begins with a slash and ends without one.
+    prefix: String,
+    key: Option<String>,
+}
+
+impl Origin {
+    /// Reads an address such as `https://host/api/v1`. With `key`, each request brings that.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong with the address or the key.
+    pub fn parse(url: &str, key: Option<&str>) -> Result<Self, String> {
+        let uri: Uri = url.parse().map_err(|error: InvalidUri| format!("it is no address: {error}"))?;
+        let tls = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            _ => return Err("it begins neither with `https://` nor with `http://`".to_owned()),
+        };
+        let authority = uri.authority().filter(|authority| !authority.host().is_empty());
+        let authority = authority.ok_or("it names no host")?;
+        if authority.as_str().contains('@') {
+            return Err("it has a user in it: a key belongs into a file".to_owned());
+        }
+        if uri.query().is_some() {
+            return Err("it has a `?` in it, and paths are added to its end".to_owned());
+        }
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let path = uri.path().trim_end_matches('/');
+        let prefix = path.strip_suffix(VERSION).unwrap_or(path).trim_end_matches('/').to_owned();
+        if key.is_some_and(|key| HeaderValue::from_str(key).is_err()) {
+            return Err("its key has characters that no header can have".to_owned());
+        }
+        let (authority, key) = (authority.as_str().to_owned(), key.map(str::to_owned));
+        Ok(Self { tls, host, port, authority, prefix, key })
+    }
+
+    /// Whether what is sent there is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls
+    }
+
+    /// Whether the way there is one that strangers cannot listen at: this machine.
+    pub fn is_near(&self) -> bool {
+        let is_loopback = self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+        is_loopback || self.host == "localhost"
+    }
+
+    /// Whether requests bring a key.
+    pub fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// The name or address of the host, and its port.
+    pub(super) fn peer(&self) -> (&str, u16) {
+        (&self.host, self.port)
+    }
+
+    /// Makes a request with a path of llama-server's one that is understood there: path, host and key. What a client has said of
+    /// itself to us stays with us, and the answer comes uncompressed, as llama-server's does, because it is read on its way.
+    ///
+    /// # Errors
+    ///
+    /// The whole path is none.
+    pub fn address<B>(&self, request: &mut Request<B>) -> Result<(), http::Error> {
+        if !self.prefix.is_empty() {
+            let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+            *request.uri_mut() = format!("{}{target}", self.prefix).parse()?;
+        }
+        let headers = request.headers_mut();
+        for name in [AUTHORIZATION, API_KEY, COOKIE] {
+            headers.remove(name);
+        }
+        headers.insert(HOST, HeaderValue::from_str(&self.authority)?);
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some(key) = &self.key {
+            let mut value = HeaderValue::from_str(&format!("Bearer {key}"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority, self.prefix)
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Origin({self}, {})", if self.has_key() { "with a key" } else { "without a key" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addressed(url: &str, key: Option<&str>, target: &str) -> Request<()> {
+        let mut request = Request::new(());
+        *request.uri_mut() = target.parse().unwrap();
+        for (name, value) in [("authorization", "Bearer client"), ("x-api-key", "client"), ("cookie", "a=b")]
+        {
+            request.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        Origin::parse(url, key).unwrap().address(&mut request).unwrap();
+        request
+    }
+
+    #[test]
+    fn an_address_is_taken_with_its_version_and_without_it() {
+        for (url, target, wanted) in [
+            ("https://a.example", "/v1/models", "/v1/models"),
+            ("https://a.example/", "/v1/models", "/v1/models"),
+            ("https://a.example/v1", "/v1/models?x=1", "/v1/models?x=1"),
+            ("https://a.example/api/v1/", "/v1/models", "/api/v1/models"),
+            ("http://a.example:8080/llm", "/props", "/llm/props"),
+        ] {
+            assert_eq!(addressed(url, None, target).uri(), wanted, "{url}");
+        }
+        let (plain, tls) = ("http://[::1]:81", "https://a.example");
+        assert_eq!(Origin::parse(plain, None).unwrap().peer(), ("::1", 81));
+        assert_eq!(addressed(plain, None, "/").headers()[HOST], "[::1]:81");
+        assert_eq!(Origin::parse(tls, None).unwrap().peer(), ("a.example", 443));
+        assert_eq!(
+            Origin::parse("https://a.example/api/v1", None).unwrap().to_string(),
+            "https://a.example/api"
+        );
+    }
+
+    #[test]
+    fn what_a_client_says_of_itself_stays_here() {
+        let with = addressed("https://a.example", Some("secret"), "/v1/chat/completions");
+        assert_eq!(with.headers()[AUTHORIZATION], "Bearer secret");
+        assert!(with.headers()[AUTHORIZATION].is_sensitive());
+        let without = addressed("https://a.example", None, "/v1/chat/completions");
+        assert!(!without.headers().contains_key(AUTHORIZATION));
+        for request in [with, without] {
+            assert!(!request.headers().contains_key(API_KEY) && !request.headers().contains_key(COOKIE));
+            assert_eq!(request.headers()[ACCEPT_ENCODING], "identity");
+        }
+        let shown = format!("{:?}", Origin::parse("https://a.example", Some("secret")).unwrap());
+        assert_eq!(shown, "Origin(https://a.example, with a key)");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_reason() {
+        for (url, key, word) in [
+            ("a.example", None, "https://"),
+            ("ftp://a.example", None, "https://"),
+            ("https://", None, "no address"),
+            ("https://user:password@a.example", None, "file"),
+            ("https://a.example/?key=1", None, "?"),
+            ("https://a.example", Some("two\nlines"), "key"),
+        ] {
+            let told = Origin::parse(url, key).unwrap_err();
+            assert!(told.contains(word), "{url}: {told}");
+        }
+    }
+}

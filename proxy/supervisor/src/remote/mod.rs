@@ -1,0 +1,348 @@
+//! Models that somebody else's endpoint serves: no process, no memory of ours. What is left of a model's life is whether its endpoint
+//! answers.
+//!
+//! ```text
+//!   asked ---- answers ---------> open: requests go there; asked again from time to time
+//!     |                             | a connection failed, or an answer broke off
+//!     |                             v
+//!     |                           closed: callers wait until it was asked
+//!     +------- does not ---------> refusing: callers are told at once, and names that mean others pass it by;
+//!                                   asked again with growing pauses, for ever
+//! ```
+//!
+//! Its queue and its leases are those of every model. What changes of its address makes a new generation: requests that run go on
+//! at the old one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use warden_policies::lifecycle::Phase;
+use warden_policies::{GenerationId, ServerFacts};
+
+use crate::clock;
+use crate::error::{ControlError, Failure, FailureKind};
+use crate::lease::address::Address;
+use crate::lease::cell::Cell;
+use crate::lease::queue::{Leases, Refusal};
+use crate::model::context::Context;
+use crate::model::{Control, Message};
+use crate::origin::probe::{Listed, probe};
+use crate::spec::RemoteSpec;
+use crate::view::event::EventKind;
+use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
+
+/// The task of one such model.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    context: Arc<Context>,
+    leases: Arc<Leases>,
+    spec: RemoteSpec,
+    inbox: mpsc::UnboundedReceiver<Message>,
+    /// What requests go to from now on.
+    cell: Arc<Cell>,
+    /// Addresses that requests still run at.
+    former: Vec<GenerationId>,
+    standing: Standing,
+    /// What its endpoint said last.
+    listed: Listed,
+    /// Times that it did not answer when it had answered before.
+    outages: u64,
+    was_ready: bool,
+    /// When it is asked next.
+    due: Instant,
+    asking: JoinSet<Result<Listed, String>>,
+}
+
+/// Whether the endpoint answers.
+#[derive(Debug)]
+enum Standing {
+    /// Not known: it is being asked.
+    Unknown,
+    Answers {
+        since: Instant,
+    },
+    Silent(Failure),
+}
+
+/// What is left to do after a message.
+enum Next {
+    Go,
+    /// Until nothing runs any more, or at this time.
+    End(Instant),
+}
+
+impl Remote {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        leases: Arc<Leases>,
+        spec: RemoteSpec,
+    ) -> (Self, mpsc::UnboundedSender<Message>) {
+        let (sender, inbox) = mpsc::unbounded_channel();
+        let cell = cell(&context, &spec);
+        let remote = Self {
+            context,
+            leases,
+            spec,
+            inbox,
+            cell,
+            former: Vec::new(),
+            standing: Standing::Unknown,
+            listed: Listed::default(),
+            outages: 0,
+            was_ready: false,
+            due: Instant::now(),
+            asking: JoinSet::new(),
+        };
+        (remote, sender)
+    }
+
+    /// Until it is removed, or everything ends.
+    pub(crate) async fn run(mut self) {
+        let mut end = None;
+        loop {
+            self.leave_former();
+            if end.is_some() && self.leases.is_still() {
+                break;
+            }
+            self.context.publisher.update(self.show());
+            let (asking, due) = (&mut self.asking, self.due);
+            let is_asked = !asking.is_empty();
+            let leases = Arc::clone(&self.leases);
+            tokio::select! {
+                biased;
+                message = self.inbox.recv() => match message.map(|message| self.heed(message)) {
+                    Some(Next::Go) => {}
+                    Some(Next::End(at)) => end = Some(at),
+                    None => break,
+                },
+                () = at(end) => break,
+                () = leases.wake.notified() => self.look(),
+                answer = answered(asking) => self.answered(answer),
+                () = sleep_until(due), if !is_asked && end.is_none() => self.ask(),
+            }
+        }
+        for generation in self.former.drain(..).chain([self.cell.id]) {
+            self.leases.forget(generation);
+        }
+        self.cell.tell_to_end();
+    }
+
+    fn heed(&mut self, message: Message) -> Next {
+        let Message::Control(control) = message else { return Next::Go };
+        match control {
+            Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
+            // There is no process to be replaced: what an operator wants is that it be tried now.
+            Control::Restart(reply) => {
+                self.due = Instant::now();
+                drop(reply.send(Ok(Vec::new())));
+            }
+            Control::Drain(reply) => drop(reply.send(Err(self.none_here("drained")))),
+            Control::Reclaim(reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
+            Control::Remove => {
+                self.leases.close(self.cell.id);
+                return Next::End(clock::after(Instant::now(), Duration::MAX));
+            }
+            Control::Shutdown(until) => return Next::End(until),
+            Control::Apply(..)
+            | Control::Load(..)
+            | Control::Unload(_)
+            | Control::Never { .. }
+            | Control::Learn(..) => {}
+        }
+        Next::Go
+    }
+
+    fn none_here(&self, what: &'static str) -> ControlError {
+        ControlError::Remote { model: self.spec.name.clone(), what }
+    }
+
+    /// New settings. Whether they mean another address.
+    fn take_over(&mut self, spec: RemoteSpec) -> bool {
+        let moved = *spec.origin != *self.spec.origin;
+        self.spec = spec;
+        self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
+        if moved {
+            self.leases.close(self.cell.id);
+            self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)).id);
+            self.asking = JoinSet::new();
+            (self.standing, self.listed) = (Standing::Unknown, Listed::default());
+            self.leases.refuse(None);
+        } else if matches!(self.standing, Standing::Answers { .. }) {
+            self.open();
+        }
+        self.due = Instant::now();
+        moved
+    }
+
+    /// Somebody's connection failed, or somebody has left.
+    fn look(&mut self) {
+        if self.leases.take_doubts().contains(&self.cell.id) {
+            self.due = Instant::now();
+        }
+    }
+
+    fn ask(&mut self) {
+        let (origin, model) = (Arc::clone(&self.spec.origin), self.spec.model.clone());
+        let limit = self.spec.numbers.answer_limit;
+        self.asking.spawn(async move { probe(&origin, &model, limit).await });
+    }
+
+    fn answered(&mut self, answer: Result<Listed, String>) {
+        let numbers = self.spec.numbers;
+        match answer {
+            Ok(listed) => {
+                let was_silent = matches!(self.standing, Standing::Silent(_));
+                self.listed = listed;
+                if !matches!(self.standing, Standing::Answers { .. }) {
+                    self.standing = Standing::Answers { since: Instant::now() };
+                }
+                self.due = clock::after(Instant::now(), numbers.interval);
+                self.leases.lives(self.cell.id);
+                self.open();
+                if was_silent || !std::mem::replace(&mut self.was_ready, true) {
+                    self.tell(EventKind::EndpointAnswers { url: self.spec.origin.to_string() });
+                }
+            }
+            Err(why) => self.is_silent(&why),
+        }
+    }
+
+    fn is_silent(&mut self, why: &str) {
+        let numbers = self.spec.numbers;
+        let failures = match &self.standing {
+            Standing::Silent(failure) => failure.failures.saturating_add(1),
+            Standing::Answers { .. } | Standing::Unknown => 1,
+        };
+        let pause = numbers.retry_first.saturating_mul(1 << (failures - 1).min(16)).min(numbers.interval);
+        self.due = clock::after(Instant::now(), pause);
+        let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
+        let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
+        self.leases.close(self.cell.id);
+        // A trial takes its time, too.
+        self.leases
+            .refuse(Some(Refusal::Silent(failure.clone(), clock::after(self.due, Duration::from_secs(1)))));
+        if failures == 1 {
+            self.outages += u64::from(self.was_ready);
+            self.tell(EventKind::EndpointSilent { failure: failure.clone() });
+        }
+        self.standing = Standing::Silent(failure);
+    }
+
+    fn open(&mut self) {
+        self.leases.open(&self.cell, self.spec.max_in_flight);
+    }
+
+    fn tell(&self, kind: EventKind) {
+        self.context.journal.tell(Some(&self.spec.name), Some(self.cell.id), kind);
+    }
+
+    /// Forgets addresses at which nothing runs any more.
+    fn leave_former(&mut self) {
+        let leases = &self.leases;
+        self.former.retain(|generation| {
+            let runs = leases.in_flight(*generation) > 0;
+            if !runs {
+                leases.forget(*generation);
+            }
+            runs
+        });
+    }
+
+    fn show(&self) -> ModelView {
+        let failure = match &self.standing {
+            Standing::Silent(failure) => Some(failure.clone()),
+            Standing::Answers { .. } | Standing::Unknown => None,
+        };
+        let state = match self.standing {
+            Standing::Answers { .. } => ModelState::Loaded,
+            Standing::Unknown => ModelState::Loading,
+            Standing::Silent(_) => ModelState::Backoff,
+        };
+        let outage = failure.is_some().then(|| Outage {
+            refusing: true,
+            next_start_unix_ms: clock::unix_ms(self.due),
+            watching: false,
+            cure: format!(
+                "it is asked again by itself; `llama-warden restart {}` does it at once",
+                self.spec.name
+            ),
+        });
+        let missing = self.listed.is_missing.then(|| {
+            format!("the endpoint lists models, and `{}` (`model`) is not among them", self.spec.model)
+        });
+        ModelView {
+            name: self.spec.name.clone(),
+            aliases: self.spec.aliases.clone(),
+            state,
+            waiting: self.leases.waiting(),
+            queue_depth: self.spec.queue.depth,
+            backends: vec![self.show_endpoint()],
+            recycles: Vec::new(),
+            reclaims: crate::view::ReclaimTotals::default(),
+            crashes: self.outages,
+            was_ready: self.was_ready,
+            n_ctx: self.listed.n_ctx.map(u64::from),
+            modalities: None,
+            policy: None,
+            last_failure: failure,
+            outage,
+            warm: None,
+            replace_note: missing,
+            quarantine: self.leases.quarantine(),
+            remote: Some(RemoteView {
+                url: self.spec.origin.to_string(),
+                model: self.spec.model.clone(),
+                encrypted: self.spec.origin.is_encrypted(),
+            }),
+        }
+    }
+
+    fn show_endpoint(&self) -> BackendView {
+        let (phase, ready_for) = match self.standing {
+            Standing::Answers { since } => (Phase::Ready, Some(since.elapsed())),
+            Standing::Unknown => (Phase::Starting, None),
+            Standing::Silent(_) => (Phase::Backoff, None),
+        };
+        BackendView {
+            replica: 0,
+            generation: Some(self.cell.id),
+            phase,
+            pid: None,
+            ready_for,
+            in_flight: self.leases.in_flight(self.cell.id),
+            slots: Some(self.spec.max_in_flight),
+            host: None,
+            host_at_ready: None,
+            work: self.cell.work(),
+            report: None,
+            memory: crate::view::MemoryView::default(),
+            health: crate::view::HealthView::default(),
+            degraded: None,
+            reclaim: crate::view::ReclaimView::default(),
+            next: None,
+        }
+    }
+}
+
+/// A new generation: an address, of which nothing is known but that it serves more connections than one.
+fn cell(context: &Context, spec: &RemoteSpec) -> Arc<Cell> {
+    let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
+    Arc::new(Cell::new(context.next_generation(), Address::Remote(Arc::clone(&spec.origin)), facts))
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn answered(asking: &mut JoinSet<Result<Listed, String>>) -> Result<Listed, String> {
+    match asking.join_next().await {
+        Some(answer) => answer.unwrap_or_else(|error| Err(error.to_string())),
+        None => std::future::pending().await,
+    }
+}
