@@ -162,7 +162,7 @@ fn fate(key: &str) -> Result<Fate, Trouble> {
         "paths.runtime_dir" | "paths.state_dir" | "paths.data_dir" | "paths.cache_dir"
         | "models.*.directory" | "defaults.directory" => Fate::Serves,
         "server.tls_cert" | "server.tls_key" | "server.keys" | "models.*.model" | "models.*.binary"
-        | "defaults.binary" => Fate::Refused,
+        | "defaults.binary" | "remotes.*.key_file" => Fate::Refused,
         "admin.socket" | "log.access" | "models.*.record_requests" => Fate::Written,
         other => return Err(Trouble::new(format!("what becomes of `{other}` when it names a directory?"))),
     })
@@ -176,9 +176,12 @@ fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
     let same =
         |line: &String| line.starts_with(&format!("{own} = ")) || line.starts_with(&format!("{key} = "));
     lines.retain(|line| !same(line));
-    match key.strip_prefix("models.*.") {
-        Some(own) => lines.push(format!("{own} = {value}")),
-        None => lines.insert(0, format!("{key} = {value}")),
+    match (key.strip_prefix("models.*."), key.strip_prefix("remotes.*.")) {
+        (Some(own), _) => lines.push(format!("{own} = {value}")),
+        (_, Some(own)) => {
+            lines.push(format!("[remotes.far]\nurl = \"http://127.0.0.1:1\"\n{own} = {value}"));
+        }
+        (None, None) => lines.insert(0, format!("{key} = {value}")),
     }
     lines.join("\n") + "\n"
 }

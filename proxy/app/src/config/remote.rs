@@ -9,8 +9,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_gateway::ModelRules;
-use warden_policies::modes::OnDeath;
 use warden_policies::ModelName;
+use warden_policies::modes::OnDeath;
 use warden_supervisor::Origin;
 use warden_supervisor::spec::RemoteSpec;
 

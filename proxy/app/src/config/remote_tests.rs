@@ -1,3 +1,5 @@
+//! Models of endpoints, as they are read.
+
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 
