@@ -6,16 +6,15 @@ use serde_json::{Map, Value};
 
 use super::macros::{Macros, Wrong};
 use super::yaml::{line_of, plain};
-use super::{Env, Imported, Model, command, routing, split, yaml};
+use super::{Env, Imported, Model, command, peers, routing, split, yaml};
 use crate::exit::Failure;
 
 /// llama-swap's first port for `${PORT}`; a model of ours gets a socket.
 const FIRST_PORT: u64 = 5800;
 
 /// Keys of the whole file that have no equal, and the nearest thing.
-const OF_ALL: [(&str, &str); 15] = [
+const OF_ALL: [(&str, &str); 14] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
-    ("peers", "no key for servers elsewhere: clients reach those by their own address"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
     ("selectors", "a name in `[names]` means the best of several models that is loaded or has room"),
     (
@@ -49,7 +48,8 @@ const OF_A_MODEL: [(&str, &str); 10] = [
 ];
 
 /// What is read elsewhere, or means nothing here: ports are nobody's to choose.
-const READ: [&str; 12] = [
+const READ: [&str; 13] = [
+    "peers",
     "sendLoadingState",
     "models",
     "macros",
@@ -141,6 +141,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
             imported.models.push(model);
         }
     }
+    peers::import(&top, &mut imported);
     routing::import(&top, &mut imported, from)?;
     Ok(imported)
 }
@@ -168,7 +169,7 @@ pub(super) fn texts(value: Option<&Value>) -> Vec<String> {
 }
 
 /// Lists the keys of a table that have no equal. What is empty or switched off says nothing.
-fn others(
+pub(super) fn others(
     table: &Map<String, Value>,
     read: &[&str],
     known: &[(&str, &str)],
@@ -264,7 +265,7 @@ fn model(
     Ok(Some(model))
 }
 
-fn filters(filters: Option<&Value>, of: &str, model: &mut Model, imported: &mut Imported) {
+pub(super) fn filters(filters: Option<&Value>, of: &str, model: &mut Model, imported: &mut Imported) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()

@@ -19,6 +19,7 @@ mod container;
 mod llama_swap;
 mod macros;
 mod ollama;
+mod peers;
 mod preset;
 mod routing;
 mod split;
@@ -90,6 +91,19 @@ struct Model {
     names: Vec<(String, Vec<(String, Value)>)>,
 }
 
+/// A model that somebody else's endpoint serves, as it is written.
+#[derive(Debug)]
+struct Remote {
+    name: String,
+    url: String,
+    /// Where its key is to be put, if it has one.
+    key_file: Option<String>,
+    strip: Vec<String>,
+    set: Vec<(String, Value)>,
+    /// Names under which requests for it get these parameters.
+    names: Vec<(String, Vec<(String, Value)>)>,
+}
+
 /// What has no equal, and the nearest thing.
 #[derive(Debug)]
 struct Unmatched {
@@ -113,6 +127,7 @@ struct Imported {
     /// Of all models, in seconds.
     stop_grace: Option<u64>,
     models: Vec<Model>,
+    remotes: Vec<Remote>,
     unmatched: Vec<Unmatched>,
 }
 
@@ -147,7 +162,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
     let (from, imported) = read(args, &env)?;
     imported.check_names(&from)?;
-    if imported.models.is_empty() && imported.unmatched.is_empty() {
+    if imported.models.is_empty() && imported.remotes.is_empty() && imported.unmatched.is_empty() {
         return Err(Failure::usage(
             format!("{from}: there is no model in it"),
             "see docs/import.md for what can be read",

@@ -29,12 +29,19 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
     page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
     for model in &imported.models {
         page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
-        for (name, parameters) in &model.names {
-            page.section(&format!("names.{}", Key::new(name)), |page| {
-                page.list("models", std::slice::from_ref(&model.name));
-                page.parameters("set", parameters);
-            });
-        }
+        names(&mut page, &model.name, &model.names);
+    }
+    for remote in &imported.remotes {
+        page.section(&format!("remotes.{}", Key::new(&remote.name)), |page| {
+            page.pair("url", Some(remote.url.as_str()));
+            if let Some(file) = &remote.key_file {
+                page.comment("Write its key into this file (mode 600), and take the `#` away.");
+                page.comment(&format!("key_file = {}", Toml::from(file.as_str())));
+            }
+            page.list("request.strip", &remote.strip);
+            page.parameters("set", &remote.set);
+        });
+        names(&mut page, &remote.name, &remote.names);
     }
     if !imported.unmatched.is_empty() {
         let count = imported.unmatched.len();
@@ -48,6 +55,16 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
         }
     }
     page.text
+}
+
+/// Names under which requests for a model get other parameters.
+fn names(page: &mut Page, model: &String, names: &[(String, Vec<(String, Value)>)]) {
+    for (name, parameters) in names {
+        page.section(&format!("names.{}", Key::new(name)), |page| {
+            page.list("models", std::slice::from_ref(model));
+            page.parameters("set", parameters);
+        });
+    }
 }
 
 fn one(page: &mut Page, model: &Model) {
