@@ -40,10 +40,9 @@ pub(crate) struct Repeating {
     pub(crate) most_bytes: usize,
 }
 
-#[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 enum Outgoing {
     /// May be sent again, even after it was received: each attempt sends a copy that shares the bytes.
-    Again(Intake),
+    Again(Box<Intake>),
     /// Sent once, unless it comes back unsent.
     Once(Option<RequestBody>, Arc<Sent>),
     /// Ours, beside the one that it stands for: that is blamed for what becomes of it.
@@ -57,7 +56,7 @@ fn executes_nothing(method: &Method) -> bool {
 
 impl Message {
     /// A request with its body, as far as that was taken in.
-    pub(crate) fn new(parts: Parts, intake: Intake, repeating: Repeating) -> Result<Self, Refusal> {
+    pub(crate) fn new(parts: Parts, intake: Box<Intake>, repeating: Repeating) -> Result<Self, Refusal> {
         let Repeating { generates, repeats, remembers, most_bytes } = repeating;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;

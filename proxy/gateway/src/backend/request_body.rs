@@ -50,7 +50,7 @@ impl RequestBody {
     }
 
     /// What of a body is here, then the rest as it comes.
-    pub(crate) fn once(intake: Intake) -> Self {
+    pub(crate) fn once(intake: Box<Intake>) -> Self {
         let sent = intake.sent.clone();
         let live = |body| Box::new(Live { body, waiting: None, checkpoint: None, last: None });
         Self::new(intake.pass().map_or(From::Nothing, |body| From::Live(live(body))), sent)

@@ -280,7 +280,8 @@ async fn open(address: &Address) -> io::Result<Stream> {
             stream.set_nodelay(true)?;
             Ok(Stream::Tcp(stream))
         }
-        Address::Remote(origin) => Wire::connect(origin).await.map(Stream::Remote),
+        // Rare, and large: not a part of every request's future.
+        Address::Remote(origin) => Box::pin(Wire::connect(origin)).await.map(Stream::Remote),
     }
 }
 

@@ -83,19 +83,20 @@ pub(crate) enum Named {
 
 impl Intake {
     /// Begins with a request's body; `Err` if it declares more bytes than allowed. Reads nothing yet, so that a client
-    /// which waits for `100 Continue` does not go on before the limits were checked.
+    /// which waits for `100 Continue` does not go on before the limits were checked. Boxed: it goes through many hands, and each would
+    /// copy it.
     pub(crate) fn begin(
         headers: &HeaderMap,
         body: Incoming,
         budget: Budget,
         limits: Limits,
         printer: Printer,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Box<Self>, Refusal> {
         if body.size_hint().lower() > limits.bytes {
             return Err(limits.refusal(BodyFault::TooLarge));
         }
         let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
-        Ok(Self {
+        Ok(Box::new(Self {
             held: Held::new(budget),
             rest: (!body.is_end_stream()).then_some(body),
             finder: form.map_or_else(|| Finder::Json(Scanner::new()), Finder::Form),
@@ -104,7 +105,7 @@ impl Intake {
             sent: Arc::default(),
             copy: None,
             printer,
-        })
+        }))
     }
 
     /// Takes in what is needed. With `search`, all of the body until the model is known.

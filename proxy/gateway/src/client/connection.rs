@@ -41,8 +41,12 @@ impl Service<Request<Incoming>> for PerRequest {
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        // The future itself is boxed: one around it would hold it twice, and be copied as a whole for each request.
-        Box::pin(exchange::answer(self.shared.clone(), self.state.clone(), self.peer.clone(), request))
+        let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
+        // Made where it stays: one around it would hold it twice, and one that is made on the stack is copied as a whole for each
+        // request.
+        let place = Box::new_uninit();
+        let future = Box::write(place, exchange::answer(shared, state, peer, request));
+        Box::into_pin(future)
     }
 }
 

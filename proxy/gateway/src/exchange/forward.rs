@@ -54,7 +54,7 @@ pub(super) struct Waits {
     lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
     prepared: Prepared,
     parts: Parts,
-    intake: Intake,
+    intake: Box<Intake>,
     limits: Limits,
 }
 
@@ -111,7 +111,7 @@ async fn wait(
     manner: Manner,
     prepared: Prepared,
     parts: Parts,
-    intake: Intake,
+    intake: Box<Intake>,
     limits: Limits,
 ) -> Result<Forwarded, Refused> {
     let (upstream, since) = (exchange.shared.upstream.clone(), Instant::now());
@@ -135,7 +135,7 @@ async fn granted_later(
     exchange: &mut Exchange,
     prepared: Prepared,
     parts: Parts,
-    intake: Intake,
+    intake: Box<Intake>,
     limits: Limits,
     granted: Result<Arc<dyn BackendLease>, Denied>,
 ) -> Result<Answered, Refused> {
@@ -177,7 +177,7 @@ async fn send(
     exchange: &mut Exchange,
     prepared: Prepared,
     parts: Parts,
-    mut intake: Intake,
+    mut intake: Box<Intake>,
     limits: Limits,
     lease: Arc<dyn BackendLease>,
 ) -> Result<Answered, Refused> {
