@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, ports, wait_until};
+use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, ports, wait_until};
 
 /// Who does not answer is asked again soon, and who answers often.
 const OFTEN: &str = "internal.remote.interval = \"200ms\"\ninternal.remote.retry_first = \"20ms\"";
@@ -145,6 +145,61 @@ async fn what_was_begun_at_an_endpoint_is_not_begun_again() -> Outcome {
     assert_eq!((unstreamed.status.as_u16(), unstreamed.header("x-warden-executed")), (502, "maybe"));
     let begun = there.ledger().executions()?;
     assert_eq!((begun["a"].len(), begun["b"].len()), (1, 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_but_what_computes_an_answer_goes_to_an_endpoint() -> Outcome {
+    let (there, port) = endpoint("", &json!({})).await?;
+    let top = remote(&format!("http://127.0.0.1:{port}/v1"), "request.max_tokens = 2");
+    let here = Setup::new()?.top(&top).fake("near", &json!({}), "")?.start().await?;
+    until_state(&here, "cloud", "loaded").await?;
+    let body = chat("a", "cloud", "hi", 9, false);
+    for (target, body) in [
+        ("/upstream/cloud/v1/chat/completions", Some(&body)),
+        ("/upstream/cloud/../v1/chat/completions", Some(&body)),
+        ("/v1/fine_tuning/jobs", Some(&body)),
+        ("/lora-adapters?model=cloud", Some(&body)),
+        ("/v1/files?model=cloud", None),
+        ("/slots?model=cloud", None),
+    ] {
+        let answer = match body {
+            Some(body) => here.http.post(target, body).await?,
+            None => here.http.get(target).await?,
+        };
+        assert_eq!(answer.status.as_u16(), 404, "{target}: {}", answer.text());
+        assert!(answer.text().contains("only routes that compute an answer"), "{target}: {}", answer.text());
+    }
+    assert!(there.ledger().executions()?.is_empty());
+    // A request for it is bounded.
+    let answer = here.http.post(CHAT, &body).await?.answer()?;
+    assert_eq!(answer.text.split(' ').count(), 2, "{answer:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_ends_waits_for_what_runs_at_an_endpoint_and_for_nobody_else() -> Outcome {
+    let (mut there, port) = endpoint("", &json!({ "ms_per_token": 20 })).await?;
+    let top = remote(&format!("http://127.0.0.1:{port}"), "max_in_flight = 1");
+    let mut here = Setup::new()?.top(&top).start().await?;
+    until_state(&here, "cloud", "loaded").await?;
+    let mut flow = here.http.stream(CHAT, &chat("a", "cloud", "hi", 40, true)).await?;
+    flow.event().await?.context("it has begun")?;
+    let asked = chat("b", "cloud", "hi", 2, false);
+    let http = Http::Tcp(here.address());
+    let queued = http.post(CHAT, &asked);
+    let ends = async {
+        wait_until("one waits", SOON, async || here.waiting("cloud").await.is_ok_and(|waiting| waiting == 1))
+            .await?;
+        here.kid.signal(Signal::TERM);
+        flow.event().await?.context("it goes on")?;
+        there.kid.signal(Signal::KILL);
+        Ok(())
+    };
+    let (queued, ()) = tokio::try_join!(queued, ends)?;
+    assert_eq!(queued.status.as_u16(), 503, "{}", queued.text());
+    // Not the whole deadline.
+    assert_eq!(here.kid.exit(std::time::Duration::from_secs(15)).await?, 0);
     Ok(())
 }
 

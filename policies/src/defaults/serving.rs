@@ -132,8 +132,10 @@ section!(
         interval: Duration = "duration",
         /// One that does not is asked again after this time, then after twice as long each time, up to `interval`.
         retry_first: Duration = "duration",
-        /// How long it may take to answer.
+        /// How long it may take to answer, or to be connected to.
         answer_limit: Duration = "duration",
+        /// Times in a row that it may take longer, if it has answered before and no connection failed.
+        slow: u32,
         /// Requests at a time.
         max_in_flight: u32,
     }

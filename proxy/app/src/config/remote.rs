@@ -99,6 +99,7 @@ impl Resolver<'_> {
                 upstream_model: Some(model.clone()),
                 // What was begun there is paid for: it is not begun a second time unasked.
                 on_death: OnDeath::Error,
+                remote: true,
                 timeout: remote.timeout,
                 ..ModelRules::default()
             };

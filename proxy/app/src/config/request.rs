@@ -99,6 +99,7 @@ impl Resolver<'_> {
             loading: model.run.loading,
             request: self.request_rules(&["models", name], &model.request),
             upstream_model: model.upstream_model.clone(),
+            remote: false,
             timeout: None,
         }
     }

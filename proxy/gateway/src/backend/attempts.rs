@@ -327,7 +327,9 @@ impl Attempts<'_> {
         loop {
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.granted(granted)?;
-            if lease.generation() != generation || Instant::now() >= until {
+            // An endpoint has been asked before it was opened again.
+            let is_remote = matches!(lease.address(), Address::Remote(_));
+            if lease.generation() != generation || is_remote || Instant::now() >= until {
                 return Ok(lease);
             }
             drop(lease);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
-use warden_policies::ServerFacts;
+use warden_policies::{ServerFacts, defaults};
 use warden_supervisor::Address;
 
 use crate::backend::upstream_conn::UpstreamConn;
@@ -103,7 +103,12 @@ impl Pool {
 
     /// A new connection.
     pub(crate) async fn connect(&self, address: &Address) -> io::Result<UpstreamConn> {
-        timeout(self.limits.connect, UpstreamConn::connect(address, self.limits.head))
+        let limit = match address {
+            Address::Process(_) => self.limits.connect,
+            // Names are looked up, and keys agreed on, over the network.
+            Address::Remote(_) => self.limits.connect.max(defaults().remote.answer_limit),
+        };
+        timeout(limit, UpstreamConn::connect(address, self.limits.head))
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }

@@ -235,6 +235,11 @@ fn check(mut relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relay
         .map_err(|why| Refusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if let Address::Remote(_) = relayed.backend.lease.address() {
         headers::strip_of_another_host(relayed.response.headers_mut());
+        if relayed.response.status() == StatusCode::UNAUTHORIZED {
+            // It is our key that it refuses, and no client can do anything about it.
+            relayed.backend.lease.doubt();
+            return Err(Refusal::KeyThere { model: model.clone() });
+        }
     }
     if is_page && relayed.response.status() == StatusCode::NOT_FOUND {
         // llama-server's own answer says no more than that.
@@ -269,6 +274,9 @@ async fn prepare(
         None => named_in_body(exchange, access, intake)?,
     };
     exchange.flight.record.model = Some(model.clone());
+    if exchange.rules(&model).is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {
+        return Err(Refusal::NotThere { model });
+    }
     let rules = exchange.rules(&model).filter(|_| is_plain);
     if let Some(rules) = rules {
         rules::apply(&model, rules, route.shape, parts, intake).await?;

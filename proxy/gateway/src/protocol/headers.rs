@@ -55,7 +55,23 @@ pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
 
 /// Removes what another host says of itself to browsers: to them it would be said of us.
 pub(crate) fn strip_of_another_host(headers: &mut HeaderMap) {
-    sweep(headers, |name| matches!(name.as_str(), "set-cookie" | "alt-svc" | "strict-transport-security"));
+    let of_its_host = |name: &HeaderName| {
+        matches!(
+            name.as_str(),
+            "alt-svc"
+                | "clear-site-data"
+                | "location"
+                | "nel"
+                | "openai-organization"
+                | "openai-project"
+                | "report-to"
+                | "reporting-endpoints"
+                | "set-cookie"
+                | "strict-transport-security"
+                | "www-authenticate"
+        )
+    };
+    sweep(headers, of_its_host);
 }
 
 /// Removes what belongs to one connection only (RFC 9110 section 7.6.1): every field named in `Connection`, and those

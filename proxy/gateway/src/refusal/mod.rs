@@ -88,6 +88,12 @@ pub(crate) enum Refusal {
     )]
     NoRoute,
     #[error(
+        "model `{model}` is served by somebody else's endpoint: only routes that compute an answer go there, and not under `/upstream/`"
+    )]
+    NotThere { model: ModelName },
+    #[error("model `{model}`: its endpoint refuses the key that was configured for it (`key_file`)")]
+    KeyThere { model: ModelName },
+    #[error(
         "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` says how to build one \
          that has it"
     )]
@@ -193,7 +199,9 @@ impl Refusal {
             }
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
+            Self::KeyThere { .. } => (StatusCode::BAD_GATEWAY, "server_error"),
             Self::NoRoute
+            | Self::NotThere { .. }
             | Self::NoPage
             | Self::NoPrefix(_)
             | Self::Upstream { .. }
@@ -331,7 +339,10 @@ impl Refusal {
             }
             Self::TwoModels => BodyFault::TwoModels.outcome(),
             Self::Unreadable { .. } => Outcome::Rejected("unreadable_body"),
-            Self::NoRoute | Self::NoPage | Self::NoPrefix(_) => Outcome::Rejected("unknown_route"),
+            Self::NoRoute | Self::NotThere { .. } | Self::NoPage | Self::NoPrefix(_) => {
+                Outcome::Rejected("unknown_route")
+            }
+            Self::KeyThere { .. } => Outcome::Denied("endpoint_key"),
             Self::SlotFiles => Outcome::Rejected("slot_files"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",

@@ -75,6 +75,8 @@ fn refusals() -> Vec<Refusal> {
         Refusal::Died { model: model() },
         Refusal::Garbled { model: model(), why: "its head has two lengths".into() },
         Refusal::Revoked { model: model() },
+        Refusal::NotThere { model: model() },
+        Refusal::KeyThere { model: model() },
         Refusal::TimedOut { model: model() },
         Refusal::ShuttingDown,
         Refusal::Loading,

@@ -28,6 +28,8 @@ pub struct ModelRules {
     pub on_death: OnDeath,
     /// What the client of a stream gets while the model loads.
     pub loading: WhileLoading,
+    /// Somebody else's endpoint serves it: only what computes an answer goes there.
+    pub remote: bool,
     /// How long an answer may take in all; `None`: as long as every other.
     pub timeout: Option<Duration>,
 }

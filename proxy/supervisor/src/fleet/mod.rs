@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::quarantine::{Fingerprint, Standing};
+use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
 use warden_policies::{ModelName, ServerFacts};
 
 use self::roster::{Handle, Roster};
@@ -440,6 +440,11 @@ impl Fleet {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
+        // No process of ours dies of what it is sent.
+        leases.set_quarantine(QuarantinePolicy {
+            refuse_for: Duration::ZERO,
+            ..warden_policies::defaults().quarantine
+        });
         // It says nothing that we could hear.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = Remote::new(Arc::clone(context), Arc::clone(&leases), spec.clone());

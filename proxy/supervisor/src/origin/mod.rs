@@ -6,17 +6,36 @@ mod wire;
 use std::fmt;
 use std::net::IpAddr;
 
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, HeaderName, HeaderValue};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderValue};
 use http::uri::{InvalidUri, Scheme};
 use http::{Request, Uri};
 
 pub use self::wire::Wire;
 
-/// Where clients of some services put their key.
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
 /// Under this path everything lies that has a version. Addresses are given with it and without it.
 const VERSION: &str = "/v1";
+
+/// Ends of an address that belong to requests.
+const ROUTES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
+
+/// What of a client's head is passed on. All else is between the client and us: who it is, where it comes from.
+const PASSES: [&str; 15] = [
+    "accept",
+    "accept-language",
+    "anthropic-beta",
+    "anthropic-version",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "idempotency-key",
+    "openai-beta",
+    "transfer-encoding",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "via",
+    "x-request-id",
+];
 
 /// An endpoint that speaks OpenAI's dialect. Its key is shown nowhere.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -53,8 +72,15 @@ impl Origin {
             return Err("it has a `?` in it, and paths are added to its end".to_owned());
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let port = match authority.port() {
+            Some(port) => port.as_str().parse().map_err(|_| "its port is none")?,
+            None if tls => 443,
+            None => 80,
+        };
         let path = uri.path().trim_end_matches('/');
+        if ROUTES.iter().any(|route| path.ends_with(route)) {
+            return Err("it ends with a route: write what is before `/v1`, or with it".to_owned());
+        }
         let prefix = path.strip_suffix(VERSION).unwrap_or(path).trim_end_matches('/').to_owned();
         if key.is_some_and(|key| HeaderValue::from_str(key).is_err()) {
             return Err("its key has characters that no header can have".to_owned());
@@ -96,7 +122,7 @@ impl Origin {
             *request.uri_mut() = format!("{}{target}", self.prefix).parse()?;
         }
         let headers = request.headers_mut();
-        for name in [AUTHORIZATION, API_KEY, COOKIE] {
+        while let Some(name) = headers.keys().find(|name| !PASSES.contains(&name.as_str())).cloned() {
             headers.remove(name);
         }
         headers.insert(HOST, HeaderValue::from_str(&self.authority)?);
@@ -130,8 +156,15 @@ mod tests {
     fn addressed(url: &str, key: Option<&str>, target: &str) -> Request<()> {
         let mut request = Request::new(());
         *request.uri_mut() = target.parse().unwrap();
-        for (name, value) in [("authorization", "Bearer client"), ("x-api-key", "client"), ("cookie", "a=b")]
-        {
+        for (name, value) in [
+            ("authorization", "Bearer client"),
+            ("x-api-key", "client"),
+            ("api-key", "client"),
+            ("cookie", "a=b"),
+            ("origin", "http://page"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("content-type", "application/json"),
+        ] {
             request.headers_mut().insert(name, HeaderValue::from_static(value));
         }
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
@@ -168,7 +201,10 @@ mod tests {
         let without = addressed("https://a.example", None, "/v1/chat/completions");
         assert!(!without.headers().contains_key(AUTHORIZATION));
         for request in [with, without] {
-            assert!(!request.headers().contains_key(API_KEY) && !request.headers().contains_key(COOKIE));
+            let mut names: Vec<_> = request.headers().keys().map(http::HeaderName::as_str).collect();
+            names.retain(|name| *name != "authorization");
+            names.sort_unstable();
+            assert_eq!(names, ["accept-encoding", "content-type", "host"]);
             assert_eq!(request.headers()[ACCEPT_ENCODING], "identity");
         }
         let shown = format!("{:?}", Origin::parse("https://a.example", Some("secret")).unwrap());
@@ -183,6 +219,8 @@ mod tests {
             ("https://", None, "no address"),
             ("https://user:password@a.example", None, "file"),
             ("https://a.example/?key=1", None, "?"),
+            ("https://a.example:99999", None, "port"),
+            ("https://a.example/v1/chat/completions", None, "route"),
             ("https://a.example", Some("two\nlines"), "key"),
         ] {
             let told = Origin::parse(url, key).unwrap_err();

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{ACCEPT, HeaderValue, LOCATION, USER_AGENT};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::time::timeout;
+use warden_policies::secrets;
 
 use super::{Origin, Wire};
 
@@ -18,6 +20,9 @@ const LIST: &str = "/v1/models";
 /// Bytes of a list. Those who sell thousands of models need a few megabytes.
 const MOST: usize = 16 << 20;
 
+/// A list comes with its head, or not much later.
+const BODY: Duration = Duration::from_secs(5);
+
 /// Where endpoints put the length of a model's context, in tokens.
 const CONTEXTS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
@@ -26,41 +31,82 @@ const CONTEXTS: [&str; 4] = ["/context_length", "/max_model_len", "/context_wind
 pub(crate) struct Listed {
     /// Tokens in the context of the model, where that is said.
     pub(crate) n_ctx: Option<u32>,
-    /// The endpoint lists models, and the model is not among them.
-    pub(crate) is_missing: bool,
+    /// What looks wrong about it, although requests may be answered.
+    pub(crate) note: Option<String>,
+}
+
+/// Why an endpoint does not serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// Nothing came in time: it may be busy.
+    Slow(String),
+    /// It cannot be reached, or says so.
+    Said(String),
 }
 
 /// Asks for the list of models.
-pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, String> {
+pub(crate) async fn probe(origin: &Origin, model: &str, limit: Duration) -> Result<Listed, Silence> {
     let asked = timeout(limit, ask(origin)).await;
-    let (status, body) = asked.unwrap_or_else(|_| Err(format!("it does not answer within {limit:?}")))?;
+    let Answer { status, location, body } = match asked {
+        Ok(answer) => answer.map_err(Silence::Said)?,
+        Err(_) => return Err(Silence::Slow(format!("it does not answer within {limit:?}"))),
+    };
+    let code = status.as_u16();
+    let note = |note: String| Ok(Listed { n_ctx: None, note: Some(note) });
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(if origin.has_key() {
-            format!("it refuses the key in `key_file` (status {})", status.as_u16())
-        } else {
-            format!("it wants a key (status {}): name its file in `key_file`", status.as_u16())
-        }),
-        status if status.is_server_error() => {
-            Err(format!("it answers `GET {LIST}` with status {}", status.as_u16()))
+        StatusCode::UNAUTHORIZED if origin.has_key() => {
+            Err(Silence::Said(format!("it refuses the key in `key_file` (status {code})")))
         }
-        // It need not have such a list.
-        status if !status.is_success() => Ok(Listed::default()),
+        StatusCode::UNAUTHORIZED => {
+            Err(Silence::Said(format!("it wants a key (status {code}): name its file in `key_file`")))
+        }
+        status if status.is_server_error() => {
+            Err(Silence::Said(format!("it answers `GET {LIST}` with status {code}")))
+        }
+        status if status.is_redirection() => {
+            let to = location.map(|to| format!(" to `{}`", secrets::text(&to))).unwrap_or_default();
+            Err(Silence::Said(format!(
+                "it sends requests elsewhere{to} (status {code}): name that address in `url`"
+            )))
+        }
+        // A key need not have the right to ask.
+        StatusCode::FORBIDDEN => {
+            note(format!("the endpoint tells nobody with this key what models it has (status {code})"))
+        }
+        StatusCode::NOT_FOUND => {
+            note(format!("the endpoint has nothing at `{origin}{LIST}`: is `url` right?"))
+        }
+        status if !status.is_success() => {
+            note(format!("the endpoint answers `GET {LIST}` with status {code}"))
+        }
         _ => Ok(listed(&body, model)),
     }
 }
 
-async fn ask(origin: &Origin) -> Result<(StatusCode, Bytes), String> {
+struct Answer {
+    status: StatusCode,
+    location: Option<String>,
+    /// As much of it as came: a head alone is a sign of life.
+    body: Bytes,
+}
+
+async fn ask(origin: &Origin) -> Result<Answer, String> {
     let wire = Wire::connect(origin).await.map_err(|error| format!("cannot connect: {error}"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(wire)).await.map_err(|error| format!("cannot connect: {error}"))?;
     let mut request = Request::new(Empty::<Bytes>::new());
     *request.uri_mut() = http::Uri::from_static(LIST);
+    let headers = request.headers_mut();
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
     origin.address(&mut request).map_err(|error| error.to_string())?;
     let answered = async {
         let response = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MOST).collect().await;
-        Ok((status, body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes()))
+        let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
+        let body = timeout(BODY, Limited::new(response.into_body(), MOST).collect()).await;
+        let body = body.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
+        Ok(Answer { status, location, body: body.unwrap_or_default() })
     };
     tokio::pin!(answered);
     tokio::select! {
@@ -75,22 +121,78 @@ fn listed(body: &[u8], model: &str) -> Listed {
     let list: Value = serde_json::from_slice(body).unwrap_or_default();
     let Some(all) = list["data"].as_array().filter(|all| !all.is_empty()) else { return Listed::default() };
     let Some(entry) = all.iter().find(|entry| entry["id"] == model) else {
-        return Listed { n_ctx: None, is_missing: true };
+        let note = format!("the endpoint lists models, and `{model}` (`model`) is not among them");
+        return Listed { n_ctx: None, note: Some(note) };
     };
     let said = CONTEXTS.iter().find_map(|place| entry.pointer(place)?.as_u64());
-    Listed { n_ctx: said.and_then(|tokens| u32::try_from(tokens).ok()), is_missing: false }
+    Listed { n_ctx: said.and_then(|tokens| u32::try_from(tokens).ok()), note: None }
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
 
     use super::*;
 
+    /// What is made of an endpoint that says this and closes.
+    async fn told(answer: &'static str) -> Result<Listed, Silence> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/api/v1", listener.local_addr().unwrap());
+        let origin = Origin::parse(&url, None).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut read = vec![0; 4096];
+            let got = stream.read(&mut read).await.unwrap();
+            let request = String::from_utf8_lossy(&read[..got]).into_owned();
+            assert!(request.starts_with("GET /api/v1/models HTTP/1.1\r\n"), "{request}");
+            assert!(request.contains("user-agent: llama-warden/"), "{request}");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        };
+        let (told, ()) = tokio::join!(probe(&origin, "m", Duration::from_secs(20)), server);
+        told
+    }
+
+    #[tokio::test]
+    async fn an_answer_tells_whether_requests_would_be_answered() {
+        for (answer, wanted, words) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", true, ""),
+            ("HTTP/1.0 200 OK\r\n\r\n{\"data\":[{\"id\":\"m\"}]}", true, ""),
+            // The head alone is a sign of life.
+            ("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", true, ""),
+            ("HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", true, "status 403"),
+            ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", true, "is `url` right?"),
+            ("HTTP/1.1 429 Slow Down\r\nContent-Length: 0\r\n\r\n", true, "status 429"),
+            ("HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", false, "wants a key"),
+            ("HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", false, "status 503"),
+            (
+                "HTTP/1.1 301 Moved\r\nLocation: https://else.example/\r\nContent-Length: 0\r\n\r\n",
+                false,
+                "https://else.example/",
+            ),
+            ("SSH-2.0-x\r\n", false, "no answer"),
+            ("", false, "no answer"),
+        ] {
+            let told = told(answer).await;
+            assert_eq!(told.is_ok(), wanted, "{answer}: {told:?}");
+            let said = match told {
+                Ok(listed) => listed.note.unwrap_or_default(),
+                Err(Silence::Said(why) | Silence::Slow(why)) => why,
+            };
+            assert!(said.contains(words) && words.is_empty() == said.is_empty(), "{answer}: {said}");
+        }
+        let gone = Origin::parse("http://127.0.0.1:1", None).unwrap();
+        let told = probe(&gone, "m", Duration::from_secs(20)).await;
+        assert!(matches!(told, Err(Silence::Said(why)) if why.starts_with("cannot connect")));
+    }
+
     #[test]
     fn a_list_says_how_long_a_context_is_or_that_there_is_no_such_model() {
+        let missing = || "the endpoint lists models, and `m` (`model`) is not among them".to_owned();
         let of = |list: Value| listed(list.to_string().as_bytes(), "m");
-        let some = |n_ctx, is_missing| Listed { n_ctx, is_missing };
+        let some = |n_ctx, is_missing: bool| Listed { n_ctx, note: is_missing.then(missing) };
         assert_eq!(of(json!({ "data": [{ "id": "m", "context_length": 8192 }] })), some(Some(8192), false));
         assert_eq!(
             of(json!({ "data": [{ "id": "m", "meta": { "n_ctx": 4096 } }] })),

@@ -5,15 +5,20 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Origin;
+
+/// After so long without a word of its host a connection is asked whether it still is one.
+const SILENT: Duration = Duration::from_secs(30);
 
 /// Both ends of a conversation with an endpoint.
 #[derive(Debug)]
@@ -35,6 +40,11 @@ impl Wire {
         let stream = TcpStream::connect((host, port)).await?;
         // Without it, an answer to a small request waits for an acknowledgement.
         stream.set_nodelay(true)?;
+        // Who vanishes without a word would be waited for as long as an answer may take.
+        let socket = SockRef::from(&stream);
+        let alive = TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 3).with_retries(3);
+        socket.set_tcp_keepalive(&alive)?;
+        socket.set_tcp_user_timeout(Some(SILENT * 2))?;
         if !origin.is_encrypted() {
             return Ok(Self::Plain(stream));
         }

@@ -19,17 +19,17 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
+use warden_policies::ServerFacts;
 use warden_policies::lifecycle::Phase;
-use warden_policies::{GenerationId, ServerFacts};
 
 use crate::clock;
-use crate::error::{ControlError, Failure, FailureKind};
+use crate::error::{ControlError, Denied, Failure, FailureKind};
 use crate::lease::address::Address;
 use crate::lease::cell::Cell;
 use crate::lease::queue::{Leases, Refusal};
 use crate::model::context::Context;
 use crate::model::{Control, Message};
-use crate::origin::probe::{Listed, probe};
+use crate::origin::probe::{Listed, Silence, probe};
 use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
 use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
@@ -44,7 +44,7 @@ pub(crate) struct Remote {
     /// What requests go to from now on.
     cell: Arc<Cell>,
     /// Addresses that requests still run at.
-    former: Vec<GenerationId>,
+    former: Vec<Arc<Cell>>,
     standing: Standing,
     /// What its endpoint said last.
     listed: Listed,
@@ -53,7 +53,28 @@ pub(crate) struct Remote {
     was_ready: bool,
     /// When it is asked next.
     due: Instant,
-    asking: JoinSet<Result<Listed, String>>,
+    asking: Asking,
+    /// A connection failed since it was asked last.
+    doubted: bool,
+    /// It is no longer configured: another model may have its name.
+    removed: bool,
+}
+
+/// The question that is out, or was last.
+#[derive(Debug)]
+struct Asking {
+    task: JoinSet<Result<Listed, Silence>>,
+    since: Instant,
+    /// A connection had failed before.
+    in_doubt: bool,
+    /// Times in a row that it took too long.
+    slow: u32,
+}
+
+impl Default for Asking {
+    fn default() -> Self {
+        Self { task: JoinSet::new(), since: Instant::now(), in_doubt: false, slow: 0 }
+    }
 }
 
 /// Whether the endpoint answers.
@@ -94,7 +115,9 @@ impl Remote {
             outages: 0,
             was_ready: false,
             due: Instant::now(),
-            asking: JoinSet::new(),
+            asking: Asking::default(),
+            doubted: false,
+            removed: false,
         };
         (remote, sender)
     }
@@ -104,11 +127,20 @@ impl Remote {
         let mut end = None;
         loop {
             self.leave_former();
-            if end.is_some() && self.leases.is_still() {
-                break;
+            if end.is_some() {
+                self.asking.task = JoinSet::new();
+                if !self.removed && !self.leases.any_open() {
+                    // Nobody can serve them any more.
+                    self.leases.dismiss(&Denied::ShuttingDown);
+                }
+                if self.leases.is_still() {
+                    break;
+                }
             }
-            self.context.publisher.update(self.show());
-            let (asking, due) = (&mut self.asking, self.due);
+            if !self.removed {
+                self.context.publisher.update(self.show());
+            }
+            let (asking, due) = (&mut self.asking.task, self.due);
             let is_asked = !asking.is_empty();
             let leases = Arc::clone(&self.leases);
             tokio::select! {
@@ -124,10 +156,11 @@ impl Remote {
                 () = sleep_until(due), if !is_asked && end.is_none() => self.ask(),
             }
         }
-        for generation in self.former.drain(..).chain([self.cell.id]) {
-            self.leases.forget(generation);
+        self.leases.dismiss(&if self.removed { Denied::Removed } else { Denied::ShuttingDown });
+        for cell in self.former.drain(..).chain([self.cell]) {
+            self.leases.forget(cell.id);
+            cell.tell_to_end();
         }
-        self.cell.tell_to_end();
     }
 
     fn heed(&mut self, message: Message) -> Next {
@@ -142,6 +175,7 @@ impl Remote {
             Control::Drain(reply) => drop(reply.send(Err(self.none_here("drained")))),
             Control::Reclaim(reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
             Control::Remove => {
+                self.removed = true;
                 self.leases.close(self.cell.id);
                 return Next::End(clock::after(Instant::now(), Duration::MAX));
             }
@@ -161,17 +195,26 @@ impl Remote {
 
     /// New settings. Whether they mean another address.
     fn take_over(&mut self, spec: RemoteSpec) -> bool {
+        self.look();
         let moved = *spec.origin != *self.spec.origin;
+        let renamed = spec.model != self.spec.model;
         self.spec = spec;
         self.leases.set_queue(self.spec.queue.depth, self.spec.queue.wait);
         if moved {
             self.leases.close(self.cell.id);
-            self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)).id);
-            self.asking = JoinSet::new();
+            self.former.push(std::mem::replace(&mut self.cell, cell(&self.context, &self.spec)));
+            self.asking = Asking::default();
             (self.standing, self.listed) = (Standing::Unknown, Listed::default());
+            (self.doubted, self.was_ready) = (false, false);
             self.leases.refuse(None);
-        } else if matches!(self.standing, Standing::Answers { .. }) {
+        } else if matches!(self.standing, Standing::Answers { .. }) && !self.doubted {
             self.open();
+        }
+        if moved && renamed {
+            // What waits names the model as it was called elsewhere.
+            let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
+            let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures: 1 };
+            self.leases.dismiss(&Denied::Silent(failure, Duration::from_secs(1)));
         }
         self.due = Instant::now();
         moved
@@ -179,34 +222,61 @@ impl Remote {
 
     /// Somebody's connection failed, or somebody has left.
     fn look(&mut self) {
-        if self.leases.take_doubts().contains(&self.cell.id) {
-            self.due = Instant::now();
+        let doubted = self.leases.take_doubts().contains(&self.cell.id);
+        if doubted && !matches!(self.standing, Standing::Silent(_)) {
+            // What was asked before says nothing of what came after it.
+            self.asking.task = JoinSet::new();
+            (self.doubted, self.due) = (true, Instant::now());
         }
     }
 
     fn ask(&mut self) {
         let (origin, model) = (Arc::clone(&self.spec.origin), self.spec.model.clone());
         let limit = self.spec.numbers.answer_limit;
-        self.asking.spawn(async move { probe(&origin, &model, limit).await });
+        self.asking.since = Instant::now();
+        self.asking.in_doubt = std::mem::take(&mut self.doubted);
+        self.asking.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
-    fn answered(&mut self, answer: Result<Listed, String>) {
-        let numbers = self.spec.numbers;
-        match answer {
+    fn answered(&mut self, answer: Result<Listed, Silence>) {
+        let (numbers, now) = (self.spec.numbers, Instant::now());
+        // A connection that failed meanwhile, of which we have not heard yet.
+        self.look();
+        if self.doubted {
+            return;
+        }
+        let why = match answer {
             Ok(listed) => {
-                let was_silent = matches!(self.standing, Standing::Silent(_));
                 self.listed = listed;
-                if !matches!(self.standing, Standing::Answers { .. }) {
-                    self.standing = Standing::Answers { since: Instant::now() };
-                }
-                self.due = clock::after(Instant::now(), numbers.interval);
-                self.leases.lives(self.cell.id);
-                self.open();
-                if was_silent || !std::mem::replace(&mut self.was_ready, true) {
-                    self.tell(EventKind::EndpointAnswers { url: self.spec.origin.to_string() });
-                }
+                self.asking.slow = 0;
+                return self.serves(clock::again(now, numbers.interval));
             }
-            Err(why) => self.is_silent(&why),
+            Err(Silence::Slow(why)) => {
+                self.asking.slow += 1;
+                let works = self.cell.progressed_since(self.asking.since);
+                let answers = matches!(self.standing, Standing::Answers { .. }) && !self.asking.in_doubt;
+                if works || answers && self.asking.slow < numbers.slow {
+                    // It has no hands free for a question.
+                    return self.serves(clock::again(now, numbers.retry_first));
+                }
+                why
+            }
+            Err(Silence::Said(why)) => why,
+        };
+        self.is_silent(&why);
+    }
+
+    fn serves(&mut self, due: Instant) {
+        let was_silent = matches!(self.standing, Standing::Silent(_));
+        let was_ready = std::mem::replace(&mut self.was_ready, true);
+        if !matches!(self.standing, Standing::Answers { .. }) {
+            self.standing = Standing::Answers { since: Instant::now() };
+        }
+        self.due = due;
+        self.leases.lives(self.cell.id);
+        self.open();
+        if was_silent || !was_ready {
+            self.tell(EventKind::EndpointAnswers { url: self.spec.origin.to_string() });
         }
     }
 
@@ -217,13 +287,13 @@ impl Remote {
             Standing::Answers { .. } | Standing::Unknown => 1,
         };
         let pause = numbers.retry_first.saturating_mul(1 << (failures - 1).min(16)).min(numbers.interval);
-        self.due = clock::after(Instant::now(), pause);
+        self.due = clock::again(Instant::now(), pause);
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
         let failure = Failure { kind: FailureKind::Endpoint, message, lines: Vec::new(), failures };
         self.leases.close(self.cell.id);
         // A trial takes its time, too.
-        self.leases
-            .refuse(Some(Refusal::Silent(failure.clone(), clock::after(self.due, Duration::from_secs(1)))));
+        let trial = clock::after(self.due, Duration::from_secs(1));
+        self.leases.refuse(Some(Refusal::Silent(failure.clone(), trial)));
         if failures == 1 {
             self.outages += u64::from(self.was_ready);
             self.tell(EventKind::EndpointSilent { failure: failure.clone() });
@@ -242,10 +312,10 @@ impl Remote {
     /// Forgets addresses at which nothing runs any more.
     fn leave_former(&mut self) {
         let leases = &self.leases;
-        self.former.retain(|generation| {
-            let runs = leases.in_flight(*generation) > 0;
+        self.former.retain(|cell| {
+            let runs = leases.in_flight(cell.id) > 0;
             if !runs {
-                leases.forget(*generation);
+                leases.forget(cell.id);
             }
             runs
         });
@@ -270,9 +340,6 @@ impl Remote {
                 self.spec.name
             ),
         });
-        let missing = self.listed.is_missing.then(|| {
-            format!("the endpoint lists models, and `{}` (`model`) is not among them", self.spec.model)
-        });
         ModelView {
             name: self.spec.name.clone(),
             aliases: self.spec.aliases.clone(),
@@ -290,7 +357,7 @@ impl Remote {
             last_failure: failure,
             outage,
             warm: None,
-            replace_note: missing,
+            replace_note: self.listed.note.clone(),
             quarantine: self.leases.quarantine(),
             remote: Some(RemoteView {
                 url: self.spec.origin.to_string(),
@@ -340,9 +407,9 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-async fn answered(asking: &mut JoinSet<Result<Listed, String>>) -> Result<Listed, String> {
+async fn answered(asking: &mut JoinSet<Result<Listed, Silence>>) -> Result<Listed, Silence> {
     match asking.join_next().await {
-        Some(answer) => answer.unwrap_or_else(|error| Err(error.to_string())),
+        Some(answer) => answer.unwrap_or_else(|error| Err(Silence::Said(error.to_string()))),
         None => std::future::pending().await,
     }
 }
