@@ -72,8 +72,9 @@ impl Origin {
             return Err("it has a `?` in it, and paths are added to its end".to_owned());
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = match authority.port() {
-            Some(port) => port.as_str().parse().map_err(|_| "its port is none")?,
+        let behind = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+        let port = match behind.strip_prefix(':') {
+            Some(port) => port.parse().map_err(|_| "its port is none")?,
             None if tls => 443,
             None => 80,
         };
