@@ -74,7 +74,7 @@ async fn a_model_of_an_endpoint_is_served_over_tls_with_its_key() -> Outcome {
     let list = here.http.get("/v1/models").await?.json()?;
     let cloud = list["data"].as_array().and_then(|all| all.iter().find(|one| one["id"] == "cloud"));
     assert_eq!(cloud.context("it is listed")?["owned_by"], "remote");
-    // Nobody is told the key, and everybody who it is.
+    // The address is shown, and the key nowhere.
     let shown = here.cli(&["status"]).await?.stdout + &here.cli(&["config", "show"]).await?.all();
     let metrics = here.admin().get("/metrics").await?.text();
     assert!(

@@ -1,6 +1,5 @@
 //! Models that somebody else's endpoint serves: `[remotes]`.
 
-use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_gateway::ModelRules;
-use warden_policies::ModelName;
 use warden_policies::modes::OnDeath;
+use warden_policies::{ModelName, secrets};
 use warden_supervisor::Origin;
 use warden_supervisor::spec::RemoteSpec;
 
@@ -49,25 +48,13 @@ pub(crate) struct RemoteModel {
 }
 
 impl Resolver<'_> {
-    /// What the supervisor and the gateway are told of them.
+    /// Each of them as the supervisor takes it, with the rules for the gateway.
     pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
         let loaded = self.loaded;
         // Who waits, and for how long, is said for all models.
         let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
-        let mut taken: BTreeSet<&str> = BTreeSet::new();
-        for (name, model, _) in &loaded.models {
-            taken.extend(std::iter::once(name.as_str()).chain(model.aliases.iter().map(String::as_str)));
-        }
         let mut all = Vec::new();
         for (name, remote) in &loaded.settings.remotes {
-            for key in std::iter::once(name).chain(&remote.aliases) {
-                if key.is_empty() {
-                    self.wrong(name, "", "a name must not be empty", "write the name that clients use");
-                } else if !taken.insert(key) {
-                    let message = format!("the name `{key}` is used by another model, too");
-                    self.wrong(name, "", &message, "every name and alias must be unique");
-                }
-            }
             let model = remote.model.as_ref().unwrap_or(name);
             if model.is_empty() || model.chars().any(char::is_control) {
                 self.wrong(name, "model", "this is no name", "write what the endpoint calls the model");
@@ -83,7 +70,7 @@ impl Resolver<'_> {
                 Ok(origin) => Arc::new(origin),
                 Err(why) => {
                     let hint = "write it like `https://host/v1`";
-                    self.wrong(name, "url", &format!("`{}`: {why}", shown(&remote.url)), hint);
+                    self.wrong(name, "url", &format!("`{}`: {why}", secrets::text(&remote.url)), hint);
                     continue;
                 }
             };
@@ -118,9 +105,8 @@ impl Resolver<'_> {
     }
 
     fn wrong(&mut self, name: &str, key: &str, message: &str, hint: &str) {
-        let path: Vec<&str> = ["remotes", name, key].into_iter().filter(|part| !part.is_empty()).collect();
-        let place = self.place(&path);
-        self.problems.push(Problem::new(place, format!("`{}`: {message}", path.join("."))).hint(hint));
+        let place = self.place(&["remotes", name, key]);
+        self.problems.push(Problem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
     }
 
     /// The key in a file.
@@ -148,11 +134,6 @@ impl Resolver<'_> {
         }
         Some(key.to_owned())
     }
-}
-
-/// An address without what may be a secret in it.
-fn shown(url: &str) -> String {
-    warden_policies::secrets::text(url)
 }
 
 #[cfg(test)]

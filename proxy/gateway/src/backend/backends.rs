@@ -61,7 +61,7 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn address(&self) -> &Address;
     /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
     fn is_running(&self) -> bool;
-    /// Whether its process was told to end: a lease is revoked for that, and when its process has died.
+    /// Whether llama-warden told its process to end. A lease is revoked then, and also when its process died by itself.
     fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// The same for generations of the same command, binary and files; `None`: not known.
@@ -133,7 +133,7 @@ impl dyn BackendLease {
         }
     }
 
-    /// What a request is told whose lease was revoked, and which goes nowhere else.
+    /// The error for a request whose lease was revoked and that is not sent again.
     pub(crate) fn taken_away(&self, model: &ModelName) -> Refusal {
         let model = model.clone();
         if self.was_stopped() { Refusal::Revoked { model } } else { Refusal::Died { model } }

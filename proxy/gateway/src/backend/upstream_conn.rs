@@ -281,7 +281,7 @@ async fn open(address: &Address) -> io::Result<Stream> {
             Ok(Stream::Tcp(stream))
         }
         // Rare, and large: not a part of every request's future.
-        Address::Remote(origin) => Box::pin(Wire::connect(origin)).await.map(Stream::Remote),
+        Address::Remote(origin) => Box::pin(origin.connect()).await.map(Stream::Remote),
     }
 }
 

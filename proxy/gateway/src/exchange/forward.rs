@@ -184,7 +184,9 @@ async fn send(
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
-    let on_death = exchange.rules(model).map_or(OnDeath::default(), |rules| rules.on_death);
+    let rules = exchange.rules(model);
+    let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
+    let timeout = rules.and_then(|rules| rules.timeout).unwrap_or(shared.config.upstream.exchange_timeout);
     if let Some(recorder) = exchange.live.recorders.get(model).filter(|_| kind == LeaseKind::Slot) {
         intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
     }
@@ -213,8 +215,7 @@ async fn send(
         let limit = shared.config.upstream.continue_bytes.in_memory();
         Box::new(Remember::of(&message, &path, understood, limit))
     });
-    let timeout = exchange.rules(model).and_then(|rules| rules.timeout);
-    let deadline = Instant::now() + timeout.unwrap_or(shared.config.upstream.exchange_timeout);
+    let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
     let Prepared { model, tokens, assemble, sets } = prepared;
@@ -274,11 +275,11 @@ async fn prepare(
         None => named_in_body(exchange, access, intake)?,
     };
     exchange.flight.record.model = Some(model.clone());
-    if exchange.rules(&model).is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {
+    let rules = exchange.rules(&model);
+    if rules.is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {
         return Err(Refusal::NotThere { model });
     }
-    let rules = exchange.rules(&model).filter(|_| is_plain);
-    if let Some(rules) = rules {
+    if let Some(rules) = rules.filter(|_| is_plain) {
         rules::apply(&model, rules, route.shape, parts, intake).await?;
     }
 

@@ -363,9 +363,7 @@ impl Fleet {
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
-        let names = config.models.iter().map(|spec| &spec.name);
-        let names = names.chain(config.remotes.iter().map(|spec| &spec.name));
-        inner.context.publisher.set_order(names.cloned().collect());
+        inner.context.publisher.set_order(roster::names(&config).map(|(name, _)| name.clone()).collect());
         let gone: Vec<_> = old.handles().filter(|handle| !handle.is_in(&config)).cloned().collect();
         for handle in &gone {
             if !handle.is_remote {

@@ -32,11 +32,11 @@ pub(super) struct Roster {
 impl Roster {
     /// `handles` belong to the models of the configuration, in order.
     pub(super) fn new(config: &FleetConfig, handles: Vec<Arc<Handle>>) -> Self {
-        let names = all(config).enumerate().flat_map(|(index, (name, aliases))| {
+        let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
             let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
             names.map(move |name| (name.to_owned(), index))
         });
-        Self { by_name: names.collect(), handles, any_name: config.any_name }
+        Self { by_name: by_name.collect(), handles, any_name: config.any_name }
     }
 
     pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
@@ -76,7 +76,7 @@ impl Roster {
 /// No name means two models.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
-    for (own, aliases) in all(config) {
+    for (own, aliases) in names(config) {
         for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
             match seen.insert(name, own) {
                 // An alias that repeats the model's own name or another alias of it does no harm.
@@ -92,11 +92,11 @@ pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
 }
 
 fn is_twice(config: &FleetConfig, name: &str) -> bool {
-    all(config).filter(|(own, _)| own.as_str() == name).count() > 1
+    names(config).filter(|(own, _)| own.as_str() == name).count() > 1
 }
 
-/// The names of all models, in the order in which they are listed.
-fn all(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
+/// The names and aliases of all models, in the order in which they are listed.
+pub(super) fn names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
     let models = config.models.iter().map(|spec| (&spec.name, &spec.aliases));
     models.chain(config.remotes.iter().map(|spec| (&spec.name, &spec.aliases)))
 }

@@ -39,7 +39,7 @@ pub(crate) struct Cell {
     pub(super) attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// How long the process had hung when it was told to end; empty if it did not hang.
     hung: OnceLock<Duration>,
-    /// It was told to end, by us.
+    /// llama-warden has told the process to end.
     told_to_end: AtomicBool,
     pub(super) revoked: CancellationToken,
 }
@@ -107,7 +107,7 @@ impl Cell {
         self.told_to_end.load(Ordering::Acquire)
     }
 
-    /// The process is told to end.
+    /// Notes that llama-warden tells the process to end, and revokes its leases.
     pub(crate) fn tell_to_end(&self) {
         self.told_to_end.store(true, Ordering::Release);
         self.revoke();

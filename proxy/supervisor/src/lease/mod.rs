@@ -103,7 +103,7 @@ impl Lease {
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
-    /// Whether its process was told to end, by us: if it has ended otherwise, it died.
+    /// Whether llama-warden told its process to end. If not, and the process has ended, it died.
     pub fn was_stopped(&self) -> bool {
         self.cell.was_told_to_end()
     }

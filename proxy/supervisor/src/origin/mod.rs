@@ -106,11 +106,6 @@ impl Origin {
         self.key.is_some()
     }
 
-    /// The name or address of the host, and its port.
-    pub(super) fn peer(&self) -> (&str, u16) {
-        (&self.host, self.port)
-    }
-
     /// Makes a request with a path of llama-server's one that is understood there: path, host and key. What a client has said of
     /// itself to us stays with us, and the answer comes uncompressed, as llama-server's does, because it is read on its way.
     ///
@@ -185,9 +180,10 @@ mod tests {
             assert_eq!(addressed(url, None, target).uri(), wanted, "{url}");
         }
         let (plain, tls) = ("http://[::1]:81", "https://a.example");
-        assert_eq!(Origin::parse(plain, None).unwrap().peer(), ("::1", 81));
+        let peer = |url| Origin::parse(url, None).map(|origin| (origin.host, origin.port)).unwrap();
+        assert_eq!(peer(plain), ("::1".to_owned(), 81));
         assert_eq!(addressed(plain, None, "/").headers()[HOST], "[::1]:81");
-        assert_eq!(Origin::parse(tls, None).unwrap().peer(), ("a.example", 443));
+        assert_eq!(peer(tls), ("a.example".to_owned(), 443));
         assert_eq!(
             Origin::parse("https://a.example/api/v1", None).unwrap().to_string(),
             "https://a.example/api"

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use warden_policies::secrets;
 
-use super::{Origin, Wire};
+use super::Origin;
 
 /// Asked for: each endpoint of the kind has it, and it costs nothing.
 const LIST: &str = "/v1/models";
@@ -91,7 +91,7 @@ struct Answer {
 }
 
 async fn ask(origin: &Origin) -> Result<Answer, String> {
-    let wire = Wire::connect(origin).await.map_err(|error| format!("cannot connect: {error}"))?;
+    let wire = origin.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(wire)).await.map_err(|error| format!("cannot connect: {error}"))?;
     let mut request = Request::new(Empty::<Bytes>::new());

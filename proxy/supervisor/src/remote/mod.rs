@@ -6,7 +6,7 @@
 //!     |                             | a connection failed, or an answer broke off
 //!     |                             v
 //!     |                           closed: callers wait until it was asked
-//!     +------- does not ---------> refusing: callers are told at once, and names that mean others pass it by;
+//!     +------- does not ---------> refusing: requests get an error at once, and names in `[names]` choose another model;
 //!                                   asked again with growing pauses, for ever
 //! ```
 //!
@@ -359,11 +359,7 @@ impl Remote {
             warm: None,
             replace_note: self.listed.note.clone(),
             quarantine: self.leases.quarantine(),
-            remote: Some(RemoteView {
-                url: self.spec.origin.to_string(),
-                model: self.spec.model.clone(),
-                encrypted: self.spec.origin.is_encrypted(),
-            }),
+            remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
         }
     }
 

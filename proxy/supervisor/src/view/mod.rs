@@ -154,8 +154,6 @@ pub struct RemoteView {
     pub url: String,
     /// What the model is called there.
     pub model: String,
-    /// Whether what is sent there is encrypted.
-    pub encrypted: bool,
 }
 
 /// Requests that may have killed a process of a model.

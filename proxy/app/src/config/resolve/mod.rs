@@ -302,23 +302,23 @@ impl Resolver<'_> {
 
     /// Two models must not share a name or an alias.
     fn names(&mut self) {
-        let mut owners: HashMap<String, String> = HashMap::new();
-        for (name, model, _) in &self.loaded.models {
-            let keys = std::iter::once((name, false)).chain(model.aliases.iter().map(|alias| (alias, true)));
+        let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
+        let loaded = self.loaded;
+        let models = loaded.models.iter().map(|(name, model, _)| ("models", name, &model.aliases));
+        let remotes = loaded.settings.remotes.iter().map(|(name, remote)| ("remotes", name, &remote.aliases));
+        for (table, name, aliases) in models.chain(remotes) {
+            let keys = std::iter::once((name, false)).chain(aliases.iter().map(|alias| (alias, true)));
             for (key, is_alias) in keys {
-                let place = if is_alias {
-                    self.place(&["models", name, "aliases"])
-                } else {
-                    self.place(&["models", name])
-                };
+                let place =
+                    if is_alias { self.place(&[table, name, "aliases"]) } else { self.place(&[table, name]) };
                 if key.is_empty() {
                     self.problems
                         .push(Problem::new(place, format!("model `{name}`: a name must not be empty")));
-                } else if let Some(other) = owners.insert(key.clone(), name.clone()) {
-                    let who = if other == *name {
+                } else if let Some(other) = owners.insert(key, (table, name)) {
+                    let who = if other == (table, name) {
                         "twice by this model".to_owned()
                     } else {
-                        format!("by model `{other}`, too")
+                        format!("by model `{}`, too", other.1)
                     };
                     let problem =
                         Problem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
