@@ -71,7 +71,7 @@ pub mod world;
 
 pub use defaults::defaults;
 pub use hosts::Names;
-pub use names::{GenerationId, ModelName};
+pub use names::{GenerationId, ModelName, QuickMap};
 pub use origins::Origins;
 pub use quarantine::{Fingerprint, QuarantinePolicy};
 pub use rate::Rate;

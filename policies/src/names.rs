@@ -1,9 +1,14 @@
 //! Names of things that several crates pass around: models and generations.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+
+/// A map whose keys no stranger puts in: names of the configuration, numbers that we give. It hashes several times as fast as a map
+/// that must hold against keys made to collide.
+pub type QuickMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// The configured name of a model, as clients write it in `"model"`. Cheap to clone.
 ///

@@ -5,7 +5,7 @@
 //!                       full, or the file is: not recorded
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http::Method;
 use warden_diagnose::Redactor;
 use warden_gateway::Recorder;
-use warden_policies::{ModelName, defaults};
+use warden_policies::{ModelName, QuickMap, defaults};
 
 use crate::append;
 use crate::config::resolve::Resolved;
@@ -56,7 +56,7 @@ impl Recorders {
         Ok(())
     }
 
-    pub(crate) fn of(&self, resolved: &Resolved) -> HashMap<ModelName, Arc<dyn Recorder>> {
+    pub(crate) fn of(&self, resolved: &Resolved) -> QuickMap<ModelName, Arc<dyn Recorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
         let open = |path: &PathBuf| Some(Arc::clone(self.0.get(path)?) as Arc<dyn Recorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()

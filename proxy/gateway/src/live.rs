@@ -1,11 +1,11 @@
 //! What may change while the gateway serves: rules of single models, keys, origins. A request takes
 //! the picture of the moment when it begins and keeps it to its end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use warden_policies::{ModelName, Names};
+use warden_policies::{ModelName, Names, QuickMap};
 
 use crate::access::cors::Cors;
 use crate::access::keys::{KeyCounts, Keys};
@@ -16,7 +16,7 @@ use crate::rules::{ModelRules, Name};
 #[derive(Clone, Debug)]
 pub struct Live {
     /// What is special about single models; one that is missing has no rules.
-    pub models: HashMap<ModelName, Arc<ModelRules>>,
+    pub models: QuickMap<ModelName, Arc<ModelRules>>,
     /// Names that mean one of several models, or one with other rules.
     pub by_name: BTreeMap<String, Name>,
     /// The keys that are asked for; `None`: none is, and what clients send passes on.
@@ -26,18 +26,18 @@ pub struct Live {
     /// By which host names we may be reached.
     pub names: Names,
     /// Who records the requests of a model; without one nothing is recorded.
-    pub recorders: HashMap<ModelName, Arc<dyn Recorder>>,
+    pub recorders: QuickMap<ModelName, Arc<dyn Recorder>>,
 }
 
 impl Default for Live {
     fn default() -> Self {
         Self {
-            models: HashMap::new(),
+            models: QuickMap::default(),
             by_name: BTreeMap::new(),
             keys: None,
             cors: Cors::default(),
             names: Names::Any,
-            recorders: HashMap::new(),
+            recorders: QuickMap::default(),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What requests came to. Where a request of some kind counts is looked up once: with names for labels, looking up
 //! costs more than counting.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use prometheus_client::metrics::counter::Counter;
@@ -9,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 use warden_gateway::Record;
-use warden_policies::ModelName;
+use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
@@ -56,7 +55,7 @@ fn request_histogram() -> Histogram {
 }
 
 families! {
-    pub(super) struct RequestMetrics (counted: RwLock<HashMap<Kind, Arc<Counted>>>) {
+    pub(super) struct RequestMetrics (counted: RwLock<QuickMap<Kind, Arc<Counted>>>) {
         requests: Family<RequestLabels, Counter> = "requests", "Requests that ended";
         outcomes: Family<OutcomeLabels, Counter> = "request_outcomes", "Requests by how they ended";
         retries: Family<ModelLabel, Counter> = "request_retries", "Further attempts to find a backend";

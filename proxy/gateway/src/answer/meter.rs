@@ -6,16 +6,18 @@
 
 use std::sync::LazyLock;
 
-use memchr::memmem::Finder;
+use aho_corasick::AhoCorasick;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
 use warden_policies::Work;
 use warden_supervisor::Outcome;
 
-static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
-static TIMINGS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"timings\""));
-static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
+/// The names of the objects, all looked for in one go.
+static NAMES: LazyLock<AhoCorasick> = LazyLock::new(|| {
+    AhoCorasick::new(["\"usage\"", "\"timings\"", "\"error\""])
+        .unwrap_or_else(|_| unreachable!("three short words"))
+});
 
 /// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
 /// of an image or a recording. Everything else that it answers with a 500 may be the client's mistake. A message begins
@@ -50,7 +52,7 @@ struct Usage {
     input_tokens_details: Option<Details>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Details {
     cached_tokens: u64,
@@ -160,51 +162,61 @@ impl Meter {
     }
 
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
+    /// Reads all objects, and says from where on one that is not complete is needed again.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
-        let usage = self.find(&USAGE, bytes, |meter, new: Usage| {
-            let old = &mut meter.usage;
-            old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
-            old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
-            old.input_tokens = new.input_tokens.or(old.input_tokens);
-            old.output_tokens = new.output_tokens.or(old.output_tokens);
-            old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
-            old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details.take());
-            old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details.take());
-        });
-        let timings = self.find(&TIMINGS, bytes, |meter, new: Timings| {
-            let old = &mut meter.timings;
-            old.cache_n = new.cache_n.or(old.cache_n);
-            old.prompt_n = new.prompt_n.or(old.prompt_n);
-            old.prompt_ms = new.prompt_ms.or(old.prompt_ms);
-            old.predicted_n = new.predicted_n.or(old.predicted_n);
-            old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
-        });
-        let error = self.find(&ERROR, bytes, |meter, failure: Failure| {
-            let message = failure.message.to_ascii_lowercase();
-            meter.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
-        });
-        [usage, timings, error].into_iter().flatten().min()
-    }
-
-    fn find<T: DeserializeOwned>(
-        &mut self,
-        name: &Finder<'_>,
-        bytes: &[u8],
-        mut read: impl FnMut(&mut Self, T),
-    ) -> Option<usize> {
-        for at in name.find_iter(bytes) {
+        for found in NAMES.find_iter(bytes) {
+            let at = found.start();
             // In generated text the quotes are escaped.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
             if before == Some(b'\\') {
                 continue;
             }
-            match object(&bytes[at + name.needle().len()..]) {
-                Object::Whole(object) => read(self, object),
-                Object::Incomplete => return Some(at.saturating_sub(1)),
-                Object::None => {}
+            let rest = &bytes[found.end()..];
+            let is_complete = match found.pattern().as_usize() {
+                0 => self.read(rest, Self::used),
+                1 => self.read(rest, Self::timed),
+                _ => self.read(rest, Self::failed),
+            };
+            if !is_complete {
+                return Some(at.saturating_sub(1));
             }
         }
         None
+    }
+
+    /// Reads the object behind a name; false if it is not complete.
+    fn read<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
+        match object(bytes) {
+            Object::Whole(object) => note(self, &object),
+            Object::Incomplete => return false,
+            Object::None => {}
+        }
+        true
+    }
+
+    fn used(&mut self, new: &Usage) {
+        let old = &mut self.usage;
+        old.prompt_tokens = new.prompt_tokens.or(old.prompt_tokens);
+        old.completion_tokens = new.completion_tokens.or(old.completion_tokens);
+        old.input_tokens = new.input_tokens.or(old.input_tokens);
+        old.output_tokens = new.output_tokens.or(old.output_tokens);
+        old.cache_read_input_tokens = new.cache_read_input_tokens.or(old.cache_read_input_tokens);
+        old.prompt_tokens_details = new.prompt_tokens_details.or(old.prompt_tokens_details);
+        old.input_tokens_details = new.input_tokens_details.or(old.input_tokens_details);
+    }
+
+    fn timed(&mut self, new: &Timings) {
+        let old = &mut self.timings;
+        old.cache_n = new.cache_n.or(old.cache_n);
+        old.prompt_n = new.prompt_n.or(old.prompt_n);
+        old.prompt_ms = new.prompt_ms.or(old.prompt_ms);
+        old.predicted_n = new.predicted_n.or(old.predicted_n);
+        old.predicted_ms = new.predicted_ms.or(old.predicted_ms);
+    }
+
+    fn failed(&mut self, failure: &Failure) {
+        let message = failure.message.to_ascii_lowercase();
+        self.compute_error |= COMPUTE_ERRORS.iter().any(|words| message.starts_with(words));
     }
 }
 

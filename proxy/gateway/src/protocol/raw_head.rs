@@ -202,7 +202,11 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
 
 /// Judges a head up to and with its empty line.
 fn judge(head: &[u8]) -> Seen {
-    let mut lines = head.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r\n"));
+    let mut begin = 0;
+    let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
+        let line = &head[std::mem::replace(&mut begin, at + 1)..=at];
+        line.strip_suffix(b"\r\n")
+    });
     let first = lines.next().flatten().ok_or(WireFault::BareLf)?;
     request_line(first)?;
     let (mut length, mut chunked) = (None, false);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Outcome;
+use warden_policies::QuickMap;
 
 /// A model that goes on, whose every lease is of the next backend.
 fn going_on() -> Plan {
@@ -293,7 +294,8 @@ async fn an_answer_that_is_put_together_is_begun_again_wherever_its_stream_broke
         });
         let rig = Rig::with(going_on(), &[&dying, &alive]).await;
         let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-        rig.control.update(Live { models: HashMap::from([(ModelName::new("m"), rules)]), ..Live::default() });
+        rig.control
+            .update(Live { models: QuickMap::from_iter([(ModelName::new("m"), rules)]), ..Live::default() });
         let (head, body) = rig.ask(&post("/completion", r#"{"prompt":"x"}"#)).await;
         assert!(
             head.starts_with("HTTP/1.1 200 ") && head.contains("x-warden-continued: 1\r\n"),

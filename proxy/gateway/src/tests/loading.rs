@@ -3,6 +3,7 @@
 use super::peer::*;
 use super::*;
 use crate::Outcome;
+use warden_policies::QuickMap;
 use warden_policies::modes::WhileLoading;
 use warden_supervisor::Coming;
 
@@ -21,7 +22,8 @@ async fn loading(mode: WhileLoading, upstream: &Upstream) -> Rig {
         ..Coming::default()
     });
     let rules = Arc::new(ModelRules { loading: mode, ..ModelRules::default() });
-    rig.control.update(Live { models: HashMap::from([(ModelName::new("m"), rules)]), ..Live::default() });
+    rig.control
+        .update(Live { models: QuickMap::from_iter([(ModelName::new("m"), rules)]), ..Live::default() });
     rig
 }
 

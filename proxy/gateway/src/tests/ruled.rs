@@ -1,9 +1,10 @@
 //! Rules for requests on their way: what is held, what streams on, and what the backend gets to see.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::json;
+use warden_policies::QuickMap;
 use warden_policies::modes::Choose;
 
 use super::*;
@@ -16,7 +17,7 @@ fn echo() -> Upstream {
 }
 
 fn tell(rig: &Rig, model: &str, rules: ModelRules) {
-    let models = HashMap::from([(ModelName::new(model), Arc::new(rules))]);
+    let models = QuickMap::from_iter([(ModelName::new(model), Arc::new(rules))]);
     rig.control.update(Live { models, ..Live::default() });
 }
 
@@ -175,7 +176,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
     ]);
-    let models = HashMap::from([of("b", 50)]);
+    let models = QuickMap::from_iter([of("b", 50)]);
     rig.control.update(Live { models, by_name, ..Live::default() });
     for (asked, tokens, model) in
         [("brief", 7, "b"), ("any", 8, "a"), ("b", 50, "b"), ("alias-of-b", 50, "b")]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use warden_policies::ModelName;
+use warden_policies::{ModelName, QuickMap};
 
 use crate::error::{FleetError, ResolveError};
 use crate::lease::queue::Leases;
@@ -25,7 +25,7 @@ pub(super) struct Handle {
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
-    by_name: HashMap<String, usize>,
+    by_name: QuickMap<String, usize>,
     any_name: bool,
 }
 

@@ -1,14 +1,13 @@
 //! What belongs to one generation and is touched by its leases: where it listens, its work, what its requests wait for.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::{GenerationId, ServerFacts, Work};
+use warden_policies::{GenerationId, QuickMap, ServerFacts, Work};
 
 use crate::lease::address::Address;
 use crate::lease::outcomes::{Decode, Outcomes, Prefill};
@@ -36,7 +35,7 @@ pub(crate) struct Cell {
     /// What its requests wait for.
     pub(crate) pulses: Pulses,
     pub(super) outcomes: Mutex<Outcomes>,
-    pub(super) attachments: Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     /// How long the process had hung when it was told to end; empty if it did not hang.
     hung: OnceLock<Duration>,
     /// llama-warden has told the process to end.

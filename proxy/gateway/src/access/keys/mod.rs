@@ -12,12 +12,12 @@
 //!   body is read, model is known -- not the key's --> 404, as if it did not exist
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use http::HeaderMap;
-use warden_policies::{ModelName, Rate};
+use warden_policies::{ModelName, QuickMap, Rate};
 
 use crate::refusal::Refusal;
 
@@ -67,13 +67,13 @@ struct Ring {
     /// In the order of the file.
     all: Vec<Arc<Key>>,
     /// Where the key with a hash is in `all`.
-    by_hash: HashMap<KeyHash, usize>,
+    by_hash: QuickMap<KeyHash, usize>,
 }
 
 impl FromIterator<Arc<Key>> for Keys {
     fn from_iter<T: IntoIterator<Item = Arc<Key>>>(keys: T) -> Self {
         let all: Vec<_> = keys.into_iter().collect();
-        let mut by_hash = HashMap::with_capacity(all.len());
+        let mut by_hash = QuickMap::default();
         for (at, key) in all.iter().enumerate() {
             // Of two that are the same the first counts.
             by_hash.entry(key.spec.hash).or_insert(at);

@@ -160,6 +160,6 @@ pub(crate) async fn gather(
 
 /// Whether the answer is a stream.
 pub(crate) fn is_events(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map(|value| value.as_bytes().to_ascii_lowercase());
-    kind.is_some_and(|kind| kind.starts_with(b"text/event-stream"))
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().first_chunk::<17>());
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
 }

@@ -15,7 +15,7 @@
 //!
 //! A grant for a prompt that has no room in memory is taken back, and its caller waits in [`crate::lease::admit`] instead.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use warden_policies::dispatch::{Dispatch, Grant, LeaseKind, Ticket};
 use warden_policies::loading::Seen;
 use warden_policies::quarantine::Quarantine;
 use warden_policies::sample::MemoryKind;
-use warden_policies::{ByteSize, GenerationId, ModelName, Work};
+use warden_policies::{ByteSize, GenerationId, ModelName, QuickMap, Work};
 
 use self::coming::Coming;
 use crate::error::Denied;
@@ -75,8 +75,8 @@ struct State {
     quarantine: Quarantine,
     depth: usize,
     wait: Duration,
-    waiters: HashMap<Ticket, Waiter>,
-    generations: HashMap<GenerationId, Entry>,
+    waiters: QuickMap<Ticket, Waiter>,
+    generations: QuickMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
     /// Callers so far.
     asked: u64,
@@ -140,8 +140,8 @@ impl Leases {
             quarantine: Quarantine::new(warden_policies::defaults().quarantine),
             depth,
             wait,
-            waiters: HashMap::new(),
-            generations: HashMap::new(),
+            waiters: QuickMap::default(),
+            generations: QuickMap::default(),
             refusal: None,
             asked: 0,
             rested: None,
