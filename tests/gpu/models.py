@@ -1,25 +1,30 @@
 """More models than memory: requests for all of them through llama-warden, and what came of it.
 
-    models.py --warden llama-warden --server llama-server --requests 600 [--flags "-np 2 -ngl 99"] MODEL.gguf ...
+    models.py --warden llama-warden --server llama-server --requests 600 [--flags "-np 2 -ngl 99"]
+        [--leaking 2 --seeing MODEL.gguf --projector MMPROJ.gguf] MODEL.gguf ...
 
-Each file is served under as many names as --names says in all. A third of the requests is for one favourite, a quarter for three models in
-turn, the rest for any. Prints one line of JSON: how many failed, how long they took, how many models were loaded, and the time from the end of
-a process that made room to the start of the next one.
+Each file is served under as many names as --names says in all; --leaking of them serve the model with the projector, get an image with each
+request, and have no mitigation, so that they leak on builds that do. A third of the requests is for one favourite, a quarter for three models
+in turn, the rest for any. Prints one line of JSON: how many failed, how long they took, how many models were loaded and left, how many of those
+leaked, and the time from the end of a process that made room to the start of the next one.
 """
 
 import argparse
+import base64
 import datetime
 import json
 import os
 import random
 import re
 import shlex
+import struct
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 
 PORT = 8199
 
@@ -29,8 +34,11 @@ def configuration(folder, args):
     lines += ["paths.runtime_dir = '%s/run'" % folder, "paths.state_dir = '%s/state'" % folder]
     lines += ["[defaults]", "binary = '%s'" % args.server, "args = %s" % json.dumps(shlex.split(args.flags))]
     for number in range(args.names):
-        path = os.path.abspath(args.files[number % len(args.files)])
-        lines += ["[models.m%d]" % number, "model = '%s'" % path]
+        file = args.files[number % len(args.files)] if number >= args.leaking else args.seeing
+        lines += ["[models.m%d]" % number, "model = '%s'" % os.path.abspath(file)]
+        if number < args.leaking:
+            words = ["--mmproj", os.path.abspath(args.projector), "--cache-ram", "0", "--ctx-checkpoints", "0"]
+            lines += ["args = %s" % json.dumps(shlex.split(args.flags) + words)]
     path = os.path.join(folder, "warden.toml")
     with open(path, "w") as file:
         file.write("\n".join(lines) + "\n")
@@ -50,8 +58,20 @@ def order(names, count):
             yield dice.choice(names)
 
 
-def ask(model, number):
-    body = {"model": model, "messages": [{"role": "user", "content": "say %d" % number}], "max_tokens": 4}
+def picture(number):
+    """A PNG of 320x240 whose colour is its number's."""
+    row = b"\0" + bytes([number % 256, number // 256 % 256, 99]) * 320
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    head = struct.pack(">IIBBBBB", 320, 240, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * 240)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def ask(model, number, sees):
+    content, tokens = "say %d" % number, 4
+    if sees:
+        content, tokens = [{"type": "text", "text": content}, {"type": "image_url", "image_url": {"url": picture(number)}}], 64
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
     request = urllib.request.Request(
         "http://127.0.0.1:%d/v1/chat/completions" % PORT,
         json.dumps(body).encode(),
@@ -61,7 +81,7 @@ def ask(model, number):
         return "choices" in json.load(answer)
 
 
-def drive(wanted):
+def drive(wanted, seeing=()):
     """All requests by 16 clients: how long each took, and which failed."""
     lock, numbers = threading.Lock(), iter(range(len(wanted)))
     took, failed = [], []
@@ -74,7 +94,7 @@ def drive(wanted):
                 return
             began = time.monotonic()
             try:
-                whole = ask(wanted[number], number)
+                whole = ask(wanted[number], number, wanted[number] in seeing)
             except (OSError, ValueError, urllib.error.HTTPError) as error:
                 whole = False
                 print("request %d for %s: %r" % (number, wanted[number], error))
@@ -116,6 +136,9 @@ def main():
     parser.add_argument("--server", required=True)
     parser.add_argument("--names", type=int, default=12)
     parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--leaking", type=int, default=0, help="so many of the names get images")
+    parser.add_argument("--seeing", help="the model that they serve")
+    parser.add_argument("--projector")
     parser.add_argument("--flags", default="-np 2 -c 4096 -ngl 99", help="of llama-server")
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
@@ -130,11 +153,13 @@ def main():
             time.sleep(0.05)
         began = time.monotonic()
         wanted = list(order(["m%d" % number for number in range(args.names)], args.requests))
-        took, failed = drive(wanted)
+        seeing = ["m%d" % number for number in range(args.leaking)]
+        took, failed = drive(wanted, seeing)
         seconds = time.monotonic() - began
         warden.terminate()
         warden.wait()
         gaps, text = swaps(log), open(log).read()
+        left = re.findall(r'view::event: unloaded: it makes room model="(m\d+)"', text)
         print(json.dumps({
             "requests": len(took),
             "failed": len(failed),
@@ -143,7 +168,9 @@ def main():
             "p99": round(took[len(took) * 99 // 100], 2),
             "longest": round(took[-1], 2),
             "loads": len(re.findall(r"event: ready model=", text)),
-            "made_room": len(re.findall(r"view::event: unloaded: it makes room", text)),
+            "made_room": len(left),
+            "made_room_of_leaking": sum(1 for model in left if model in seeing),
+            "said_to_leak": sorted(set(re.findall(r'view::event: .*leak.* model="(m\d+)"', text))),
             "out_of_memory": len(re.findall(r"out of memory", text)),
             "gap_ms_p50": gaps[len(gaps) // 2] if gaps else None,
         }))

@@ -157,6 +157,10 @@ section!(
         short: f64,
         /// For so long after the last such start.
         short_for: Duration = "duration",
+        /// Who is asked to give back what it hoards is waited for so long before others leave ...
+        give_back: Duration = "duration",
+        /// ... and is not asked again for another model within this time.
+        give_back_again: Duration = "duration",
         /// The share of the host's memory that is left to the system.
         host_kept: f64,
         /// The share of each GPU's memory that is left to its display, and for what fragments.

@@ -4,7 +4,8 @@
 //! ```text
 //!   wants ─> waits for room ──Load──> comes ──loaded──> serves ──Unload──> leaves ──gone──> out
 //!               │  room: what nobody was promised, and what the drivers and the kernel have left
-//!               └─ none? who costs people least leaves, one that leaks first; nobody who was loaded a moment ago and is in use
+//!               └─ none? who hoards gives back, if that does; else who costs people least leaves, one that leaks first; nobody who
+//!                  was loaded a moment ago and is in use
 //! ```
 //!
 //! **A promise** is what a model was let in with: its needs by the book, until it was read, and then the most that it held. What it has not taken
@@ -16,6 +17,7 @@
 
 mod demand;
 mod evict;
+mod give_back;
 mod room;
 pub mod simulate;
 #[cfg(test)]
@@ -25,6 +27,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::demand::Demand;
+use self::give_back::Giving;
 pub use self::room::{Amounts, Never};
 use crate::book::Needs;
 use crate::{ModelName, units};
@@ -105,6 +108,8 @@ pub struct Reading {
     pub gpus_unknown: bool,
     /// It leaks.
     pub leaks: bool,
+    /// Its processes can be asked to give back what they hoard.
+    pub can_give: bool,
 }
 
 /// What is to be done.
@@ -123,6 +128,11 @@ pub enum Order {
         model: Who,
         /// Who wants its room.
         makes_room_for: Who,
+    },
+    /// Ask a model's processes for what they hoard, while they serve.
+    GiveBack {
+        /// Which.
+        model: Who,
     },
 }
 
@@ -160,6 +170,10 @@ struct Model {
     /// It was let in although it is too large by the book: what it was promised is everything.
     alone: bool,
     load_time: Duration,
+    /// It was asked to give memory back, and has not answered.
+    gives: bool,
+    /// When it was asked last.
+    asked_back: Option<Duration>,
     /// What it needs as a multiple of what was thought, since its start found too little.
     raised: f64,
     /// Since when.
@@ -178,6 +192,8 @@ impl Model {
             free_before: None,
             alone: false,
             load_time: Duration::ZERO,
+            gives: false,
+            asked_back: None,
             raised: 1.0,
             raised_at: Duration::ZERO,
         }
@@ -336,6 +352,7 @@ impl Loading {
         if let Some(model) = self.models.get_mut(model) {
             model.state = State::Out;
             (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
+            (model.gives, model.asked_back) = (false, None);
         }
     }
 
@@ -382,13 +399,21 @@ impl Loading {
             let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free };
             let mut place = self.place(&wish, &[]);
             if urgent && !blocked && matches!(place, Place::Nowhere) {
-                for victim in self.leaving_for(&wish, now, &seen) {
-                    if let Some(model) = self.models.get_mut(&victim) {
-                        model.state = State::Leaves;
+                match self.giving_for(&wish, now) {
+                    Giving::Asked(asked) => {
+                        orders.extend(asked.into_iter().map(|model| Order::GiveBack { model }));
                     }
-                    orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
+                    Giving::Awaited => {}
+                    Giving::Nobody => {
+                        for victim in self.leaving_for(&wish, now, &seen) {
+                            if let Some(model) = self.models.get_mut(&victim) {
+                                model.state = State::Leaves;
+                            }
+                            orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
+                        }
+                        place = self.place(&wish, &[]);
+                    }
                 }
-                place = self.place(&wish, &[]);
             }
             match place {
                 Place::Now(places, promised) => {

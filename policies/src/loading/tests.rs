@@ -46,17 +46,21 @@ fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
     all
 }
 
-/// Orders in words: `+a` is loaded, `-b` leaves.
+/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards.
 fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
     let of = |model: &Who| {
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
         known.map_or(Seen { idle_for: secs(1000), ..Seen::default() }, |(_, seen)| *seen)
     };
-    let told = all.next(secs(now), None, of);
+    words(all.next(secs(now), None, of))
+}
+
+fn words(told: Vec<Order>) -> Vec<String> {
     told.into_iter()
         .map(|order| match order {
             Order::Load { model, .. } => format!("+{}", model.name),
             Order::Unload { model, .. } => format!("-{}", model.name),
+            Order::GiveBack { model } => format!("?{}", model.name),
         })
         .collect()
 }
@@ -100,7 +104,7 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
     load(&mut all, &["a", "b", "c"]);
     let held = |gib: u64| Amounts { host: 0, gpus: vec![gib * GIB] };
-    all.read(&name("c"), Reading { held: held(19), leaks: true, gpus_unknown: false });
+    all.read(&name("c"), Reading { held: held(19), leaks: true, ..Reading::default() });
     let busy = [("a", 3), ("b", 2), ("c", 1)]
         .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
     all.wants(&name("d"), true);
@@ -178,7 +182,7 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.loaded(&name("a"), secs(9));
     let held = Amounts { host: 0, gpus: vec![9 * GIB] };
-    all.read(&name("a"), Reading { held, leaks: false, gpus_unknown: false });
+    all.read(&name("a"), Reading { held, ..Reading::default() });
     // It turned out to need less: 18 - 9 are free, and nobody has a right to them.
     assert_eq!(next(&mut all, 9), 1);
 }
@@ -194,7 +198,7 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     next(&mut all, 24);
     all.loaded(&name("a"), secs(1));
     let held = Amounts { host: 0, gpus: vec![6 * GIB] };
-    all.read(&name("a"), Reading { held, leaks: false, gpus_unknown: false });
+    all.read(&name("a"), Reading { held, ..Reading::default() });
     all.wants(&name("b"), true);
     next(&mut all, 18);
     // Half loaded: of the 14 that are free, 4 are still its own.
@@ -263,10 +267,7 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
     assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
     all.loaded(&name("b"), secs(110));
-    all.read(
-        &name("b"),
-        Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, leaks: false, gpus_unknown: false },
-    );
+    all.read(&name("b"), Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, ..Reading::default() });
     assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
 }
 
@@ -292,7 +293,7 @@ fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     let free = Amounts { host: 1 << 40, gpus: vec![4 * GIB] };
     load(&mut all, &["a"]);
-    all.read(&name("a"), Reading { held: Amounts::none(), leaks: false, gpus_unknown: true });
+    all.read(&name("a"), Reading { held: Amounts::none(), gpus_unknown: true, ..Reading::default() });
     all.wants(&name("b"), true);
     let told = all.next(secs(500), Some(&free), |_| Seen { idle_for: secs(900), ..Seen::default() });
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
@@ -332,11 +333,7 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
     let read = |all: &mut Loading, gib: u64| {
         all.read(
             &name("a"),
-            Reading {
-                held: Amounts { host: gib * GIB, gpus: Vec::new() },
-                leaks: false,
-                gpus_unknown: false,
-            },
+            Reading { held: Amounts { host: gib * GIB, gpus: Vec::new() }, ..Reading::default() },
         );
         all.models[&name("a")].promised.host
     };
@@ -381,10 +378,7 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
     all.wants(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.loaded(&name("a"), secs(1));
-    all.read(
-        &name("a"),
-        Reading { held: Amounts { host: GIB, gpus: Vec::new() }, leaks: false, gpus_unknown: false },
-    );
+    all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, ..Reading::default() });
     all.wants(&name("b"), true);
     let told = next(&mut all);
     assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
@@ -446,11 +440,12 @@ proptest! {
                 }
             };
             for order in all.next(secs(now), None, seen) {
-                let (Order::Load { model, .. } | Order::Unload { model, .. }) = &order;
+                let (Order::Load { model, .. } | Order::Unload { model, .. } | Order::GiveBack { model }) = &order;
                 let index = names.iter().position(|known| known == model.name.as_str()).unwrap();
                 match order {
                     Order::Load { .. } => ready[index] = Some(now + LOAD),
                     Order::Unload { .. } => leaves[index] = true,
+                    Order::GiveBack { .. } => {}
                 }
             }
             let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));
@@ -463,4 +458,57 @@ proptest! {
         // At most the turns of all models, some times: sixty requests come faster than they can be served.
         prop_assert!(longest <= 60 * (SERVICE + LOAD * 3 + 12), "{longest} s");
     }
+}
+
+#[test]
+fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_does() {
+    let held = |gib: u64, leaks| Reading {
+        held: Amounts { host: 0, gpus: vec![gib * GIB] },
+        leaks,
+        gpus_unknown: false,
+        can_give: true,
+    };
+    let begin = |reading: Reading| {
+        let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
+        all.wants(&name("a"), true);
+        all.wants(&name("b"), true);
+        let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+        assert_eq!(all.next(secs(0), Some(&gpus(&[24])), idle).len(), 2);
+        for of in ["a", "b"] {
+            all.loaded(&name(of), secs(10));
+            all.read(&name(of), held(if of == "a" { 10 } else { 8 }, false));
+        }
+        all.read(&name("a"), reading);
+        all.wants(&name("c"), true);
+        all
+    };
+    let at = |all: &mut Loading, now, free| {
+        words(all.next(Duration::from_millis(now), Some(&gpus(&[free])), |_| Seen {
+            idle_for: secs(1000),
+            ..Seen::default()
+        }))
+    };
+    // It holds three GiB more than it was promised: six are left of the promises, three of the GPU.
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
+    all.read(&name("a"), held(10, true));
+    all.gave_back(&name("a"));
+    assert_eq!(at(&mut all, 300_200, 6), ["+c"], "nobody had to leave");
+
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    all.gave_back(&name("a"));
+    assert_eq!(at(&mut all, 300_200, 3), ["-a"], "it gave nothing");
+
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    assert_eq!(at(&mut all, 302_900, 3), [""; 0]);
+    assert_eq!(at(&mut all, 303_000, 3), ["-a"], "no answer is waited for that long");
+
+    let mut all = begin(Reading { can_give: false, ..held(13, true) });
+    assert_eq!(at(&mut all, 300_000, 3), ["-a"], "its build cannot be asked");
+    let mut all = begin(held(12, true));
+    all.set(&name("c"), model(7));
+    assert_eq!(at(&mut all, 300_000, 3), ["-a"], "what it can give is not enough");
 }

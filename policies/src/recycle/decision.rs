@@ -85,6 +85,7 @@ reasons! {
     Admission = "admission", "a prompt waits that fits only into a fresh process",
     SharedHost = "shared_host", "all backends together passed their budget of host memory",
     SharedVram = "shared_vram", "all backends together passed their budget on a GPU",
+    Room = "room", "another model needs memory",
     Operator = "operator", "an operator asked",
     Configuration = "configuration", "its configuration changed",
     Unresponsive = "unresponsive", "it stopped answering probes",
@@ -97,7 +98,12 @@ impl Reason {
     pub const fn is_policy(self) -> bool {
         !matches!(
             self,
-            Self::Operator | Self::Configuration | Self::Unresponsive | Self::Crashed | Self::Degraded
+            Self::Room
+                | Self::Operator
+                | Self::Configuration
+                | Self::Unresponsive
+                | Self::Crashed
+                | Self::Degraded
         )
     }
 

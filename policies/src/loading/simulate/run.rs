@@ -222,10 +222,7 @@ impl Ours {
     fn loaded(&mut self, model: usize, now: Duration, bytes: u64) {
         let who = &self.names[model];
         self.all.loaded(who, now);
-        self.all.read(
-            who,
-            Reading { held: Amounts { host: 0, gpus: vec![bytes] }, leaks: false, gpus_unknown: false },
-        );
+        self.all.read(who, Reading { held: Amounts { host: 0, gpus: vec![bytes] }, ..Reading::default() });
     }
 
     fn decide(&mut self, now: Duration, sights: &[Sight]) -> Vec<Do> {
@@ -251,6 +248,8 @@ impl Ours {
         let order = |order: Order| match order {
             Order::Load { model, .. } => Some(Do::Load(number(&model)?)),
             Order::Unload { model, .. } => Some(Do::Unload(number(&model)?)),
+            // Nobody hoards here.
+            Order::GiveBack { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
     }

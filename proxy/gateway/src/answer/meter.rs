@@ -6,17 +6,19 @@
 
 use std::sync::LazyLock;
 
-use aho_corasick::AhoCorasick;
+use aho_corasick::packed::{Config, Searcher};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
 use warden_policies::Work;
 use warden_supervisor::Outcome;
 
-/// The names of the objects, all looked for in one go.
-static NAMES: LazyLock<AhoCorasick> = LazyLock::new(|| {
-    AhoCorasick::new(["\"usage\"", "\"timings\"", "\"error\""])
-        .unwrap_or_else(|_| unreachable!("three short words"))
+const NAMES: [&str; 3] = ["\"usage\"", "\"timings\"", "\"error\""];
+
+/// Finds the names of the objects, all in one go, sixteen bytes at a time where the processor can.
+static SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
+    let plain = || Config::new().only_rabin_karp(true).builder().extend(NAMES).build();
+    Searcher::new(NAMES).or_else(plain).unwrap_or_else(|| unreachable!("three short words"))
 });
 
 /// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
@@ -164,7 +166,7 @@ impl Meter {
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
     /// Reads all objects, and says from where on one that is not complete is needed again.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
-        for found in NAMES.find_iter(bytes) {
+        for found in SEARCHER.find_iter(bytes) {
             let at = found.start();
             // In generated text the quotes are escaped.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };

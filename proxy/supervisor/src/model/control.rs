@@ -24,6 +24,7 @@ impl Model {
             Control::Restart(reply) => self.restart(reply),
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(reply) => self.reclaim(reply),
+            Control::GiveBack => self.give_back(),
             Control::Apply(spec, watch, reply) => {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);

@@ -153,6 +153,7 @@ impl Model {
             drop(outbox.send(Message::Control(match word {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
+                Word::GiveBack => Control::GiveBack,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
             })));
         });
@@ -228,19 +229,20 @@ impl Model {
             return;
         }
         let mut held = Amounts::none();
-        let (mut leaks, mut gpus_unknown) = (false, false);
+        let (mut leaks, mut gpus_unknown, mut can_give) = (false, false, false);
         for live in self.lives() {
             if !live.memory.is_known() {
                 return;
             }
             leaks |= live.memory.leaks();
             gpus_unknown |= !live.memory.knows_vram();
+            can_give |= live.can_be_asked(&self.spec.recycle.common);
             held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));
             for vram in &live.memory.vram {
                 held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
-        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown }));
+        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give }));
     }
 
     /// A start found too little memory.

@@ -88,6 +88,8 @@ pub(crate) enum Control {
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(ModelName),
+    /// Another model needs what its processes hoard.
+    GiveBack,
     /// It is never loaded, for this reason.
     Never {
         why: String,

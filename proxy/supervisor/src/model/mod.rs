@@ -140,6 +140,8 @@ pub(crate) struct Model {
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
+    /// Its processes were asked for memory for another model.
+    gives_back: bool,
     operators: Operators,
     cooldown: Cooldown,
     experience: Experience,
@@ -205,6 +207,7 @@ impl Model {
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
+            gives_back: false,
             operators: Operators::default(),
             cooldown: Cooldown::default(),
             experience,

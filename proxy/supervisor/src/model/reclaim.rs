@@ -11,6 +11,7 @@
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::Phase;
 use warden_policies::reclaim::{NoReclaim, Parts, Rung, Worth};
 use warden_policies::recycle::WhyNot;
@@ -21,6 +22,7 @@ use super::unit::{Generation, Unit, UnitId};
 use super::{Model, Report};
 use crate::clock;
 use crate::error::ControlError;
+use crate::memory::loading::Told;
 use crate::process::reclaim_file::Reclaimed;
 use crate::view::event::EventKind;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -176,7 +178,39 @@ impl Model {
         for reclaiming in self.operators.reclaimed(entry.generation, &entry) {
             self.answer(reclaiming.reply, Ok(reclaiming.entries));
         }
+        self.note_given();
         self.changed();
+    }
+
+    /// Another model needs what its processes hoard: all that can be asked are, and the loader hears when the last one has answered.
+    pub(super) fn give_back(&mut self) {
+        let (at, policy) = (self.context.now(), self.spec.recycle.common);
+        let serves = |unit: &&Unit| unit.phase() == Phase::Ready;
+        let able: Vec<UnitId> = self
+            .units
+            .iter()
+            .filter(|_| self.end.is_none())
+            .filter(serves)
+            .filter(|unit| unit.live.as_ref().is_some_and(|live| live.can_be_asked(&policy)))
+            .map(|unit| unit.id)
+            .collect();
+        self.gives_back = true;
+        for id in able {
+            if let Some(live) = self.live_mut(id).filter(|live| live.asked_back.is_none()) {
+                live.reclaims.asked(&policy, None, at);
+                self.ask(id, Reason::Room, None);
+            }
+        }
+        self.note_given();
+    }
+
+    /// Tells the loader, if nobody is being asked any more.
+    fn note_given(&mut self) {
+        if self.gives_back && !self.lives().any(|live| live.asked_back.is_some()) {
+            self.gives_back = false;
+            self.tell_memory();
+            self.tell_loading(Told::GaveBack);
+        }
     }
 
     /// An operator asks: all processes that serve are asked at once, and the answer has an entry for each.
@@ -239,6 +273,11 @@ impl Model {
 }
 
 impl Generation {
+    /// Whether its build gives memory back when it is asked, and it was told where it would be.
+    pub(super) fn can_be_asked(&self, policy: &Recycle) -> bool {
+        policy.reclaim && self.memory.parts.is_some_and(Parts::any)
+    }
+
     /// What can be asked of it, and what came of it.
     pub(super) fn show_reclaim(&self) -> ReclaimView {
         ReclaimView {

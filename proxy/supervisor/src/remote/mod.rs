@@ -183,6 +183,7 @@ impl Remote {
             Control::Apply(..)
             | Control::Load(..)
             | Control::Unload(_)
+            | Control::GiveBack
             | Control::Never { .. }
             | Control::Learn(..) => {}
         }

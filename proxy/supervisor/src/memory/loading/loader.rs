@@ -159,6 +159,7 @@ impl Loader {
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
+            Told::GaveBack => loading.gave_back(&who),
             Told::Short => loading.short(&who, now),
             Told::Gone => {
                 loading.gone(&who);
@@ -203,6 +204,7 @@ impl Loader {
                     (model, Word::Load(places, asked))
                 }
                 Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
+                Order::GiveBack { model } => (model, Word::GiveBack),
             };
             if let Some(member) = members.get(&who) {
                 (member.listener)(word);

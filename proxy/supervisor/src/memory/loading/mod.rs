@@ -34,6 +34,8 @@ pub(crate) enum Told {
     Read(Reading),
     /// It goes by itself.
     Leaves,
+    /// It was asked to give memory back, and what came of that is in its last reading.
+    GaveBack,
     /// Its start found too little memory.
     Short,
     /// It has no process any more, and wants none.
@@ -49,6 +51,8 @@ pub(crate) enum Word {
     Load(Vec<Vec<usize>>, u64),
     /// This model needs the room.
     Unload(Who),
+    /// Another model needs what it hoards.
+    GiveBack,
     /// It is never loaded, for this reason: who waits does so in vain. `by_room`: with less memory it would be.
     Never { why: String, by_room: bool },
 }
@@ -119,6 +123,7 @@ impl Debug for Told {
             Self::Loaded => "Loaded",
             Self::Read(_) => "Read",
             Self::Leaves => "Leaves",
+            Self::GaveBack => "GaveBack",
             Self::Short => "Short",
             Self::Gone => "Gone",
             Self::Removed => "Removed",

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use warden_policies::book::{Needs, Part};
 use warden_policies::loading::Spec;
 
-use super::script::Role;
+use warden_policies::Work;
+use warden_policies::reclaim::Outcome;
+
+use super::script::{Gives, Role};
 use super::*;
 use crate::spec::Fallback;
 
@@ -560,4 +563,43 @@ async fn what_is_excluded_does_not_fall_back_and_is_whole_when_it_may_come() {
     drop(rig.lease_of("a").await.unwrap());
     assert!(!is_reduced(&rig) && rig.count("falls_back") == 0);
     rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_hoards_gives_back_for_another_model_and_nobody_leaves() {
+    for gives in [10 * GIB, 13 * GIB] {
+        let rig = rig(&[("m", 10), ("b", 8), ("c", 5)]).await;
+        rig.next_takes(10);
+        drop(rig.lease().await.unwrap());
+        let hoards = rig.script.last();
+        hoards.set_gives(Some(Gives {
+            takes: secs(1),
+            outcome: Outcome::Done,
+            anon: 100 * MIB,
+            vram: Some(gives),
+        }));
+        rig.next_takes(8);
+        drop(rig.lease_of("b").await.unwrap());
+        for _ in 0..300 {
+            let lease = rig.lease().await.unwrap();
+            pass(Duration::from_millis(200)).await;
+            lease.add_work(Work { requests: 1, prompt_tokens: 300, output_tokens: 64, images: 1, audio: 0 });
+            hoards.vram.fetch_add(10 * MIB, std::sync::atomic::Ordering::SeqCst);
+            drop(lease);
+            pass(Duration::from_millis(300)).await;
+        }
+        pass(secs(30)).await;
+        rig.next_takes(5);
+        drop(rig.lease_of("c").await.unwrap());
+        let is_enough = gives < 13 * GIB;
+        assert_eq!(
+            (rig.count("reclaimed"), rig.count("makes_room")),
+            (1, usize::from(!is_enough)),
+            "{:?}",
+            rig.states()
+        );
+        // Else the one that is hardly asked leaves.
+        assert_eq!(rig.states(), [Loaded, if is_enough { Loaded } else { Unloaded }, Loaded]);
+        rig.end().await;
+    }
 }

@@ -15,10 +15,10 @@ fn big() -> u64 {
 
 /// It gives back down to this within a second.
 const fn down_to(anon: u64) -> Gives {
-    Gives { takes: secs(1), outcome: Outcome::Done, anon }
+    Gives { takes: secs(1), outcome: Outcome::Done, anon, vram: None }
 }
 
-const SILENT: Gives = Gives { takes: secs(0), outcome: Outcome::NoAnswer, anon: 0 };
+const SILENT: Gives = Gives { takes: secs(0), outcome: Outcome::NoAnswer, anon: 0, vram: None };
 
 /// A process of 100 MiB under a soft budget of 500 MiB.
 async fn soft(gives: Option<Gives>) -> Rig {

@@ -334,6 +334,8 @@ pub(super) struct Gives {
     pub(super) outcome: ReclaimOutcome,
     /// What it holds then.
     pub(super) anon: u64,
+    /// Of the GPU, too.
+    pub(super) vram: Option<u64>,
 }
 
 impl Actor {
@@ -624,6 +626,9 @@ impl Process for Actor {
             tokio::time::sleep(gives.takes).await;
             let heap = self.anon().saturating_sub(gives.anon);
             self.set_anon(gives.anon);
+            if let Some(vram) = gives.vram {
+                self.vram.store(vram, Ordering::SeqCst);
+            }
             Reclaimed {
                 outcome: gives.outcome,
                 heap: Some(gives.outcome),
