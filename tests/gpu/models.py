@@ -34,15 +34,21 @@ def configuration(folder, args):
     lines += ["paths.runtime_dir = '%s/run'" % folder, "paths.state_dir = '%s/state'" % folder]
     lines += ["[defaults]", "binary = '%s'" % args.server, "args = %s" % json.dumps(shlex.split(args.flags))]
     for number in range(args.names):
-        file = args.files[number % len(args.files)] if number >= args.leaking else args.seeing
+        sees = "m%d" % number in leaking(args)
+        file = args.seeing if sees else args.files[number % len(args.files)]
         lines += ["[models.m%d]" % number, "model = '%s'" % os.path.abspath(file)]
-        if number < args.leaking:
+        if sees:
             words = ["--mmproj", os.path.abspath(args.projector), "--cache-ram", "0", "--ctx-checkpoints", "0"]
             lines += ["args = %s" % json.dumps(shlex.split(args.flags) + words)]
     path = os.path.join(folder, "warden.toml")
     with open(path, "w") as file:
         file.write("\n".join(lines) + "\n")
     return path
+
+
+def leaking(args):
+    """Those that get images. Not the favourite: it never rests, and what memory is at rest is what growth is read from."""
+    return ["m%d" % number for number in range(1, 1 + args.leaking)]
 
 
 def order(names, count):
@@ -59,11 +65,11 @@ def order(names, count):
 
 
 def picture(number):
-    """A PNG of 320x240 whose colour is its number's."""
-    row = b"\0" + bytes([number % 256, number // 256 % 256, 99]) * 320
+    """A PNG of 640x480 whose colour is its number's."""
+    row = b"\0" + bytes([number % 256, number // 256 % 256, 99]) * 640
     chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    head = struct.pack(">IIBBBBB", 320, 240, 8, 2, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * 240)) + chunk(b"IEND", b"")
+    head = struct.pack(">IIBBBBB", 640, 480, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * 480)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
@@ -153,7 +159,7 @@ def main():
             time.sleep(0.05)
         began = time.monotonic()
         wanted = list(order(["m%d" % number for number in range(args.names)], args.requests))
-        seeing = ["m%d" % number for number in range(args.leaking)]
+        seeing = leaking(args)
         took, failed = drive(wanted, seeing)
         seconds = time.monotonic() - began
         warden.terminate()

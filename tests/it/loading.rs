@@ -137,6 +137,40 @@ async fn no_more_are_loaded_than_may_be_and_those_of_a_group_never_meet() -> Out
 }
 
 #[tokio::test]
+async fn who_stays_together_is_loaded_and_left_in_peace_together() -> Outcome {
+    let setup = Setup::new()?
+        .top(QUICK)
+        .top("loading.max_loaded = 2")
+        .fake("chat", &json!({"load_ms": 30}), "preload = false\nwith = [\"embed\"]\n")?
+        .fake("embed", &json!({"load_ms": 30}), "preload = false\nttl = \"1s\"\n")?
+        .fake("other", &json!({"load_ms": 30}), "preload = false\n")?;
+    let warden = setup.start().await?;
+    let ask = async |model: &str| warden.http.post(CHAT, &chat("x", model, "hi", 2, false)).await?.answer();
+    let until = async |state: &str| {
+        wait_until(&format!("`embed` is {state}"), SOON, async || {
+            warden.state("embed").await.is_ok_and(|known| known == state)
+        })
+        .await
+    };
+    assert!(ask("chat").await?.is_whole());
+    until("loaded").await?;
+    // Its time is over long before that of this answer, and nobody has asked for it.
+    let began = std::time::Instant::now();
+    wait_until("the time of `embed` is over twice", SOON, async || began.elapsed() > Duration::from_secs(2))
+        .await?;
+    assert_eq!(warden.state("embed").await?, "loaded");
+    assert!(ask("other").await?.is_whole());
+    assert_eq!(
+        warden.state("chat").await?,
+        "unloaded",
+        "two may be loaded, and `embed` does not leave `chat` alone"
+    );
+    until("unloaded").await?;
+    assert_eq!(events(&warden, "nobody has asked for it").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_cannot_be_is_told_before_the_start_with_numbers() -> Outcome {
     let mut setup = Setup::new()?;
     setup.home.sample_model("model.gguf").await?;
@@ -145,7 +179,7 @@ async fn what_cannot_be_is_told_before_the_start_with_numbers() -> Outcome {
     let setup = setup
         .fake("large", &json!({}), "args = [\"-c\", \"900000\"]\n")?
         .fake("one", &json!({}), "pin = true\n")?
-        .fake("two", &json!({}), "pin = true\n")?;
+        .fake("two", &json!({}), "pin = true\nwith = [\"one\"]\n")?;
     let config = setup.home.file("warden.toml", setup.config())?;
     let ran = setup.home.warden(&["config", "check", &config.display().to_string()], SOON).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -153,6 +187,7 @@ async fn what_cannot_be_is_told_before_the_start_with_numbers() -> Outcome {
     for words in [
         "model `large` does not fit on this machine even alone: `large` needs ",
         "the pinned models do not fit together: `two` needs ",
+        "model `two` and those that are to be loaded along with it (`with`: `one`) do not fit together: ",
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }

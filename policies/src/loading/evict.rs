@@ -1,6 +1,6 @@
 //! Who leaves so that another one can come.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
@@ -14,14 +14,28 @@ const SOONEST: f64 = 0.1;
 impl Loading {
     /// The models that leave for this one: those whose leaving costs least, and makes enough room. None, where no room can be made.
     pub(super) fn leaving_for(&self, wish: &Wish<'_>, now: Duration, seen: &BTreeMap<Who, Seen>) -> Vec<Who> {
-        let mut candidates: Vec<(f64, Who)> = self
+        let may_leave = |who: &Who| {
+            let model = self.models.get(who);
+            model.is_some_and(|model| !model.spec.pin && self.may_leave(model, now, seen[who]))
+        };
+        let mut candidates: Vec<(f64, Vec<Who>)> = self
             .models
-            .iter()
-            .filter(|(other, model)| !model.spec.pin && self.may_leave(model, now, seen[*other]))
-            .map(|(other, model)| (self.worth(model, seen[other]), other.clone()))
+            .keys()
+            .filter(|who| may_leave(who))
+            .map(|who| {
+                let mut leave = self.who_goes_along(who);
+                leave.push(who.clone());
+                leave
+            })
+            .filter(|leave| {
+                leave.iter().all(may_leave) && !leave.iter().any(|who| self.calls(who, wish.name))
+            })
+            .map(|leave| {
+                let worth = leave.iter().map(|who| self.worth(&self.models[who], seen[who]));
+                (worth.sum(), leave)
+            })
             .collect();
-        let all: Vec<&Who> = candidates.iter().map(|(_, who)| who).collect();
-        if !self.is_enough(wish, &all) {
+        if !self.is_enough(wish, &union(&candidates.iter().collect::<Vec<_>>())) {
             return Vec::new();
         }
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
@@ -31,6 +45,12 @@ impl Loading {
             self.first_enough(wish, &candidates)
         };
         cheapest.unwrap_or_default()
+    }
+
+    /// Whether a model that is there has this one called, so that it would have to come for who leaves.
+    fn calls(&self, there: &Who, wanted: &Who) -> bool {
+        self.models.get(there).is_some_and(|model| !model.spec.with.is_empty())
+            && self.party(there).contains(wanted)
     }
 
     /// Whether a model may leave now: not while it is in use, until it has had its turn.
@@ -62,7 +82,7 @@ impl Loading {
         !matches!(self.place(wish, leave), Place::Nowhere)
     }
 
-    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, Who)]) -> Option<Vec<Who>> {
+    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, Vec<Who>)]) -> Option<Vec<Who>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -72,22 +92,29 @@ impl Loading {
             one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
         });
         sets.into_iter().find_map(|(_, set)| {
-            let leave: Vec<&Who> = of(set).map(|(_, name)| name).collect();
+            let leave = union(&of(set).collect::<Vec<_>>());
             self.is_enough(wish, &leave).then(|| leave.into_iter().cloned().collect())
         })
     }
 
-    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, Who)]) -> Option<Vec<Who>> {
-        let names: Vec<&Who> = candidates.iter().map(|(_, name)| name).collect();
-        let enough = (1..=names.len()).find(|count| self.is_enough(wish, &names[..*count]))?;
-        let mut leave = names[..enough].to_vec();
+    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, Vec<Who>)]) -> Option<Vec<Who>> {
+        let all: Vec<&(f64, Vec<Who>)> = candidates.iter().collect();
+        let enough = (1..=all.len()).find(|count| self.is_enough(wish, &union(&all[..*count])))?;
+        let mut leave = all[..enough].to_vec();
         // Who is not needed for it stays, the dearest first.
-        for one in names[..enough].iter().rev() {
-            let without: Vec<&Who> = leave.iter().copied().filter(|kept| kept != one).collect();
-            if self.is_enough(wish, &without) {
+        for one in all[..enough].iter().rev() {
+            let without: Vec<&(f64, Vec<Who>)> =
+                leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
+            if self.is_enough(wish, &union(&without)) {
                 leave = without;
             }
         }
-        Some(leave.into_iter().cloned().collect())
+        Some(union(&leave).into_iter().cloned().collect())
     }
+}
+
+/// All who leave, each once.
+fn union<'a>(sets: &[&'a (f64, Vec<Who>)]) -> Vec<&'a Who> {
+    let all: BTreeSet<&Who> = sets.iter().flat_map(|(_, leave)| leave).collect();
+    all.into_iter().collect()
 }

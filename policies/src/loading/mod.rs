@@ -15,6 +15,7 @@
 //! A model that was just loaded is left alone while it is in use, for some times as long as its load took; so each of those who wait has
 //! its turn, and none waits longer than the turns of those before it.
 
+mod company;
 mod demand;
 mod evict;
 mod give_back;
@@ -72,6 +73,8 @@ pub struct Spec {
     pub pin: bool,
     /// Models that are not loaded while it is.
     pub never_with: Vec<ModelName>,
+    /// Models that are loaded along with it, and do not leave for another one while it is there.
+    pub with: Vec<ModelName>,
     /// It goes when nobody has asked for it for some time, even if it is pinned.
     pub leaves_by_itself: bool,
     /// If this is too much, it can be started with less: then it is not tried.
@@ -129,6 +132,11 @@ pub enum Order {
         /// Who wants its room.
         makes_room_for: Who,
     },
+    /// Have a model ask to be loaded, because another one is; its room is kept.
+    Call {
+        /// Which.
+        model: Who,
+    },
     /// Ask a model's processes for what they hoard, while they serve.
     GiveBack {
         /// Which.
@@ -140,6 +148,10 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Out,
+    /// It is to come along with another one, and has not asked yet.
+    Called {
+        since: Duration,
+    },
     Wants {
         /// Among those who do.
         place: u64,
@@ -268,6 +280,8 @@ impl Loading {
         let Some(model) = self.models.get_mut(model) else { return };
         match &mut model.state {
             State::Out => model.state = State::Wants { place, urgent },
+            // Its room is kept, so it needs nobody to leave.
+            State::Called { .. } => model.state = State::Wants { place: 0, urgent: false },
             State::Wants { urgent: known, .. } => *known |= urgent,
             State::Comes { .. } | State::Serves { .. } | State::Leaves => {}
         }
@@ -283,7 +297,7 @@ impl Loading {
         let hurries = |(who, model): (&Who, &Model)| match model.state {
             State::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
             State::Comes { .. } | State::Leaves => true,
-            State::Out | State::Serves { .. } => false,
+            State::Out | State::Called { .. } | State::Serves { .. } => false,
         };
         self.is_moving() && self.models.iter().any(hurries)
     }
@@ -392,11 +406,12 @@ impl Loading {
         waiting.sort();
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
-        let (mut kept, mut kept_for) = (Amounts::none(), Vec::new());
+        let (mut kept, mut kept_for) = self.kept_for_called(now, free);
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
         let mut blocked = false;
         for (_, name, urgent) in waiting {
-            let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free };
+            let party = self.party(&name);
+            let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free, party: &party };
             let mut place = self.place(&wish, &[]);
             if urgent && !blocked && matches!(place, Place::Nowhere) {
                 match self.giving_for(&wish, now) {
@@ -416,9 +431,12 @@ impl Loading {
                 }
             }
             match place {
-                Place::Now(places, promised) => {
+                Place::Now(places, promised, along) => {
                     self.let_in(&name, promised, now, free);
                     orders.push(Order::Load { model: name, places });
+                    kept = kept.plus(&along);
+                    kept_for.extend(party.iter().cloned());
+                    orders.extend(self.call(party, now));
                 }
                 Place::Later(promised) => {
                     kept = kept.plus(&promised);
@@ -426,7 +444,7 @@ impl Loading {
                 }
                 Place::Nowhere if urgent && !blocked => {
                     let unpinned = self.unpinned();
-                    if let Place::Later(promised) | Place::Now(_, promised) =
+                    if let Place::Later(promised) | Place::Now(_, promised, _) =
                         self.place(&wish, &unpinned.iter().collect::<Vec<_>>())
                     {
                         kept = kept.plus(&promised);
@@ -466,13 +484,15 @@ struct Wish<'a> {
     kept_for: &'a [Who],
     /// What anybody could take now.
     free: Option<&'a Amounts>,
+    /// Who is to be loaded along with it.
+    party: &'a [Who],
 }
 
 /// Whether there is room for a model.
 enum Place {
-    /// On these GPUs, with these promises.
-    Now(Vec<Vec<usize>>, Amounts),
-    /// When those who leave are gone.
+    /// On these GPUs, with these promises, and with so much for those who come along.
+    Now(Vec<Vec<usize>>, Amounts, Amounts),
+    /// When those who leave are gone; with those who come along.
     Later(Amounts),
     Nowhere,
 }

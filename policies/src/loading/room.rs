@@ -166,15 +166,16 @@ impl Model {
 impl Loading {
     /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
     pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
-        let Wish { name, kept, kept_for, free } = *wish;
+        let Wish { name, kept, kept_for, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
         let company = self.company(wish, model, leave);
         if company == Company::Bad {
             return Place::Nowhere;
         }
         // The book may be wrong, and a server that could run is not kept from trying: alone.
-        let fit = |room: &Amounts| fit(name, model, room, self.numbers.make_room);
-        let Some((alone, needed)) = fit(&self.capacity) else {
+        let members = self.members(party);
+        let fit = |room: &Amounts| fit_with((name, model), &members, room, self.numbers.make_room);
+        let Some((alone, needed, guests)) = fit(&self.capacity) else {
             if model.spec.can_do_with_less {
                 return Place::Nowhere;
             }
@@ -186,21 +187,23 @@ impl Loading {
             } else if self.models.values().any(Model::is_there) || !kept_for.is_empty() {
                 Place::Later(self.capacity.clone())
             } else {
-                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone())
+                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Amounts::none())
             };
         };
         let ledger = Ledger::of(&self.models, &self.capacity, free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
         let soon = ledger.soon.minus(kept);
-        if let Some((places, promised)) = fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good) {
-            return Place::Now(places, promised);
+        if let Some((places, promised, guests)) =
+            fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good)
+        {
+            return Place::Now(places, promised, guests);
         }
-        if let Some((_, promised)) = fit(&soon) {
-            return Place::Later(promised);
+        if let Some((_, promised, guests)) = fit(&soon) {
+            return Place::Later(promised.plus(&guests));
         }
         // Nobody is there, and somebody else has the memory: it is tried all the same.
         if !self.models.values().any(Model::is_there) && kept_for.is_empty() {
-            return Place::Now(alone, needed);
+            return Place::Now(alone, needed, guests);
         }
         Place::Nowhere
     }
@@ -210,19 +213,24 @@ impl Loading {
     /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
     /// it needs, or exclude it.
     fn is_hopeless(&self, name: &Who, mobile: &[&Who]) -> bool {
-        let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None };
+        let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None, party: &[] };
         matches!(self.place(&wish, mobile), Place::Nowhere)
     }
 
     /// Those that leave for others or by themselves, or may still fail to come.
-    fn mobile(&self) -> Vec<&Who> {
+    pub(super) fn mobile(&self) -> Vec<&Who> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
         there.filter(|(_, model)| !model.stays_for_good()).map(|(who, _)| who).collect()
     }
 
     /// What those that never leave have not been promised.
     fn left_by_pinned(&self) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, None, &self.mobile()).soon
+        self.left_if_gone(&self.mobile())
+    }
+
+    /// What is left of the promises when these are gone, too.
+    pub(super) fn left_if_gone(&self, gone: &[&Who]) -> Amounts {
+        Ledger::of(&self.models, &self.capacity, None, gone).soon
     }
 }
 
@@ -249,12 +257,11 @@ impl Loading {
         let there = || self.models.iter().filter(|(_, model)| model.is_there());
         let stays = || there().filter(|(name, model)| model.state != State::Leaves && !leave.contains(name));
         let kept = wish.kept_for;
-        if stays().count() + kept.len() >= most
-            || stays().any(|(other, _)| rivals(other))
-            || kept.iter().any(rivals)
+        let all = kept.len() + wish.party.len();
+        if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept.iter().any(rivals)
         {
             Company::Bad
-        } else if there().count() + kept.len() >= most || there().any(|(other, _)| rivals(other)) {
+        } else if there().count() + all >= most || there().any(|(other, _)| rivals(other)) {
             Company::Soon
         } else {
             Company::Good
@@ -283,13 +290,13 @@ impl Loading {
         let has_room = |who: &Who, model: &Model| match model.state {
             State::Comes { .. } | State::Serves { .. } => true,
             State::Leaves => false,
-            State::Out | State::Wants { .. } => {
+            State::Out | State::Called { .. } | State::Wants { .. } => {
                 let (kept, kept_for) = &self.kept;
                 let kept_for: Vec<Who> = kept_for.iter().filter(|other| *other != who).cloned().collect();
                 let nothing = Amounts::none();
                 // What is kept for it is its own.
                 let kept = if kept_for.is_empty() { &nothing } else { kept };
-                let wish = Wish { name: who, kept, kept_for: &kept_for, free };
+                let wish = Wish { name: who, kept, kept_for: &kept_for, free, party: &[] };
                 matches!(self.place(&wish, &[]), Place::Now(..))
             }
         };
@@ -299,7 +306,8 @@ impl Loading {
 
     /// Those that are not loaded, will not be while those that never leave are there, and cannot do with less.
     pub fn refused(&self) -> BTreeSet<Who> {
-        let is_out = |model: &Model| matches!(model.state, State::Out | State::Wants { .. });
+        let is_out =
+            |model: &Model| matches!(model.state, State::Out | State::Called { .. } | State::Wants { .. });
         let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
         let mobile = self.mobile();
         out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
@@ -357,6 +365,28 @@ fn raised(needs: &Needs, by: f64) -> Needs {
         }
     }
     raised
+}
+
+/// Places for all processes of a model, what they are promised, and what those who come along are promised.
+pub(super) fn fit_with(
+    (name, model): (&Who, &Model),
+    along: &[(&Who, &Model)],
+    room: &Amounts,
+    counts: bool,
+) -> Option<(Vec<Vec<usize>>, Amounts, Amounts)> {
+    let (places, promised) = fit(name, model, room, counts)?;
+    let mapped = |model: &Model| Amounts {
+        host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped),
+        gpus: Vec::new(),
+    };
+    let mut left = room.minus(&promised.plus(&mapped(model)));
+    let mut all = Amounts::none();
+    for (name, model) in along {
+        let (_, promised) = fit(name, model, &left, counts)?;
+        let taken = promised.plus(&mapped(model));
+        (left, all) = (left.minus(&taken), all.plus(&taken));
+    }
+    Some((places, promised, all))
 }
 
 /// Places for all processes of a model, and what they are promised.

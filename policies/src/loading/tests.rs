@@ -46,7 +46,7 @@ fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
     all
 }
 
-/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards.
+/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards, `!d` is called.
 fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
     let of = |model: &Who| {
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
@@ -61,6 +61,7 @@ fn words(told: Vec<Order>) -> Vec<String> {
             Order::Load { model, .. } => format!("+{}", model.name),
             Order::Unload { model, .. } => format!("-{}", model.name),
             Order::GiveBack { model } => format!("?{}", model.name),
+            Order::Call { model } => format!("!{}", model.name),
         })
         .collect()
 }
@@ -440,12 +441,11 @@ proptest! {
                 }
             };
             for order in all.next(secs(now), None, seen) {
-                let (Order::Load { model, .. } | Order::Unload { model, .. } | Order::GiveBack { model }) = &order;
-                let index = names.iter().position(|known| known == model.name.as_str()).unwrap();
+                let index = |of: &Who| names.iter().position(|known| known == of.name.as_str()).unwrap();
                 match order {
-                    Order::Load { .. } => ready[index] = Some(now + LOAD),
-                    Order::Unload { .. } => leaves[index] = true,
-                    Order::GiveBack { .. } => {}
+                    Order::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
+                    Order::Unload { model, .. } => leaves[index(&model)] = true,
+                    Order::GiveBack { .. } | Order::Call { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
             let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));
@@ -511,4 +511,102 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     let mut all = begin(held(12, true));
     all.set(&name("c"), model(7));
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "what it can give is not enough");
+}
+
+/// A model that is loaded with others.
+fn with(gib: u64, others: &[&str]) -> Spec {
+    Spec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
+}
+
+/// Lets a model in, and then those that it calls.
+fn load_with(all: &mut Loading, of: &str, company: &[&str]) {
+    all.wants(&name(of), true);
+    let mut told = vec![format!("+{of}")];
+    told.extend(company.iter().map(|one| format!("!{one}")));
+    assert_eq!(orders(all, 0, &[]), told);
+    for one in company {
+        all.wants(&name(one), false);
+        assert_eq!(orders(all, 1, &[]), [format!("+{one}")]);
+    }
+    for one in company.iter().chain([&of]) {
+        all.loaded(&name(one), secs(10));
+    }
+}
+
+#[test]
+fn who_stays_together_is_loaded_together_and_leaves_together() {
+    let models = [("a", with(10, &["b"])), ("b", model(4)), ("c", model(8)), ("d", model(12))];
+    let mut all = loading(&[24], &models);
+    load_with(&mut all, "a", &["b"]);
+    assert_eq!(all.kept_company(), [name("b")]);
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
+    all.loaded(&name("c"), secs(210));
+    // Twelve of 24 GiB: c and b would do, and b stays with a.
+    all.wants(&name("d"), true);
+    assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 401, &[]), ["+d"]);
+    assert_eq!(all.kept_company(), [], "nobody is there whom it came with");
+}
+
+#[test]
+fn a_model_waits_until_there_is_room_for_its_company_too_and_that_room_is_nobody_elses() {
+    let models = [("a", with(10, &["b"])), ("b", model(6)), ("c", model(6)), ("x", model(10))];
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["x"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-x"], "a alone would fit");
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 101, &[]), ["+c"], "8 of 24 are left by both");
+    all.gone(&name("x"));
+    assert_eq!(orders(&mut all, 102, &[]), ["+a", "!b"]);
+    all.wants(&name("x"), true);
+    assert_eq!(orders(&mut all, 103, &[]), [""; 0], "the rest is b's, which has not asked yet");
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 104, &[]), ["+b"]);
+}
+
+#[test]
+fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
+    // Together they are too large.
+    let mut all = loading(&[24], &[("a", with(20, &["b"])), ("b", model(10)), ("c", model(4))]);
+    load_with(&mut all, "a", &[]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-a"], "somebody asks for b itself");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
+
+    // It is pinned beside one that leaves no room for the company.
+    let pinned = Spec { pin: true, ..model(10) };
+    let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
+    load(&mut all, &["p"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
+
+    // It was called, and ends.
+    let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("c", model(12))]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
+    all.loaded(&name("a"), secs(1));
+    all.wants(&name("c"), true);
+    let busy = [("a", IN_USE)];
+    assert_eq!(orders(&mut all, 2, &busy), [""; 0], "a has its turn, and b its room");
+    assert_eq!(orders(&mut all, 5, &busy), ["+c"], "b does not come");
+}
+
+#[test]
+fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
+    let models = [("a", with(4, &["b"])), ("b", with(4, &["c", "a"])), ("c", model(4)), ("d", model(14))];
+    let mut all = loading(&[24], &models);
+    load_with(&mut all, "b", &["c", "a"]);
+    all.wants(&name("d"), true);
+    let told = orders(&mut all, 100, &[]);
+    assert_eq!(told, ["-a", "-b"], "c alone is not enough, and neither stays without the other");
+
+    let alone = Spec { never_with: vec![ModelName::new("b")], ..with(4, &["b"]) };
+    let mut all = loading(&[24], &[("a", alone), ("b", model(4))]);
+    load_with(&mut all, "a", &[]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-a"]);
 }

@@ -248,8 +248,8 @@ impl Ours {
         let order = |order: Order| match order {
             Order::Load { model, .. } => Some(Do::Load(number(&model)?)),
             Order::Unload { model, .. } => Some(Do::Unload(number(&model)?)),
-            // Nobody hoards here.
-            Order::GiveBack { .. } => None,
+            // Nobody hoards here, and nobody comes along.
+            Order::GiveBack { .. } | Order::Call { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
     }

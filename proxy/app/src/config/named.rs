@@ -14,6 +14,7 @@ use super::problem::Problem;
 use super::request::{PROMPTS, Request, TOKENS};
 use super::resolve::Resolver;
 use super::schema;
+use super::settings::Model;
 
 /// A name that means one of several models, or one with other requests.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -73,7 +74,7 @@ impl Resolver<'_> {
                 let here = loaded.models.iter().map(|(known, ..)| known.as_str()).zip(rules);
                 let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
                 let Some((_, rules)) = here.chain(there).find(|(known, _)| known == model) else {
-                    self.no_such_model(name, model);
+                    self.no_such_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
                 let request = over(&rules.request, &own);
@@ -86,18 +87,49 @@ impl Resolver<'_> {
         all
     }
 
-    /// A name means a model that there is not. Files of a folder come and go: then it means the others meanwhile.
-    fn no_such_model(&mut self, name: &str, model: &str) {
+    /// The models that are loaded along with one (`with`).
+    pub(super) fn company(&mut self, name: &str, model: &Model) -> Vec<ModelName> {
         let loaded = self.loaded;
-        let place = self.place(&["names", name, "models"]);
+        let mut all = Vec::new();
+        for other in &model.with {
+            let known = loaded.models.iter().find(|(known, ..)| known == other);
+            let mut problem = |message: &str, hint: &str| {
+                let place = self.place(&["models", name, "with"]);
+                self.problems
+                    .push(Problem::new(place, format!("`models.{name}.with`: {message}")).hint(hint));
+            };
+            match known {
+                Some(_) if other == name => problem("it names the model itself", "leave it out"),
+                Some((_, known, _)) if known.groups.iter().any(|group| model.groups.contains(group)) => {
+                    problem(
+                        &format!("`{other}` is in the same group, so the two are never loaded at a time"),
+                        "take one of them out of the group, or leave it out here",
+                    );
+                }
+                Some(_) => all.push(ModelName::new(other)),
+                None if loaded.settings.remotes.contains_key(other) => problem(
+                    &format!("`{other}` is served by an endpoint: there is nothing to load"),
+                    "leave it out",
+                ),
+                None => {
+                    self.no_such_model(&["models", name, "with"], other, "the model is loaded without it");
+                }
+            }
+        }
+        all
+    }
+
+    /// A model is named that there is not. Files of a folder come and go: then something else holds `meanwhile`.
+    fn no_such_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
+        let loaded = self.loaded;
+        let place = self.place(key);
         let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
         let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
-        let problem = Problem::new(place, format!("`names.{name}.models`: there is no model `{model}`"));
+        let problem = Problem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
         if loaded.folders.is_empty() {
             self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
         } else {
-            self.warnings
-                .push(problem.hint("it comes when its file does; until then the name means the others"));
+            self.warnings.push(problem.hint(format!("it comes when its file does; until then {meanwhile}")));
         }
     }
 }

@@ -208,6 +208,27 @@ fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
         let message = format!("the pinned models do not fit together: {}", why(&misfit));
         told(message, "pin fewer of them: what does not fit beside them is never loaded");
     }
+    for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
+        let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
+        let all: Vec<&Wanted> = company.map(|(other, _)| other).chain([one]).collect();
+        // One that does not fit even alone is told above.
+        if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
+            continue;
+        }
+        if let Err(misfit) = book::fit(room, &all) {
+            let names: Vec<String> = spec.loading.with.iter().map(|name| format!("`{name}`")).collect();
+            let message = format!(
+                "model `{}` and those that are to be loaded along with it (`with`: {}) do not fit together: {}; it is loaded without them",
+                one.name,
+                names.join(", "),
+                why(&misfit)
+            );
+            told(
+                message,
+                "name fewer of them, or give them less context: `llama-warden plan` shows what each needs",
+            );
+        }
+    }
     problems
 }
 

@@ -183,6 +183,10 @@ pub(crate) struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) groups: Vec<String>,
+    /// Models that are loaded along with it, and do not leave for another one, or after their `ttl`, while it is there.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) with: Vec<String>,
     /// The queue in front of the model.
     #[schemars(with = "Of<defaults::Queue>")]
     pub(crate) queue: defaults::Queue,

@@ -25,6 +25,7 @@ impl Model {
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(reply) => self.reclaim(reply),
             Control::GiveBack => self.give_back(),
+            Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {
                 let replaced = self.apply(*spec, watch);
                 self.answer(reply, replaced);

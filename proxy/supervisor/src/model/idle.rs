@@ -1,5 +1,7 @@
 //! A model that nobody asks for is unloaded after its time (`ttl`), and loaded again by its next request.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
 
@@ -7,6 +9,9 @@ use super::Model;
 use super::unit::{Role, Unit};
 use crate::clock;
 use crate::view::event::EventKind;
+
+/// How often it is looked whether a model that stays for another one still does.
+const COMPANY_LOOK: Duration = Duration::from_secs(1);
 
 impl Model {
     /// Drains and stops processes that have had no request for their time. Who comes in this very moment waits for them to end, and
@@ -29,6 +34,10 @@ impl Model {
         };
         if due > now || self.leases.waiting() > 0 {
             self.timers.idle = Some(due.max(clock::again(now, super::LOOK_FOR_ROOM)));
+            return;
+        }
+        if self.context.loading.keeps_company(&self.who) {
+            self.timers.idle = Some(clock::after(now, COMPANY_LOOK));
             return;
         }
         self.tell(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });

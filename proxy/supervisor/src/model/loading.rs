@@ -154,6 +154,7 @@ impl Model {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
                 Word::GiveBack => Control::GiveBack,
+                Word::Come => Control::Come,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
             })));
         });

@@ -90,6 +90,8 @@ pub(crate) enum Control {
     Unload(ModelName),
     /// Another model needs what its processes hoard.
     GiveBack,
+    /// Another one is loaded, and this one along with it.
+    Come,
     /// It is never loaded, for this reason.
     Never {
         why: String,

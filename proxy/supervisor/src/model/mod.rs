@@ -140,8 +140,6 @@ pub(crate) struct Model {
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
-    /// Its processes were asked for memory for another model.
-    gives_back: bool,
     operators: Operators,
     cooldown: Cooldown,
     experience: Experience,
@@ -207,7 +205,6 @@ impl Model {
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
-            gives_back: false,
             operators: Operators::default(),
             cooldown: Cooldown::default(),
             experience,

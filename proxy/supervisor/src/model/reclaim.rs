@@ -40,6 +40,8 @@ pub(super) struct Asked {
 #[derive(Debug, Default)]
 pub(super) struct ReclaimCounts {
     totals: ReclaimTotals,
+    /// The answers of those that are asked make room for another model.
+    for_another: bool,
 }
 
 impl ReclaimCounts {
@@ -194,7 +196,7 @@ impl Model {
             .filter(|unit| unit.live.as_ref().is_some_and(|live| live.can_be_asked(&policy)))
             .map(|unit| unit.id)
             .collect();
-        self.gives_back = true;
+        self.reclaim_counts.for_another = true;
         for id in able {
             if let Some(live) = self.live_mut(id).filter(|live| live.asked_back.is_none()) {
                 live.reclaims.asked(&policy, None, at);
@@ -206,8 +208,8 @@ impl Model {
 
     /// Tells the loader, if nobody is being asked any more.
     fn note_given(&mut self) {
-        if self.gives_back && !self.lives().any(|live| live.asked_back.is_some()) {
-            self.gives_back = false;
+        if self.reclaim_counts.for_another && !self.lives().any(|live| live.asked_back.is_some()) {
+            self.reclaim_counts.for_another = false;
             self.tell_memory();
             self.tell_loading(Told::GaveBack);
         }

@@ -184,6 +184,7 @@ impl Remote {
             | Control::Load(..)
             | Control::Unload(_)
             | Control::GiveBack
+            | Control::Come
             | Control::Never { .. }
             | Control::Learn(..) => {}
         }

@@ -157,6 +157,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         let shares = |other: &Model| other.groups.iter().any(|group| model.groups.contains(group));
         let others = loaded.models.iter().filter(|(other, model, _)| other != name && shares(model));
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
+        spec.loading.with = resolver.company(name, model);
     }
     resolver.names();
     let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.remotes().into_iter().unzip();

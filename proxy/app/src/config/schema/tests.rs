@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 19] = [
+const TEXTS: [&str; 20] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -54,6 +54,7 @@ const TEXTS: [&str; 19] = [
     "log.level",
     "models.*.aliases[]",
     "models.*.upstream_model",
+    "models.*.with[]",
     "names.*.models[]",
     "remotes.*.aliases[]",
     "remotes.*.model",

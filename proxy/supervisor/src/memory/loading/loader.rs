@@ -114,6 +114,7 @@ impl Loader {
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
+            *lock(&self.desk.company) = self.loading.kept_company().into_iter().collect();
             self.show_room().await;
         }
     }
@@ -205,6 +206,7 @@ impl Loader {
                 }
                 Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
                 Order::GiveBack { model } => (model, Word::GiveBack),
+                Order::Call { model } => (model, Word::Come),
             };
             if let Some(member) = members.get(&who) {
                 (member.listener)(word);

@@ -53,6 +53,8 @@ pub(crate) enum Word {
     Unload(Who),
     /// Another model needs what it hoards.
     GiveBack,
+    /// Another one is loaded, and this one along with it.
+    Come,
     /// It is never loaded, for this reason: who waits does so in vain. `by_room`: with less memory it would be.
     Never { why: String, by_room: bool },
 }
@@ -68,6 +70,7 @@ pub(crate) struct LoadingDesk {
     promised: Mutex<BTreeMap<Who, Amounts>>,
     roomy: Mutex<BTreeSet<Who>>,
     refused: Mutex<BTreeSet<Who>>,
+    company: Mutex<BTreeSet<Who>>,
 }
 
 impl LoadingDesk {
@@ -80,6 +83,7 @@ impl LoadingDesk {
                 promised: Mutex::default(),
                 roomy: Mutex::default(),
                 refused: Mutex::default(),
+                company: Mutex::default(),
             }),
             receiver,
         )
@@ -103,6 +107,11 @@ impl LoadingDesk {
     /// Whether who asks for a model is refused, because it is never loaded beside what is there.
     pub(crate) fn refuses(&self, name: &ModelName) -> bool {
         lock(&self.refused).iter().any(|who| who.name == *name)
+    }
+
+    /// Whether a model stays because another one is there that it was loaded along with.
+    pub(crate) fn keeps_company(&self, who: &Who) -> bool {
+        lock(&self.company).contains(who)
     }
 
     /// Bytes of one memory that are free, and that others than this model were promised.

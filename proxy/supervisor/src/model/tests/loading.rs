@@ -322,6 +322,8 @@ enum Op {
     Remove(usize, u64),
     Pin(usize, bool),
     Most(u32),
+    /// Loaded along with this one from now on.
+    With(usize, usize),
     Command(usize, u8),
     Crash(usize),
     Fails,
@@ -331,7 +333,7 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let model = 0_usize..3;
+    let model = 0_usize..4;
     prop_oneof![
         8 => prop_oneof![0u64..20, 0u64..2000, 0u64..30_000].prop_map(Op::Pass),
         8 => (model.clone(), 0u64..6000).prop_map(|(of, ms)| Op::Request(of, ms)),
@@ -341,6 +343,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (model.clone(), 0u64..3000).prop_map(|(of, ms)| Op::Remove(of, ms)),
         1 => (model.clone(), any::<bool>()).prop_map(|(of, pin)| Op::Pin(of, pin)),
         1 => (0u32..3).prop_map(Op::Most),
+        2 => (model.clone(), model.clone()).prop_map(|(of, other)| Op::With(of, other)),
         2 => (model, 0u8..3).prop_map(|(of, n)| Op::Command(of, n)),
         2 => any::<usize>().prop_map(Op::Crash),
         2 => Just(Op::Fails),
@@ -350,11 +353,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// Whatever happened: in the end every model is served in its turn, and never two that do not fit.
 async fn storm(ops: Vec<Op>) {
-    let mut rig = rig(&[("a", 14), ("b", 14), ("c", 20)]).await;
+    let mut rig = rig(&[("a", 14), ("b", 14), ("c", 20), ("d", 4)]).await;
     rig.apply(|config| {
         for model in &mut config.models {
             model.queue.wait = secs(120);
@@ -394,6 +397,10 @@ async fn storm(ops: Vec<Op>) {
             }
             Op::Pin(of, pin) => drop(rig.apply(|config| config.models[of].loading.pin = pin).await),
             Op::Most(most) => drop(rig.apply(|config| config.loading.max_loaded = most).await),
+            Op::With(of, other) => {
+                let with = if of == other { Vec::new() } else { vec![ModelName::new(NAMES[other])] };
+                rig.apply(|config| config.models[of].loading.with = with).await;
+            }
             Op::Command(of, n) => {
                 rig.apply(|config| config.models[of].command.args[1] = n.to_string()).await;
             }
@@ -416,13 +423,13 @@ async fn storm(ops: Vec<Op>) {
     rig.apply(|config| {
         config.loading.max_loaded = 0;
         for model in &mut config.models {
-            model.loading.pin = false;
+            (model.loading.pin, model.loading.with) = (false, Vec::new());
             // Another command: what did not start gets a new chance.
             "calm".clone_into(&mut model.command.args[1]);
         }
     })
     .await;
-    for name in [0, 1, 2, 1, 0, 2].map(|of| NAMES[of]) {
+    for name in [0, 3, 1, 2, 1, 0, 3, 2].map(|of| NAMES[of]) {
         let served = async {
             while rig.lease_of(name).await.is_err() {
                 pass(secs(1)).await;
@@ -602,4 +609,37 @@ async fn who_hoards_gives_back_for_another_model_and_nobody_leaves() {
         assert_eq!(rig.states(), [Loaded, if is_enough { Loaded } else { Unloaded }, Loaded]);
         rig.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_comes_with_another_one_and_stays_while_that_is_there() {
+    let rig = Rig::new(|config, script| {
+        script.set_gpus(&[24 * GIB]);
+        config.models = [("a", 10), ("b", 4), ("c", 12)]
+            .map(|(name, gib)| {
+                let mut spec = spec(name);
+                needs(&mut spec, gib);
+                spec
+            })
+            .into();
+        config.models[0].loading.with = vec![ModelName::new("b")];
+        config.models[1].ttl = Some(secs(20));
+    })
+    .await;
+    rig.next_takes(10);
+    rig.next_takes(4);
+    drop(rig.lease_of("a").await.unwrap());
+    pass(secs(60)).await;
+    assert_eq!(rig.states(), [Loaded, Loaded, Unloaded], "nobody asks for b, and its time is over");
+    rig.next_takes(12);
+    drop(rig.lease_of("c").await.unwrap());
+    assert_eq!(rig.states()[0], Unloaded, "b alone was not enough");
+    pass(secs(30)).await;
+    assert_eq!(rig.states(), [Unloaded, Unloaded, Loaded], "b is alone, and its time is over");
+    rig.next_takes(10);
+    rig.next_takes(4);
+    drop(rig.lease_of("a").await.unwrap());
+    pass(secs(10)).await;
+    assert_eq!(rig.states(), [Loaded, Loaded, Unloaded], "room was made for both");
+    rig.end().await;
 }
