@@ -429,3 +429,79 @@ async fn who_dies_while_the_next_is_made_warm_is_followed_at_once() -> Outcome {
     assert_eq!(all.len(), 4);
     Ok(())
 }
+
+/// A model that is unloaded for another one, or after a second.
+async fn left(lines: &str) -> Result<(Warden, Vec<Talk>, PathBuf), Trouble> {
+    let lines = format!("preload = false\nlifecycle.stop_grace = \"5s\"\n{lines}");
+    let setup = Setup::new()?.top("loading.max_loaded = 1\ninternal.loading.turn_least = \"100ms\"");
+    let setup = setup.fake("m", &json!({ "kept": "dense" }), &lines)?;
+    let warden = setup.fake("other", &json!({}), "preload = false\n")?.start().await?;
+    let talks = talks(&warden, 3).await?;
+    let directory = directories(&warden).remove(0);
+    Ok((warden, talks, directory))
+}
+
+async fn unloaded(warden: &Warden) -> Outcome {
+    wait_until("it is unloaded", SOON, async || {
+        warden.state("m").await.is_ok_and(|state| state == "unloaded")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_model_that_left_for_another_one_comes_back_warm() -> Outcome {
+    let (mut warden, mut talks, directory) = left("").await?;
+    for _ in 0..2 {
+        let body =
+            json!({ "model": "other", "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 2 });
+        warden.http.post(CHAT, &body).await?.json()?;
+        unloaded(&warden).await?;
+        all_warm(&warden, &mut talks).await?;
+        let events = warden.cli(&["events"]).await?.stdout;
+        assert!(events.contains("loaded again: warm: 3 of 3"), "{events}");
+    }
+    assert!(!directory.exists(), "files go when they are used");
+    assert_eq!(files(&directories(&warden)[0]), 0);
+    warden
+        .until_metrics(&["llama_warden_warm_conversations_total{model=\"m\",outcome=\"carried\"} 6"])
+        .await?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_model_left_is_private_and_goes_after_its_time_and_with_us() -> Outcome {
+    let (warden, mut talks, directory) = left("ttl = \"1s\"\nwarm_away = \"3s\"").await?;
+    unloaded(&warden).await?;
+    assert_eq!(files(&directory), 3);
+    for file in std::fs::read_dir(&directory)? {
+        assert_eq!(file?.metadata()?.permissions().mode() & 0o777, 0o600);
+    }
+    wait_until("nothing of it is left", SOON, async || !directory.exists()).await?;
+    assert_eq!(talks[0].turn(&warden, false).await?.0, 0, "its conversations are forgotten");
+    let events = warden.cli(&["events"]).await?.stdout;
+    assert!(!events.contains("loaded again"), "{events}");
+
+    let (mut warden, _, directory) = left("ttl = \"1s\"").await?;
+    unloaded(&warden).await?;
+    assert_eq!(files(&directory), 3);
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    assert!(!directory.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_with_other_arguments_takes_nothing_from_the_one_that_left() -> Outcome {
+    let (mut warden, mut talks, directory) = left("ttl = \"1s\"").await?;
+    unloaded(&warden).await?;
+    let config = warden.setup.config().replacen("\"-np\", \"4\"", "\"-np\", \"4\", \"-c\", \"2048\"", 1);
+    let config = config.replacen("ttl = \"1s\"", "ttl = \"1s\"\nqueue.depth = 6", 1);
+    warden.reload(&config)?;
+    wait_until("it has read that", SOON, async || {
+        warden.status("m").await.is_ok_and(|status| status["queue_depth"] == 6)
+    })
+    .await?;
+    assert_eq!(talks[2].turn(&warden, false).await?.0, 0);
+    wait_until("nothing of it is left", SOON, async || !directory.exists()).await?;
+    Ok(())
+}

@@ -200,6 +200,8 @@ section!(
         pub warm: Warm where Takes::OneOf(&["auto", "off"]),
         /// Bytes of slot files of one replacement, at most; they lie in `paths.runtime_dir` for as long as it takes. `0` writes none.
         pub warm_bytes: ByteSize,
+        /// For so long a model that is unloaded, for another one or after its `ttl`, keeps what its conversations had, in slot files and in memory, so that its return is warm. In memory its files take an eighth of what is available at most. `0s` keeps nothing.
+        pub warm_away: Duration = "duration",
     }
 );
 

@@ -135,7 +135,7 @@ impl Metrics {
                         .observe(exact(entry.gap_ms) / 1000.0);
                 }
             }
-            EventKind::Warmed { warmth } => self.warmed(&model, warmth),
+            EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => self.warmed(&model, warmth),
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
             }

@@ -71,6 +71,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             };
             format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.words())
         }
+        EventKind::CameBack { warmth } => format!("loaded again: {warmth}"),
         EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
         EventKind::Verdict { message, .. }
         | EventKind::Unwell { message, .. }

@@ -104,6 +104,7 @@ use self::reclaim::ReclaimCounts;
 use self::replacement::Replacements;
 use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
+use self::warm::Away;
 use crate::clock;
 use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
@@ -140,6 +141,8 @@ pub(crate) struct Model {
     end: Option<End>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
+    /// What it left when it was unloaded.
+    away: Away,
     operators: Operators,
     cooldown: Cooldown,
     experience: Experience,
@@ -205,6 +208,7 @@ impl Model {
             end: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
+            away: Away::default(),
             operators: Operators::default(),
             cooldown: Cooldown::default(),
             experience,
@@ -286,7 +290,7 @@ impl Model {
     fn due_next(&self) -> Option<Instant> {
         let of_units = self.units.iter().filter_map(Unit::due_next);
         let of_model = self.timers.next(Instant::now(), LOOK_FOR_ROOM);
-        of_units.chain(of_model).chain(self.end_deadline()).min()
+        of_units.chain(of_model).chain(self.end_deadline()).chain(self.away.next()).min()
     }
 
     /// Does what is due.
@@ -314,6 +318,7 @@ impl Model {
         }
         timers::take(&mut self.timers.configuration, now);
         timers::take(&mut self.timers.idle, now);
+        self.sweep_away(now);
         self.recover(now);
         self.fire_look(now);
     }

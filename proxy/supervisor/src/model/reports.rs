@@ -183,10 +183,11 @@ impl Model {
         exit: &str,
     ) {
         let now = self.context.now();
-        let Some(unit) = self.unit(id) else { return };
+        let Some(replica) = self.unit(id).map(|unit| unit.replica) else { return };
         if never_ready {
-            self.died_of_warming(unit.replica);
+            self.died_of_warming(replica);
         }
+        let Some(unit) = self.unit(id) else { return };
         let mut after = unit.machine.clone();
         after.step(event(Cause::MayPass), now, &self.spec.lifecycle);
         let mut cause = Cause::MayPass;

@@ -177,6 +177,11 @@ pub enum EventKind {
         /// Its entry in the ledger.
         entry: Box<ReclaimEntry>,
     },
+    /// A model that was unloaded is there again, and conversations go on from where they were.
+    CameBack {
+        /// What became of them. Those that are due are told by `warmed`.
+        warmth: Warmth,
+    },
     /// Prompts that were due behind the gate of a process that followed another are evaluated, or will not be.
     Warmed {
         /// What became of them: none is counted in the entry of the replacement but as due.
@@ -387,6 +392,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::Reclaimed { entry } => {
             tracing::info!(model, generation, reason = %entry.reason, helped = entry.helped, "asked to give memory back: {}", entry.words());
         }
+        EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
         EventKind::Verdict { growth, message, .. } => match growth.verdict {
             Verdict::Suspected | Verdict::Leaking => tracing::warn!(model, generation, "{message}"),

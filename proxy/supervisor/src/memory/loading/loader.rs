@@ -268,7 +268,12 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
 
 /// What a model that waits needs, and what is left, for people.
 fn words(needed: Option<&Amounts>, left: &Amounts) -> String {
-    let Some(needed) = needed else { return "others are loaded that exclude it".to_owned() };
+    let is_short = |needed: &&Amounts| {
+        needed.host > left.host || needed.gpus.iter().sum::<u64>() > left.gpus.iter().sum()
+    };
+    let Some(needed) = needed.filter(is_short) else {
+        return "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)".to_owned();
+    };
     format!("it needs {}; of what models may have, {} are left", amounts_words(needed), amounts_words(left))
 }
 
@@ -346,6 +351,9 @@ mod tests {
             "it needs 0 B of the host and 20.0 GiB of GPU memory; of what models may have, 1.0 GiB of the host and 2.0 GiB \
              and 0 B of GPU memory are left"
         );
-        assert_eq!(words(None, &left), "others are loaded that exclude it");
+        let excluded = "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)";
+        assert_eq!(words(None, &left), excluded);
+        let little = Amounts { host: 0, gpus: vec![GIB] };
+        assert_eq!(words(Some(&little), &left), excluded, "memory is not what it waits for");
     }
 }

@@ -11,9 +11,11 @@
 //! | `pack` | slots of the old process to files |
 //! | `unpack` | files to slots of the new one, and proof |
 //! | `behind` | prompts evaluated behind the gate |
+//! | `away` | what is kept while a model is unloaded |
 //!
 //! What is decided is decided in [`warden_policies::warmth`].
 
+mod away;
 mod behind;
 pub(super) mod pack;
 pub(super) mod unpack;
@@ -26,6 +28,7 @@ use warden_policies::modes::Warm;
 use warden_policies::warmth::{NoFile, Warmth};
 use warden_policies::{GenerationId, Reason};
 
+pub(super) use self::away::Away;
 use self::behind::Behind;
 use self::pack::{Packing, Parcel};
 use self::unpack::{Bag, Luggage, Unpacked, Unpacking};
@@ -137,9 +140,15 @@ impl Model {
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
         let Some(unit) = self.unit(id) else { return true };
         let Some(live) = &unit.live else { return true };
-        let planned = self.replacements.of(live.id).map(Replacement::reason).is_some_and(is_planned);
-        let follows = unit.role == Role::Current && unit.machine.then() == Some(Then::Restart);
-        if !planned || !follows || live.hurried || live.crashed.is_some() || self.end.is_some() {
+        let reason = self.replacements.of(live.id).map(Replacement::reason);
+        let goes = unit.machine.then() == Some(Then::Idle)
+            && reason.is_none()
+            && unit.replica < self.spec.run.replicas
+            && self.spec.run.warm != Warm::Off
+            && !self.spec.run.warm_away.is_zero();
+        let follows = unit.machine.then() == Some(Then::Restart) && reason.is_some_and(is_planned);
+        let planned = unit.role == Role::Current && (follows || goes);
+        if !planned || live.hurried || live.crashed.is_some() || self.end.is_some() {
             return true;
         }
         match live.packed {
@@ -147,13 +156,22 @@ impl Model {
             Packed::UnderWay => return false,
             Packed::NotYet => {}
         }
-        let generation = live.id;
+        let (generation, replica) = (live.id, unit.replica);
         if self.leases.turns.of(generation).is_empty() {
             return true;
         }
-        let packing = self.packing(live, true);
+        let mut packing = self.packing(live, true);
         let bag = Bag::Parcel(None);
-        self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+        if goes {
+            let no_file = packing.as_ref().err().copied();
+            self.away.leave(replica, (generation, bag, no_file), self.spec.run.warm_away);
+            if let Ok(packing) = &mut packing {
+                packing.available = packing.available.map(|bytes| bytes / away::SHARE);
+                packing.until = packing.until.min(clock::after(Instant::now(), away::PATIENCE));
+            }
+        } else {
+            self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+        }
         let Some(unit) = self.unit_mut(id) else { return true };
         let Some(live) = &mut unit.live else { return true };
         let packing = match packing {
@@ -184,8 +202,12 @@ impl Model {
         // One that serves on is packed anew at its next drain.
         live.packed = if drains { Packed::Done } else { Packed::NotYet };
         if drains {
-            self.replacements
-                .bring(generation, Arc::new(Mutex::new(Some(Bag::Parcel(Some(Box::new(parcel)))))));
+            let bag = Bag::Parcel(Some(Box::new(parcel)));
+            if self.replacements.of(generation).is_some() {
+                self.replacements.bring(generation, Arc::new(Mutex::new(Some(bag))));
+            } else {
+                self.away.put(generation, bag);
+            }
         }
         self.changed();
     }
@@ -195,7 +217,10 @@ impl Model {
         let unit = self.unit(id)?;
         let live = unit.live.as_ref()?;
         let (replica, role) = (unit.replica, unit.role);
-        let replacement = self.replacements.of_replica(replica).filter(|known| is_planned(known.reason()))?;
+        let Some(replacement) = self.replacements.of_replica(replica) else { return self.returning(id) };
+        if !is_planned(replacement.reason()) {
+            return None;
+        }
         let from = replacement.from().filter(|from| *from != live.id)?;
         if self.spec.run.warm == Warm::Off || self.leases.turns.of(from).is_empty() {
             return None;
@@ -231,9 +256,41 @@ impl Model {
         })
     }
 
+    /// What it takes to make a process warm that starts after its model was unloaded.
+    fn returning(&self, id: UnitId) -> Option<Unpacking> {
+        let unit = self.unit(id)?;
+        let live = unit.live.as_ref()?;
+        let left = self.away.of(unit.replica)?;
+        if self.spec.run.warm == Warm::Off || self.leases.turns.of(left.from).is_empty() {
+            return None;
+        }
+        Some(Unpacking {
+            luggage: Arc::clone(&left.luggage),
+            leases: Arc::clone(&self.leases),
+            from: left.from,
+            cell: Arc::clone(&live.cell),
+            files: live.slot_files.clone(),
+            no_file: left.no_file,
+            urgent: false,
+            start: unit.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at),
+        })
+    }
+
+    /// What was left too long ago is removed.
+    pub(super) fn sweep_away(&mut self, now: Instant) {
+        for from in self.away.sweep(now) {
+            self.leases.turns.forget(from);
+        }
+    }
+
     /// A process has ended before it was ready. If that was while it was made warm, one of the conversations may be why: none of them
     /// is given to the next one.
-    pub(super) fn died_of_warming(&self, replica: u32) {
+    pub(super) fn died_of_warming(&mut self, replica: u32) {
+        let returns = self.away.of(replica).filter(|left| lock(&left.luggage).is_none());
+        if let Some(from) = returns.map(|left| left.from) {
+            self.away.take(from);
+            self.leases.turns.forget(from);
+        }
         let Some(replacement) = self.replacements.of_replica(replica) else { return };
         let is_taken = replacement.luggage.as_ref().is_some_and(|bag| lock(bag).is_none());
         if is_taken && let Some(from) = replacement.from() {
@@ -255,6 +312,9 @@ impl Model {
             self.experience.reuses_no_slots = Some(kin.made_of);
         }
         self.replacements.note_warm(from, &warmth);
+        if self.away.take(from) {
+            self.tell(Some(to), EventKind::CameBack { warmth });
+        }
         let Some(process) = process else { return };
         let leases = Arc::clone(&self.leases);
         let timeout = self.spec.lifecycle.probe_timeout;
