@@ -155,7 +155,7 @@ async fn who_stays_together_is_loaded_and_left_in_peace_together() -> Outcome {
     assert!(ask("chat").await?.is_whole());
     until("loaded").await?;
     // Its time is over long before that of this answer, and nobody has asked for it.
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     wait_until("the time of `embed` is over twice", SOON, async || began.elapsed() > Duration::from_secs(2))
         .await?;
     assert_eq!(warden.state("embed").await?, "loaded");

@@ -1,5 +1,5 @@
 //! Where a process saves slots: a directory of its own beside its socket, of mode 0700, whose files of mode 0600 exist for as long as a
-//! replacement takes. Files have conversations in them, so they go in every way in which a process can end: with the last handle,
+//! replacement takes, or a model that is unloaded is waited for. Files have conversations in them, so they go in every way in which a process can end: with the last handle,
 //! with the private directory, and with the next start where we were killed.
 //!
 //! A `--slot-save-path` of the model's own comes first. That directory is its owner's, and others may use it at the same time: on this
