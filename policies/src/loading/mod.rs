@@ -240,11 +240,11 @@ impl Loading {
         self.numbers = numbers;
     }
 
-    /// Those who wait for room, with what all processes of each need where that is known, on one GPU each, and what is left by what was
-    /// promised.
-    pub fn waiting(&self) -> Vec<(Who, Option<Amounts>, Amounts)> {
+    /// Those who wait for room, with what all processes of each need where that is known, on one GPU each, and what is left: neither
+    /// promised nor, by `free`, taken by anybody.
+    pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Option<Amounts>, Amounts)> {
         let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
-        waiting.map(|(who, model)| (who.clone(), room::needed(model), self.left())).collect()
+        waiting.map(|(who, model)| (who.clone(), room::needed(model), self.left(free))).collect()
     }
 
     /// What all of them may have from now on.

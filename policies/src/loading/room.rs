@@ -279,9 +279,9 @@ pub(super) fn needed(model: &Model) -> Option<Amounts> {
 }
 
 impl Loading {
-    /// What nobody was promised.
-    pub(super) fn left(&self) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, None, &[]).now
+    /// What nobody was promised and nobody has.
+    pub(super) fn left(&self, free: Option<&Amounts>) -> Amounts {
+        Ledger::of(&self.models, &self.capacity, free, &[]).now
     }
 
     /// Those that are loaded, or could be without another one's leaving and beside what is kept for those who wait. `free`: what anybody

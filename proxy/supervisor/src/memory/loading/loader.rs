@@ -225,7 +225,7 @@ impl Loader {
                 (member.listener)(Word::Never { why: never_words(never), by_room });
             }
         }
-        for (who, needed, left) in self.loading.waiting() {
+        for (who, needed, left) in self.loading.waiting(self.free.as_ref()) {
             if hopeless.iter().any(|(other, _)| *other == who) {
                 continue;
             }
@@ -268,9 +268,8 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
 
 /// What a model that waits needs, and what is left, for people.
 fn words(needed: Option<&Amounts>, left: &Amounts) -> String {
-    let is_short = |needed: &&Amounts| {
-        needed.host > left.host || needed.gpus.iter().sum::<u64>() > left.gpus.iter().sum()
-    };
+    let is_short =
+        |needed: &&Amounts| needed.host > left.host || needed.gpus.iter().max() > left.gpus.iter().max();
     let Some(needed) = needed.filter(is_short) else {
         return "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)".to_owned();
     };
