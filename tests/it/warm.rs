@@ -460,10 +460,17 @@ async fn a_model_that_left_for_another_one_comes_back_warm() -> Outcome {
         let events = warden.cli(&["events"]).await?.stdout;
         assert!(events.contains("loaded again: warm: 3 of 3"), "{events}");
     }
+    // An operator's restart brings it back, too.
+    let body =
+        json!({ "model": "other", "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 2 });
+    warden.http.post(CHAT, &body).await?.json()?;
+    unloaded(&warden).await?;
+    assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
+    all_warm(&warden, &mut talks).await?;
     assert!(!directory.exists(), "files go when they are used");
     assert_eq!(files(&directories(&warden)[0]), 0);
     warden
-        .until_metrics(&["llama_warden_warm_conversations_total{model=\"m\",outcome=\"carried\"} 6"])
+        .until_metrics(&["llama_warden_warm_conversations_total{model=\"m\",outcome=\"carried\"} 9"])
         .await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
     Ok(())
@@ -481,6 +488,13 @@ async fn what_a_model_left_is_private_and_goes_after_its_time_and_with_us() -> O
     assert_eq!(talks[0].turn(&warden, false).await?.0, 0, "its conversations are forgotten");
     let events = warden.cli(&["events"]).await?.stdout;
     assert!(!events.contains("loaded again"), "{events}");
+
+    let (mut warden, _, directory) = left("ttl = \"1s\"").await?;
+    unloaded(&warden).await?;
+    assert_eq!(files(&directory), 3);
+    let config = warden.setup.config().replacen("ttl = \"1s\"", "ttl = \"1s\"\nwarm = \"off\"", 1);
+    warden.reload(&config)?;
+    wait_until("what is not allowed any more goes", SOON, async || !directory.exists()).await?;
 
     let (mut warden, _, directory) = left("ttl = \"1s\"").await?;
     unloaded(&warden).await?;

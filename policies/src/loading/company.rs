@@ -9,25 +9,33 @@
 
 use std::time::Duration;
 
-use super::room::{self, Amounts};
-use super::{Loading, Model, Order, Place, State, Who, Wish};
+use super::room;
+use super::{Kept, Loading, Model, Order, Place, Seen, State, Who, Wish};
 
 impl Loading {
-    /// Those that are loaded along with a model and are not there, with their own company, as far as all of them fit beside those that
-    /// never leave.
+    /// Those that are loaded along with a model and are not there, with their own company, as far as all of them may be and fit beside
+    /// those that never leave.
     pub(super) fn party(&self, name: &Who) -> Vec<Who> {
         let Some(model) = self.models.get(name).filter(|model| !model.spec.with.is_empty()) else {
             return Vec::new();
         };
-        let all = self.along_with(name);
-        let party: Vec<Who> = all.iter().filter(|who| !self.models[*who].is_there()).cloned().collect();
-        let company: Vec<&Who> = all.iter().filter(|who| self.models[*who].is_there()).collect();
+        let (stays, mut party): (Vec<Who>, Vec<Who>) =
+            self.along_with(name).into_iter().partition(|who| self.models[who].stays());
+        let forever = self.models.iter().filter(|(_, model)| model.stays_for_good()).map(|(who, _)| who);
+        let mut may_be: Vec<Who> = forever.chain(&stays).chain([name]).cloned().collect();
+        party.retain(|who| {
+            let good = !may_be.iter().any(|other| self.exclude(who, other));
+            if good {
+                may_be.push(who.clone());
+            }
+            good
+        });
         // Those of them that are there stay for it.
-        let mobile: Vec<&Who> = self.mobile().into_iter().filter(|who| !company.contains(who)).collect();
+        let mobile: Vec<&Who> = self.mobile().into_iter().filter(|who| !stays.contains(who)).collect();
         let left = self.left_if_gone(&mobile);
         let fits =
             room::fit_with((name, model), &self.members(&party), &left, self.numbers.make_room).is_some();
-        let wish = Wish { name, kept: &Amounts::none(), kept_for: &party, free: None, party: &[] };
+        let wish = Wish { name, kept: &[], free: None, party: &party };
         if fits && !matches!(self.place(&wish, &mobile), Place::Nowhere) { party } else { Vec::new() }
     }
 
@@ -54,20 +62,31 @@ impl Loading {
         all.iter().filter_map(|who| self.models.get_key_value(who)).collect()
     }
 
-    /// Those that are there and stay only together with this one, and so leave with it.
-    pub(super) fn who_goes_along(&self, name: &Who) -> Vec<Who> {
-        let there = self.models.iter().filter(|(who, model)| {
-            *who != name && model.is_there() && model.state != State::Leaves && !model.spec.with.is_empty()
-        });
-        there.filter(|(who, _)| self.along_with(who).contains(name)).map(|(who, _)| who.clone()).collect()
+    /// Those that are there and have company.
+    fn hosts(&self) -> impl Iterator<Item = (&Who, &Model)> {
+        self.models.iter().filter(|(_, model)| model.stays() && !model.spec.with.is_empty())
     }
 
-    /// Those that stay because another one is there.
-    pub fn kept_company(&self) -> Vec<Who> {
-        let there = self.models.iter().filter(|(_, model)| {
-            matches!(model.state, State::Comes { .. } | State::Serves { .. }) && !model.spec.with.is_empty()
-        });
-        let mut all: Vec<Who> = there.flat_map(|(who, _)| self.along_with(who)).collect();
+    /// Those that are there and stay only together with this one, and so leave with it.
+    pub(super) fn who_goes_along(&self, name: &Who) -> Vec<Who> {
+        let hosts = self.hosts().map(|(who, _)| who).filter(|who| *who != name);
+        hosts.filter(|who| self.along_with(who).contains(name)).cloned().collect()
+    }
+
+    /// Whether a model stays because one is there that never leaves.
+    pub(super) fn is_held(&self, name: &Who) -> bool {
+        let forever = self.hosts().filter(|(who, model)| *who != name && model.stays_for_good());
+        forever.into_iter().any(|(who, _)| self.along_with(who).contains(name))
+    }
+
+    /// Those that stay because another one is there, by what is seen: one whose own time is over holds nobody.
+    pub fn kept_company(&self, seen: impl Fn(&Who) -> Seen) -> Vec<Who> {
+        let rests = |who: &Who, model: &Model| {
+            let seen = seen(who);
+            !seen.is_in_use() && model.spec.ttl.is_some_and(|ttl| seen.idle_for >= ttl)
+        };
+        let hosts = self.hosts().filter(|(who, model)| !rests(who, model));
+        let mut all: Vec<Who> = hosts.flat_map(|(who, _)| self.along_with(who)).collect();
         all.sort();
         all.dedup();
         all
@@ -75,21 +94,35 @@ impl Loading {
 
     /// Calls those that are loaded along with a model that was let in.
     pub(super) fn call(&mut self, party: Vec<Who>, now: Duration) -> Vec<Order> {
-        party
-            .into_iter()
-            .filter_map(|who| {
-                let model = self.models.get_mut(&who)?;
-                let is_out = model.state == State::Out;
-                if is_out {
-                    model.state = State::Called { since: now };
-                }
-                is_out.then_some(Order::Call { model: who })
-            })
-            .collect()
+        for who in party {
+            if let Some(model) = self.models.get_mut(&who) {
+                model.comes_again = matches!(model.state, State::Out | State::Leaves);
+            }
+        }
+        self.call_again(now)
+    }
+
+    /// Calls those that are to come and are out by now.
+    pub(super) fn call_again(&mut self, now: Duration) -> Vec<Order> {
+        let out = self.models.iter_mut().filter(|(_, model)| model.comes_again && model.state == State::Out);
+        out.map(|(who, model)| {
+            (model.comes_again, model.state) = (false, State::Called { since: now });
+            Order::Call { model: who.clone() }
+        })
+        .collect()
+    }
+
+    /// It waits like those that were not called.
+    pub(super) fn wait_in_line(&mut self, name: &Who) {
+        self.wishes += 1;
+        let wishes = self.wishes;
+        if let Some(State::Wants { place, .. }) = self.models.get_mut(name).map(|model| &mut model.state) {
+            *place = wishes;
+        }
     }
 
     /// The room that is kept for those that were called and have not answered; who does not answer is not waited for.
-    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&Amounts>) -> (Amounts, Vec<Who>) {
+    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&room::Amounts>) -> Kept {
         let patience = self.numbers.called;
         for model in self.models.values_mut() {
             if matches!(model.state, State::Called { since } if now.saturating_sub(since) >= patience) {
@@ -97,15 +130,22 @@ impl Loading {
             }
         }
         let called = self.models.iter().filter(|(_, model)| matches!(model.state, State::Called { .. }));
-        let called: Vec<Who> = called.map(|(who, _)| who.clone()).collect();
-        let mut kept = (Amounts::none(), Vec::new());
-        for who in called {
-            let wish = Wish { name: &who, kept: &kept.0, kept_for: &kept.1, free, party: &[] };
-            if let Place::Now(_, promised, _) | Place::Later(promised) = self.place(&wish, &[]) {
-                kept.0 = kept.0.plus(&promised);
-            }
-            kept.1.push(who);
+        let mut kept: Kept = Vec::new();
+        for (who, model) in called {
+            let wish = Wish { name: who, kept: &kept, free, party: &[] };
+            let promised = match self.place(&wish, &[]) {
+                Place::Now(_, promised, _) | Place::Later(promised, _) => promised.plus(&room::mapped(model)),
+                Place::Nowhere => room::Amounts::none(),
+            };
+            kept.push((who.clone(), promised));
         }
         kept
+    }
+}
+
+impl Model {
+    /// It is there, and not on its way out.
+    fn stays(&self) -> bool {
+        self.is_there() && self.state != State::Leaves
     }
 }

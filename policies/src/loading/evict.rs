@@ -27,16 +27,21 @@ impl Loading {
                 leave.push(who.clone());
                 leave
             })
-            .filter(|leave| {
-                leave.iter().all(may_leave) && !leave.iter().any(|who| self.calls(who, wish.name))
-            })
+            .filter(|leave| leave.iter().all(may_leave))
             .map(|leave| {
                 let worth = leave.iter().map(|who| self.worth(&self.models[who], seen[who]));
                 (worth.sum(), leave)
             })
             .collect();
-        if !self.is_enough(wish, &union(&candidates.iter().collect::<Vec<_>>())) {
+        let is_enough = |of: &[(f64, Vec<Who>)]| self.is_enough(wish, &union(&of.iter().collect::<Vec<_>>()));
+        if !is_enough(&candidates) {
             return Vec::new();
+        }
+        // Whoever has it called would have it come back at once: such a one leaves only where the others are not enough.
+        let calls = |(_, leave): &(f64, Vec<Who>)| leave.iter().any(|who| self.calls(who, wish.name));
+        let others: Vec<_> = candidates.iter().filter(|one| !calls(one)).cloned().collect();
+        if is_enough(&others) {
+            candidates = others;
         }
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
         let cheapest = if candidates.len() <= COMBINED {

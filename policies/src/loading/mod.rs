@@ -59,7 +59,6 @@ pub struct Who {
 
 /// What is configured of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Spec {
     /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.
     pub needs: Option<Needs>,
@@ -75,8 +74,8 @@ pub struct Spec {
     pub never_with: Vec<ModelName>,
     /// Models that are loaded along with it, and do not leave for another one while it is there.
     pub with: Vec<ModelName>,
-    /// It goes when nobody has asked for it for some time, even if it is pinned.
-    pub leaves_by_itself: bool,
+    /// It goes when nobody has asked for it for so long, even if it is pinned.
+    pub ttl: Option<Duration>,
     /// If this is too much, it can be started with less: then it is not tried.
     pub can_do_with_less: bool,
 }
@@ -182,6 +181,8 @@ struct Model {
     /// It was let in although it is too large by the book: what it was promised is everything.
     alone: bool,
     load_time: Duration,
+    /// It was on its way out when another one was loaded that it is loaded along with.
+    comes_again: bool,
     /// It was asked to give memory back, and has not answered.
     gives: bool,
     /// When it was asked last.
@@ -204,6 +205,7 @@ impl Model {
             free_before: None,
             alone: false,
             load_time: Duration::ZERO,
+            comes_again: false,
             gives: false,
             asked_back: None,
             raised: 1.0,
@@ -224,14 +226,14 @@ pub struct Loading {
     capacity: Amounts,
     models: BTreeMap<Who, Model>,
     wishes: u64,
-    /// What the last look kept for those who wait, and who they are.
-    kept: (Amounts, Vec<Who>),
+    /// What the last look kept for those who wait.
+    kept: Kept,
 }
 
 impl Loading {
     /// Nobody is loaded, and nothing is known of the machine: it may have everything.
     pub const fn new(numbers: Numbers) -> Self {
-        let kept = (Amounts::none(), Vec::new());
+        let kept = Kept::new();
         Self { numbers, capacity: Amounts::everything(), models: BTreeMap::new(), wishes: 0, kept }
     }
 
@@ -281,7 +283,7 @@ impl Loading {
         match &mut model.state {
             State::Out => model.state = State::Wants { place, urgent },
             // Its room is kept, so it needs nobody to leave.
-            State::Called { .. } => model.state = State::Wants { place: 0, urgent: false },
+            State::Called { .. } => model.state = State::Wants { place: 0, urgent },
             State::Wants { urgent: known, .. } => *known |= urgent,
             State::Comes { .. } | State::Serves { .. } | State::Leaves => {}
         }
@@ -289,7 +291,12 @@ impl Loading {
 
     /// Whether anybody waits for room: then [`Self::next`] may have something to say.
     pub fn is_moving(&self) -> bool {
-        self.models.values().any(|model| matches!(model.state, State::Wants { .. }))
+        let moves = |model: &Model| match model.state {
+            State::Wants { .. } | State::Called { .. } => true,
+            State::Out => model.comes_again,
+            _ => false,
+        };
+        self.models.values().any(moves)
     }
 
     /// Whether that may be soon: somebody leaves or comes, or requests wait, by what is seen.
@@ -406,12 +413,24 @@ impl Loading {
         waiting.sort();
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
-        let (mut kept, mut kept_for) = self.kept_for_called(now, free);
+        orders.extend(self.call_again(now));
+        let mut kept = self.kept_for_called(now, free);
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
         let mut blocked = false;
-        for (_, name, urgent) in waiting {
-            let party = self.party(&name);
-            let wish = Wish { name: &name, kept: &kept, kept_for: &kept_for, free, party: &party };
+        for (number, name, urgent) in waiting {
+            let mut party = self.party(&name);
+            // What is kept for them already is kept once.
+            party.retain(|who| !kept.iter().any(|(known, _)| known == who));
+            let unpinned = self.unpinned();
+            let unpinned: Vec<&Who> = unpinned.iter().collect();
+            let alone = Wish { name: &name, kept: &kept, free, party: &[] };
+            if !party.is_empty()
+                && matches!(self.place(&Wish { party: &party, ..alone }, &unpinned), Place::Nowhere)
+            {
+                // Somebody else has the room of its company.
+                party.clear();
+            }
+            let wish = Wish { party: &party, ..alone };
             let mut place = self.place(&wish, &[]);
             if urgent && !blocked && matches!(place, Place::Nowhere) {
                 match self.giving_for(&wish, now) {
@@ -431,37 +450,37 @@ impl Loading {
                 }
             }
             match place {
-                Place::Now(places, promised, along) => {
+                Place::Now(places, promised, guests) => {
                     self.let_in(&name, promised, now, free);
                     orders.push(Order::Load { model: name, places });
-                    kept = kept.plus(&along);
-                    kept_for.extend(party.iter().cloned());
+                    kept.extend(guests);
                     orders.extend(self.call(party, now));
                 }
-                Place::Later(promised) => {
-                    kept = kept.plus(&promised);
-                    kept_for.push(name);
+                Place::Later(promised, guests) => {
+                    kept.push((name, promised));
+                    kept.extend(guests);
                 }
                 Place::Nowhere if urgent && !blocked => {
-                    let unpinned = self.unpinned();
-                    if let Place::Later(promised) | Place::Now(_, promised, _) =
-                        self.place(&wish, &unpinned.iter().collect::<Vec<_>>())
+                    if let Place::Later(promised, guests) | Place::Now(_, promised, guests) =
+                        self.place(&wish, &unpinned)
                     {
-                        kept = kept.plus(&promised);
-                        kept_for.push(name);
+                        kept.push((name, promised));
+                        kept.extend(guests);
                         blocked = true;
                     }
                 }
+                // It came guests with another one and missed its room: it waits like all others.
+                Place::Nowhere if number == 0 => self.wait_in_line(&name),
                 Place::Nowhere => {}
             }
         }
-        self.kept = (kept, kept_for);
+        self.kept = kept;
         orders
     }
 
     fn unpinned(&self) -> Vec<Who> {
-        let unpinned = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
-        unpinned.map(|(who, _)| who.clone()).collect()
+        let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
+        there.map(|(who, _)| who).filter(|who| !self.is_held(who)).cloned().collect()
     }
 
     fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
@@ -475,13 +494,15 @@ impl Loading {
     }
 }
 
+/// What is kept for whom.
+type Kept = Vec<(Who, Amounts)>;
+
 /// A model that waits for room.
+#[derive(Clone, Copy)]
 struct Wish<'a> {
     name: &'a Who,
-    /// What is kept for those who came before it.
-    kept: &'a Amounts,
-    /// Who they are.
-    kept_for: &'a [Who],
+    /// What is kept for those who came before it, and perhaps for itself.
+    kept: &'a [(Who, Amounts)],
     /// What anybody could take now.
     free: Option<&'a Amounts>,
     /// Who is to be loaded along with it.
@@ -491,8 +512,8 @@ struct Wish<'a> {
 /// Whether there is room for a model.
 enum Place {
     /// On these GPUs, with these promises, and with so much for those who come along.
-    Now(Vec<Vec<usize>>, Amounts, Amounts),
-    /// When those who leave are gone; with those who come along.
-    Later(Amounts),
+    Now(Vec<Vec<usize>>, Amounts, Kept),
+    /// When those who leave are gone, with so much for those who come along.
+    Later(Amounts, Kept),
     Nowhere,
 }

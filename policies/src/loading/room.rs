@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Loading, Model, Place, State, Who, Wish};
+use super::{Kept, Loading, Model, Place, State, Who, Wish};
 use crate::book::{self, Machine, Needs, Wanted};
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::{ModelName, units};
@@ -149,8 +149,8 @@ impl Ledger {
 }
 
 impl Model {
-    fn stays_for_good(&self) -> bool {
-        self.spec.pin && !self.spec.leaves_by_itself && matches!(self.state, State::Serves { .. })
+    pub(super) fn stays_for_good(&self) -> bool {
+        self.spec.pin && self.spec.ttl.is_none() && matches!(self.state, State::Serves { .. })
     }
 
     fn held(&self) -> Amounts {
@@ -166,12 +166,14 @@ impl Model {
 impl Loading {
     /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
     pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
-        let Wish { name, kept, kept_for, free, party } = *wish;
+        let Wish { name, kept, free, party } = *wish;
         let Some(model) = self.models.get(name) else { return Place::Nowhere };
-        let company = self.company(wish, model, leave);
+        let company = self.company(wish, leave);
         if company == Company::Bad {
             return Place::Nowhere;
         }
+        // What is kept for it is its own.
+        let others = || kept.iter().filter(|(who, _)| who != name);
         // The book may be wrong, and a server that could run is not kept from trying: alone.
         let members = self.members(party);
         let fit = |room: &Amounts| fit_with((name, model), &members, room, self.numbers.make_room);
@@ -184,25 +186,25 @@ impl Loading {
             };
             return if self.models.iter().any(|(other, model)| stays(other, model)) {
                 Place::Nowhere
-            } else if self.models.values().any(Model::is_there) || !kept_for.is_empty() {
-                Place::Later(self.capacity.clone())
+            } else if self.models.values().any(Model::is_there) || others().next().is_some() {
+                Place::Later(self.capacity.clone(), Vec::new())
             } else {
-                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Amounts::none())
+                Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
             };
         };
         let ledger = Ledger::of(&self.models, &self.capacity, free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
-        let soon = ledger.soon.minus(kept);
+        let soon = ledger.soon.minus(&others().fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts)));
         if let Some((places, promised, guests)) =
             fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good)
         {
             return Place::Now(places, promised, guests);
         }
         if let Some((_, promised, guests)) = fit(&soon) {
-            return Place::Later(promised.plus(&guests));
+            return Place::Later(promised, guests);
         }
         // Nobody is there, and somebody else has the memory: it is tried all the same.
-        if !self.models.values().any(Model::is_there) && kept_for.is_empty() {
+        if !self.models.values().any(Model::is_there) && others().next().is_none() {
             return Place::Now(alone, needed, guests);
         }
         Place::Nowhere
@@ -213,14 +215,17 @@ impl Loading {
     /// Whether there is no room for a model even if everybody leaves who ever does, whatever is free: those that are pinned have what
     /// it needs, or exclude it.
     fn is_hopeless(&self, name: &Who, mobile: &[&Who]) -> bool {
-        let wish = Wish { name, kept: &Amounts::none(), kept_for: &[], free: None, party: &[] };
+        let wish = Wish { name, kept: &[], free: None, party: &[] };
         matches!(self.place(&wish, mobile), Place::Nowhere)
     }
 
     /// Those that leave for others or by themselves, or may still fail to come.
     pub(super) fn mobile(&self) -> Vec<&Who> {
         let there = self.models.iter().filter(|(_, model)| model.is_there());
-        there.filter(|(_, model)| !model.stays_for_good()).map(|(who, _)| who).collect()
+        there
+            .filter(|(who, model)| !model.stays_for_good() && !self.is_held(who))
+            .map(|(who, _)| who)
+            .collect()
     }
 
     /// What those that never leave have not been promised.
@@ -244,28 +249,37 @@ enum Company {
 }
 
 impl Loading {
-    fn company(&self, wish: &Wish<'_>, model: &Model, leave: &[&Who]) -> Company {
+    fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Company {
         let most = match self.numbers.max_loaded {
             0 => usize::MAX,
             most => usize::try_from(most).unwrap_or(usize::MAX),
         };
         let rivals = |other: &Who| {
-            let of_other = self.models.get(other).map(|other| &other.spec.never_with);
-            model.spec.never_with.contains(&other.name)
-                || of_other.is_some_and(|never| never.contains(&wish.name.name))
+            *other != *wish.name
+                && (self.exclude(wish.name, other)
+                    || wish.party.iter().any(|one| one != other && self.exclude(one, other)))
         };
         let there = || self.models.iter().filter(|(_, model)| model.is_there());
         let stays = || there().filter(|(name, model)| model.state != State::Leaves && !leave.contains(name));
-        let kept = wish.kept_for;
-        let all = kept.len() + wish.party.len();
-        if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept.iter().any(rivals)
-        {
+        let kept = || wish.kept.iter().map(|(who, _)| who).filter(|who| *who != wish.name);
+        let all = kept().count() + wish.party.len();
+        if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept().any(rivals) {
             Company::Bad
         } else if there().count() + all >= most || there().any(|(other, _)| rivals(other)) {
             Company::Soon
         } else {
             Company::Good
         }
+    }
+}
+
+impl Loading {
+    /// Whether two models are never loaded at a time.
+    pub(super) fn exclude(&self, one: &Who, other: &Who) -> bool {
+        let names = |who: &Who, other: &Who| {
+            self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
+        };
+        names(one, other) || names(other, one)
     }
 }
 
@@ -291,12 +305,7 @@ impl Loading {
             State::Comes { .. } | State::Serves { .. } => true,
             State::Leaves => false,
             State::Out | State::Called { .. } | State::Wants { .. } => {
-                let (kept, kept_for) = &self.kept;
-                let kept_for: Vec<Who> = kept_for.iter().filter(|other| *other != who).cloned().collect();
-                let nothing = Amounts::none();
-                // What is kept for it is its own.
-                let kept = if kept_for.is_empty() { &nothing } else { kept };
-                let wish = Wish { name: who, kept, kept_for: &kept_for, free, party: &[] };
+                let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
                 matches!(self.place(&wish, &[]), Place::Now(..))
             }
         };
@@ -324,11 +333,7 @@ impl Loading {
 
     fn never(&self, who: &Who, model: &Model) -> Never {
         let pinned = || self.models.iter().filter(|(_, other)| other.stays_for_good());
-        let is_rival = |other: &&Who| {
-            let of_other = self.models.get(*other).map(|other| &other.spec.never_with);
-            model.spec.never_with.contains(&other.name)
-                || of_other.is_some_and(|never| never.contains(&who.name))
-        };
+        let is_rival = |other: &&Who| self.exclude(who, other);
         let rivals: Vec<ModelName> =
             pinned().map(|(other, _)| other).filter(is_rival).map(|other| other.name.clone()).collect();
         if !rivals.is_empty() {
@@ -367,24 +372,26 @@ fn raised(needs: &Needs, by: f64) -> Needs {
     raised
 }
 
+/// What a model maps of its file, which is counted beside its promise.
+pub(super) fn mapped(model: &Model) -> Amounts {
+    Amounts { host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped), gpus: Vec::new() }
+}
+
 /// Places for all processes of a model, what they are promised, and what those who come along are promised.
 pub(super) fn fit_with(
     (name, model): (&Who, &Model),
     along: &[(&Who, &Model)],
     room: &Amounts,
     counts: bool,
-) -> Option<(Vec<Vec<usize>>, Amounts, Amounts)> {
+) -> Option<(Vec<Vec<usize>>, Amounts, Kept)> {
     let (places, promised) = fit(name, model, room, counts)?;
-    let mapped = |model: &Model| Amounts {
-        host: model.spec.needs.as_ref().map_or(0, |needs| needs.mapped),
-        gpus: Vec::new(),
-    };
     let mut left = room.minus(&promised.plus(&mapped(model)));
-    let mut all = Amounts::none();
+    let mut all = Vec::with_capacity(along.len());
     for (name, model) in along {
         let (_, promised) = fit(name, model, &left, counts)?;
         let taken = promised.plus(&mapped(model));
-        (left, all) = (left.minus(&taken), all.plus(&taken));
+        left = left.minus(&taken);
+        all.push(((*name).clone(), taken));
     }
     Some((places, promised, all))
 }

@@ -164,7 +164,6 @@ impl Meter {
     }
 
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
-    /// Reads all objects, and says from where on one that is not complete is needed again.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
         for found in SEARCHER.find_iter(bytes) {
             let at = found.start();

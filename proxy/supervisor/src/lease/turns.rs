@@ -157,6 +157,11 @@ impl Turns {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
+    /// What a generation has had is another one's from now on.
+    pub(crate) fn inherit(&self, from: GenerationId, to: GenerationId) {
+        lock(&self.all).iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
+    }
+
     /// Another generation has this conversation from now on, unless that has come further meanwhile.
     pub(crate) fn moved(&self, kept: &Arc<Kept>, to: GenerationId) {
         let mut all = lock(&self.all);

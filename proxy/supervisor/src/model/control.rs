@@ -25,6 +25,7 @@ impl Model {
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(reply) => self.reclaim(reply),
             Control::GiveBack => self.give_back(),
+            Control::ClearAway => self.clear_away_files(),
             Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {
                 let replaced = self.apply(*spec, watch);
@@ -109,6 +110,7 @@ impl Model {
         }
         self.set_replicas();
         self.keep_turns();
+        self.apply_away();
         self.apply_loading();
         let remade = recipe(&self.spec) != recipe(&old);
         if remade {

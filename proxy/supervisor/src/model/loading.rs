@@ -131,7 +131,7 @@ impl Model {
     fn loading_spec(&self) -> Spec {
         let mut spec = Spec {
             replicas: self.spec.run.replicas,
-            leaves_by_itself: self.spec.ttl.is_some(),
+            ttl: self.spec.ttl,
             can_do_with_less: self.spec.fallback.is_some() && self.whole.is_none(),
             ..self.spec.loading.clone()
         };
@@ -155,6 +155,7 @@ impl Model {
                 Word::Unload(wanted) => Control::Unload(wanted.name),
                 Word::GiveBack => Control::GiveBack,
                 Word::Come => Control::Come,
+                Word::ClearAway => Control::ClearAway,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
             })));
         });
@@ -213,7 +214,9 @@ impl Model {
     /// It drains for another model: what runs is not cut for that, however long it takes.
     pub(super) fn may_take_its_time(&self, id: UnitId) -> bool {
         let crashed = self.live(id).is_none_or(|live| live.crashed.is_some() || live.hurried);
-        self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed
+        // What is saved of it then has an end.
+        let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
+        answers && self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed
     }
 
     /// The GPUs of a replica, if they are chosen by us.

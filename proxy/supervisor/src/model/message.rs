@@ -92,6 +92,8 @@ pub(crate) enum Control {
     GiveBack,
     /// Another one is loaded, and this one along with it.
     Come,
+    /// What it left in memory when it was unloaded has to go.
+    ClearAway,
     /// It is never loaded, for this reason.
     Never {
         why: String,

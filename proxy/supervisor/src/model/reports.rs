@@ -420,6 +420,7 @@ impl Model {
         if let Some(warmed) = warmed {
             self.warmed(id, *warmed);
         }
+        self.arrived(id);
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);
         self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });

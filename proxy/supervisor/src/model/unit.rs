@@ -173,6 +173,8 @@ pub(super) struct Generation {
     pub(super) asked_back: Option<Asked>,
     /// How many were made, and the last one.
     pub(super) reclaim_count: u64,
+    /// The generation whose conversations it was given.
+    pub(super) came_from: Option<GenerationId>,
     pub(super) last_reclaim: Option<ReclaimEntry>,
     /// Why it was not asked when it was judged last.
     pub(super) no_reclaim: Option<NoReclaim>,
@@ -222,6 +224,7 @@ impl Generation {
             reclaims: Reclaims::default(),
             asked_back: None,
             reclaim_count: 0,
+            came_from: None,
             last_reclaim: None,
             no_reclaim: None,
             hurried: false,

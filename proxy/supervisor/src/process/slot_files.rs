@@ -141,13 +141,21 @@ impl SlotFiles {
 
     /// Bytes that can be written there: on a disk what is free, in memory no more than is available.
     pub(crate) fn free(&self, available: Option<u64>) -> Option<u64> {
-        const TMPFS: i64 = 0x0102_1994;
-        const RAMFS: i64 = 0x8584_58f6;
         let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
-        let in_memory = [TMPFS, RAMFS].contains(&disk.f_type);
-        Some(if in_memory { bytes.min(available?) } else { bytes })
+        Some(if is_in_memory(&disk) { bytes.min(available?) } else { bytes })
     }
+
+    /// Whether the files take memory and no disk.
+    pub(crate) fn are_in_memory(&self) -> bool {
+        rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
+    }
+}
+
+fn is_in_memory(disk: &rustix::fs::StatFs) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    [TMPFS, RAMFS].contains(&disk.f_type)
 }
 
 impl Drop for SlotFiles {

@@ -185,6 +185,7 @@ impl Remote {
             | Control::Unload(_)
             | Control::GiveBack
             | Control::Come
+            | Control::ClearAway
             | Control::Never { .. }
             | Control::Learn(..) => {}
         }

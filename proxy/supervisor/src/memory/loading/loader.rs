@@ -114,7 +114,7 @@ impl Loader {
             }
             self.decide().await;
             *lock(&self.desk.promised) = self.loading.owed();
-            *lock(&self.desk.company) = self.loading.kept_company().into_iter().collect();
+            *lock(&self.desk.company) = self.loading.kept_company(seen(&self.members)).into_iter().collect();
             self.show_room().await;
         }
     }
@@ -230,6 +230,11 @@ impl Loader {
                 continue;
             }
             if self.waits_told.insert(who.clone()) {
+                if needed.as_ref().is_some_and(|needed| needed.host > left.host) {
+                    for member in members.values() {
+                        (member.listener)(Word::ClearAway);
+                    }
+                }
                 let message = words(needed.as_ref(), &left);
                 self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }

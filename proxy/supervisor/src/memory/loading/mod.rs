@@ -55,6 +55,8 @@ pub(crate) enum Word {
     GiveBack,
     /// Another one is loaded, and this one along with it.
     Come,
+    /// Memory of the host is short: what it left there when it was unloaded has to go.
+    ClearAway,
     /// It is never loaded, for this reason: who waits does so in vain. `by_room`: with less memory it would be.
     Never { why: String, by_room: bool },
 }

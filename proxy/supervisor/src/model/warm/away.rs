@@ -61,6 +61,26 @@ impl Away {
         self.0.len() < before
     }
 
+    /// Removes files that lie in memory.
+    pub(super) fn clear_files(&self) {
+        for left in &self.0 {
+            let mut bag = lock(&left.luggage);
+            if matches!(&*bag, Some(Bag::Parcel(Some(parcel))) if parcel.files.are_in_memory()) {
+                *bag = Some(Bag::Parcel(None));
+            }
+        }
+    }
+
+    /// A process of a replica is ready without having used what was left for it.
+    pub(super) fn arrived(&mut self, replica: u32) {
+        self.0.retain(|left| left.replica != replica);
+    }
+
+    /// Keeps what so many replicas left; whose the rest was.
+    pub(super) fn keep(&mut self, replicas: u32) -> Vec<GenerationId> {
+        self.0.extract_if(.., |left| left.replica >= replicas).map(|left| left.from).collect()
+    }
+
     /// Forgets what was left too long ago, and whose that was.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<GenerationId> {
         self.0.extract_if(.., |left| left.until <= now).map(|left| left.from).collect()

@@ -66,6 +66,14 @@ fn is_planned(reason: Reason) -> bool {
     )
 }
 
+impl Generation {
+    /// Nothing says that what it holds may be wrong.
+    fn is_well(&self) -> bool {
+        let symptoms = self.health.symptoms();
+        self.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
+    }
+}
+
 impl Model {
     /// Whether conversations are kept from now on.
     pub(super) fn keep_turns(&self) {
@@ -145,6 +153,7 @@ impl Model {
             && reason.is_none()
             && unit.replica < self.spec.run.replicas
             && self.spec.run.warm != Warm::Off
+            && live.is_well()
             && !self.spec.run.warm_away.is_zero();
         let follows = unit.machine.then() == Some(Then::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == Role::Current && (follows || goes);
@@ -157,6 +166,10 @@ impl Model {
             Packed::NotYet => {}
         }
         let (generation, replica) = (live.id, unit.replica);
+        if let Some(from) = live.came_from {
+            // What of an earlier one did not come to be evaluated here is this one's, too, to leave.
+            self.leases.turns.inherit(from, generation);
+        }
         if self.leases.turns.of(generation).is_empty() {
             return true;
         }
@@ -221,7 +234,10 @@ impl Model {
         if !is_planned(replacement.reason()) {
             return None;
         }
-        let from = replacement.from().filter(|from| *from != live.id)?;
+        let Some(from) = replacement.from() else { return self.returning(id) };
+        if from == live.id {
+            return None;
+        }
         if self.spec.run.warm == Warm::Off || self.leases.turns.of(from).is_empty() {
             return None;
         }
@@ -276,6 +292,29 @@ impl Model {
         })
     }
 
+    /// A process of a replica is ready: what was left for it was used, or is of no use.
+    pub(super) fn arrived(&mut self, id: UnitId) {
+        if let Some(replica) =
+            self.unit(id).filter(|unit| unit.role == Role::Current).map(|unit| unit.replica)
+        {
+            self.away.arrived(replica);
+        }
+    }
+
+    /// Other settings: what they do not allow any more is removed.
+    pub(super) fn apply_away(&mut self) {
+        let run = &self.spec.run;
+        let allowed = run.warm != Warm::Off && !run.warm_away.is_zero();
+        for from in self.away.keep(if allowed { run.replicas } else { 0 }) {
+            self.leases.turns.forget(from);
+        }
+    }
+
+    /// Slots in files that lie in memory go: somebody waits for memory. The prompts stay, and are evaluated again.
+    pub(super) fn clear_away_files(&self) {
+        self.away.clear_files();
+    }
+
     /// What was left too long ago is removed.
     pub(super) fn sweep_away(&mut self, now: Instant) {
         for from in self.away.sweep(now) {
@@ -312,6 +351,9 @@ impl Model {
             self.experience.reuses_no_slots = Some(kin.made_of);
         }
         self.replacements.note_warm(from, &warmth);
+        if let Some(live) = self.live_mut(id) {
+            live.came_from = Some(from);
+        }
         if self.away.take(from) {
             self.tell(Some(to), EventKind::CameBack { warmth });
         }
