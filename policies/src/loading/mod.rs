@@ -18,9 +18,12 @@
 mod company;
 mod demand;
 mod evict;
+mod facts;
 mod give_back;
+mod next;
 mod room;
 pub mod simulate;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -28,10 +31,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::demand::Demand;
-use self::give_back::Giving;
+pub use self::facts::{Order, Reading, Seen, Spec, Who};
+use self::next::{Kept, Place, Wish};
 pub use self::room::{Amounts, Never};
-use crate::book::Needs;
-use crate::{ModelName, units};
+use self::state::{Model, State};
+use crate::units;
 
 /// The numbers. Reasons: `defaults.toml`, section `[loading]`.
 pub type Numbers = crate::defaults::Loading;
@@ -45,176 +49,6 @@ impl Numbers {
     /// What they may have of a GPU with so many.
     pub fn left_of_gpu(&self, bytes: u64) -> u64 {
         units::scale(bytes, 1.0 - self.gpu_kept)
-    }
-}
-
-/// A model. One that was removed and has come again with the same name is another one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Who {
-    /// Its name.
-    pub name: ModelName,
-    /// Which of those that have had it.
-    pub life: u64,
-}
-
-/// What is configured of a model.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Spec {
-    /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.
-    pub needs: Option<Needs>,
-    /// Processes.
-    pub replicas: u32,
-    /// The GPUs that it may be on; empty: any.
-    pub gpus: Vec<usize>,
-    /// It may be spread over several GPUs.
-    pub may_split: bool,
-    /// It never leaves for another one.
-    pub pin: bool,
-    /// Models that are not loaded while it is.
-    pub never_with: Vec<ModelName>,
-    /// Models that are loaded along with it, and do not leave for another one while it is there.
-    pub with: Vec<ModelName>,
-    /// It goes when nobody has asked for it for so long, even if it is pinned.
-    pub ttl: Option<Duration>,
-    /// If this is too much, it can be started with less: then it is not tried.
-    pub can_do_with_less: bool,
-}
-
-/// What is seen of a model at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Requests so far.
-    pub asked: u64,
-    /// Requests that wait.
-    pub waiting: usize,
-    /// Requests that are answered.
-    pub in_flight: u32,
-    /// Since when there is none of both.
-    pub idle_for: Duration,
-    /// What its conversations would have to evaluate again if they went on after it had been unloaded.
-    pub conversations: Duration,
-}
-
-impl Seen {
-    const fn is_in_use(&self) -> bool {
-        self.waiting > 0 || self.in_flight > 0
-    }
-}
-
-/// What all processes of a model hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
-    /// Bytes of each memory, without the mapped file.
-    pub held: Amounts,
-    /// What they hold of GPUs is not known: it counts as what they were promised.
-    pub gpus_unknown: bool,
-    /// It leaks.
-    pub leaks: bool,
-    /// Its processes can be asked to give back what they hoard.
-    pub can_give: bool,
-}
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Start the processes of a model, each on these GPUs; none: on the host, or wherever its command says.
-    Load {
-        /// Whose.
-        model: Who,
-        /// The GPUs of each replica.
-        places: Vec<Vec<usize>>,
-    },
-    /// Let a model's requests end, and stop it.
-    Unload {
-        /// Which.
-        model: Who,
-        /// Who wants its room.
-        makes_room_for: Who,
-    },
-    /// Have a model ask to be loaded, because another one is; its room is kept.
-    Call {
-        /// Which.
-        model: Who,
-    },
-    /// Ask a model's processes for what they hoard, while they serve.
-    GiveBack {
-        /// Which.
-        model: Who,
-    },
-}
-
-/// Where a model is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Out,
-    /// It is to come along with another one, and has not asked yet.
-    Called {
-        since: Duration,
-    },
-    Wants {
-        /// Among those who do.
-        place: u64,
-        /// Others leave for it even if nobody waits.
-        urgent: bool,
-    },
-    Comes {
-        since: Duration,
-    },
-    Serves {
-        since: Duration,
-    },
-    Leaves,
-}
-
-#[derive(Debug)]
-struct Model {
-    spec: Spec,
-    state: State,
-    demand: Demand,
-    /// What it was promised.
-    promised: Amounts,
-    /// Bytes of its file that it maps, which the kernel counts as free although they are in use.
-    mapped: u64,
-    reading: Option<Reading>,
-    /// What was free when it was let in.
-    free_before: Option<Amounts>,
-    /// It was let in although it is too large by the book: what it was promised is everything.
-    alone: bool,
-    load_time: Duration,
-    /// It was on its way out when another one was loaded that it is loaded along with.
-    comes_again: bool,
-    /// It was asked to give memory back, and has not answered.
-    gives: bool,
-    /// When it was asked last.
-    asked_back: Option<Duration>,
-    /// What it needs as a multiple of what was thought, since its start found too little.
-    raised: f64,
-    /// Since when.
-    raised_at: Duration,
-}
-
-impl Model {
-    fn new(spec: Spec) -> Self {
-        Self {
-            spec,
-            state: State::Out,
-            demand: Demand::default(),
-            promised: Amounts::none(),
-            mapped: 0,
-            reading: None,
-            free_before: None,
-            alone: false,
-            load_time: Duration::ZERO,
-            comes_again: false,
-            gives: false,
-            asked_back: None,
-            raised: 1.0,
-            raised_at: Duration::ZERO,
-        }
-    }
-
-    const fn is_there(&self) -> bool {
-        matches!(self.state, State::Comes { .. } | State::Serves { .. } | State::Leaves)
     }
 }
 
@@ -316,6 +150,17 @@ impl Loading {
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
             model.state = State::Serves { since: now };
+            let taken = model.promised.clone();
+            self.since_others_came(|before| before.minus(&taken));
+        }
+    }
+
+    /// Of what was free when those were let in that come, this much is somebody's by now, or is free again: what is missing beside that
+    /// they have taken themselves.
+    fn since_others_came(&mut self, change: impl Fn(&Amounts) -> Amounts) {
+        let comes = self.models.values_mut().filter(|model| matches!(model.state, State::Comes { .. }));
+        for before in comes.filter_map(|model| model.free_before.as_mut()) {
+            *before = change(before);
         }
     }
 
@@ -371,9 +216,11 @@ impl Loading {
     /// None of a model's processes is there any more, and it does not want to be loaded.
     pub fn gone(&mut self, model: &Who) {
         if let Some(model) = self.models.get_mut(model) {
+            let returned = model.held();
             model.state = State::Out;
             (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
             (model.gives, model.asked_back) = (false, None);
+            self.since_others_came(|before| before.plus(&returned));
         }
     }
 
@@ -389,131 +236,4 @@ impl Loading {
             model.demand.note(now, asked(name));
         }
     }
-
-    /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
-    pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
-        let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
-        for (name, model) in &mut self.models {
-            model.demand.note(now, seen[name].asked);
-            if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
-                // Somebody else may have had the memory, and has it no more.
-                model.raised = 1.0;
-            }
-        }
-        let mut waiting: Vec<(u64, Who, bool)> = self
-            .models
-            .iter()
-            .filter_map(|(name, model)| match model.state {
-                State::Wants { place, urgent } => {
-                    Some((place, name.clone(), urgent || seen[name].waiting > 0))
-                }
-                _ => None,
-            })
-            .collect();
-        waiting.sort();
-        let mut orders = Vec::new();
-        // What earlier ones wait for is not given to later ones.
-        orders.extend(self.call_again(now));
-        let mut kept = self.kept_for_called(now, free);
-        // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
-        let mut blocked = false;
-        for (number, name, urgent) in waiting {
-            let mut party = self.party(&name);
-            // What is kept for them already is kept once.
-            party.retain(|who| !kept.iter().any(|(known, _)| known == who));
-            let unpinned = self.unpinned();
-            let unpinned: Vec<&Who> = unpinned.iter().collect();
-            let alone = Wish { name: &name, kept: &kept, free, party: &[] };
-            if !party.is_empty()
-                && matches!(self.place(&Wish { party: &party, ..alone }, &unpinned), Place::Nowhere)
-            {
-                // Somebody else has the room of its company.
-                party.clear();
-            }
-            let wish = Wish { party: &party, ..alone };
-            let mut place = self.place(&wish, &[]);
-            if urgent && !blocked && matches!(place, Place::Nowhere) {
-                match self.giving_for(&wish, now) {
-                    Giving::Asked(asked) => {
-                        orders.extend(asked.into_iter().map(|model| Order::GiveBack { model }));
-                    }
-                    Giving::Awaited => {}
-                    Giving::Nobody => {
-                        for victim in self.leaving_for(&wish, now, &seen) {
-                            if let Some(model) = self.models.get_mut(&victim) {
-                                model.state = State::Leaves;
-                            }
-                            orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
-                        }
-                        place = self.place(&wish, &[]);
-                    }
-                }
-            }
-            match place {
-                Place::Now(places, promised, guests) => {
-                    self.let_in(&name, promised, now, free);
-                    orders.push(Order::Load { model: name, places });
-                    kept.extend(guests);
-                    orders.extend(self.call(party, now));
-                }
-                Place::Later(promised, guests) => {
-                    kept.push((name, promised));
-                    kept.extend(guests);
-                }
-                Place::Nowhere if urgent && !blocked => {
-                    if let Place::Later(promised, guests) | Place::Now(_, promised, guests) =
-                        self.place(&wish, &unpinned)
-                    {
-                        kept.push((name, promised));
-                        kept.extend(guests);
-                        blocked = true;
-                    }
-                }
-                // It came guests with another one and missed its room: it waits like all others.
-                Place::Nowhere if number == 0 => self.wait_in_line(&name),
-                Place::Nowhere => {}
-            }
-        }
-        self.kept = kept;
-        orders
-    }
-
-    fn unpinned(&self) -> Vec<Who> {
-        let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
-        there.map(|(who, _)| who).filter(|who| !self.is_held(who)).cloned().collect()
-    }
-
-    fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
-        let alone = promised == self.capacity;
-        if let Some(model) = self.models.get_mut(name) {
-            let mapped = model.spec.needs.as_ref().map_or(0, |needs| needs.mapped);
-            (model.promised, model.mapped, model.alone) = (promised, mapped, alone);
-            model.free_before = free.cloned();
-            model.state = State::Comes { since: now };
-        }
-    }
-}
-
-/// What is kept for whom.
-type Kept = Vec<(Who, Amounts)>;
-
-/// A model that waits for room.
-#[derive(Clone, Copy)]
-struct Wish<'a> {
-    name: &'a Who,
-    /// What is kept for those who came before it, and perhaps for itself.
-    kept: &'a [(Who, Amounts)],
-    /// What anybody could take now.
-    free: Option<&'a Amounts>,
-    /// Who is to be loaded along with it.
-    party: &'a [Who],
-}
-
-/// Whether there is room for a model.
-enum Place {
-    /// On these GPUs, with these promises, and with so much for those who come along.
-    Now(Vec<Vec<usize>>, Amounts, Kept),
-    /// When those who leave are gone, with so much for those who come along.
-    Later(Amounts, Kept),
-    Nowhere,
 }

@@ -153,7 +153,7 @@ impl Model {
         self.spec.pin && self.spec.ttl.is_none() && matches!(self.state, State::Serves { .. })
     }
 
-    fn held(&self) -> Amounts {
+    pub(super) fn held(&self) -> Amounts {
         self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
 

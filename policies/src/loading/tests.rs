@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::book::Part;
+use crate::ModelName;
+use crate::book::{Needs, Part};
 
 const GIB: u64 = 1 << 30;
 
@@ -679,4 +680,39 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     assert_eq!(orders(&mut all, 111, &[]), ["!b"]);
     all.wants(&name("b"), false);
     assert_eq!(orders(&mut all, 112, &[]), ["+b"]);
+}
+
+#[test]
+fn what_is_given_back_while_another_one_comes_is_room_at_once() {
+    let idle = |_: &Who| Seen { idle_for: secs(900), ..Seen::default() };
+    let held = |gib: u64| Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() };
+    let models =
+        [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
+    let mut all = loading(&[26], &models);
+    all.wants(&name("old"), true);
+    all.next(secs(0), Some(&gpus(&[26])), idle);
+    all.loaded(&name("old"), secs(1));
+    all.read(&name("old"), held(8));
+    all.wants(&name("large"), true);
+    assert_eq!(words(all.next(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
+    // It has taken 10 of its 14.
+    all.wants(&name("new"), true);
+    assert_eq!(words(all.next(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
+    all.gone(&name("old"));
+    assert_eq!(words(all.next(secs(4), Some(&gpus(&[16])), idle)), ["+new"], "16 are free, and 4 are owed");
+
+    // What one that serves by now has taken is not taken for another one's.
+    let mut all = loading(&[40], &models);
+    all.wants(&name("large"), true);
+    all.wants(&name("old"), true);
+    assert_eq!(words(all.next(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
+    all.loaded(&name("old"), secs(1));
+    all.read(&name("old"), held(8));
+    // Of 40 somebody else has 14: 26 less the 8 of one and 2 of the other.
+    all.wants(&name("small"), true);
+    all.wants(&name("more"), true);
+    assert_eq!(words(all.next(secs(2), Some(&gpus(&[16])), idle)), ["+small", "+more"], "12 of 16 are owed");
+    all.set(&name("x"), model(1));
+    all.wants(&name("x"), false);
+    assert_eq!(words(all.next(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
 }

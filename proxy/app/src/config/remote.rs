@@ -127,8 +127,10 @@ impl Resolver<'_> {
             return None;
         }
         let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
-        if mode & 0o077 != 0 {
-            let message = format!("`remotes.{name}.key_file`: others can read {}", path.display());
+        // A group of one's own is no stranger, as with `server.keys`.
+        if mode & 0o007 != 0 {
+            let message =
+                format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());
             let place = self.place(&["remotes", name, "key_file"]);
             self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
         }

@@ -91,7 +91,9 @@ pub(crate) enum Refusal {
         "model `{model}` is served by somebody else's endpoint: only routes that compute an answer go there, and not under `/upstream/`"
     )]
     NotThere { model: ModelName },
-    #[error("model `{model}`: its endpoint refuses the key that was configured for it (`key_file`)")]
+    #[error(
+        "model `{model}`: its endpoint wants a key, or another one than its `key_file` has (it answered 401)"
+    )]
     KeyThere { model: ModelName },
     #[error(
         "File Not Found: this llama-server was built without its web page; `llama-warden build --plan` says how to build one \

@@ -9,8 +9,7 @@ use super::llama_swap::texts;
 use crate::exit::Failure;
 
 /// The nearest thing to a rule that is none here.
-const NEAREST: &str =
-    "`groups` of a model name those of which at most one is loaded; without any, memory decides";
+const NEAREST: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
 
 pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &str) -> Result<(), Failure> {
     preload(top.get("hooks"), imported);

@@ -1,0 +1,137 @@
+//! What is to be done now: who is let in, who is asked to give memory back, who leaves.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::give_back::Giving;
+use super::state::State;
+use super::{Amounts, Loading, Order, Seen, Who};
+
+impl Loading {
+    /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
+    pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
+        let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
+        for (name, model) in &mut self.models {
+            model.demand.note(now, seen[name].asked);
+            if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
+                // Somebody else may have had the memory, and has it no more.
+                model.raised = 1.0;
+            }
+        }
+        let mut waiting: Vec<(u64, Who, bool)> = self
+            .models
+            .iter()
+            .filter_map(|(name, model)| match model.state {
+                State::Wants { place, urgent } => {
+                    Some((place, name.clone(), urgent || seen[name].waiting > 0))
+                }
+                _ => None,
+            })
+            .collect();
+        waiting.sort();
+        let mut orders = Vec::new();
+        // What earlier ones wait for is not given to later ones.
+        orders.extend(self.call_again(now));
+        let mut kept = self.kept_for_called(now, free);
+        // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
+        let mut blocked = false;
+        for (number, name, urgent) in waiting {
+            let mut party = self.party(&name);
+            // What is kept for them already is kept once.
+            party.retain(|who| !kept.iter().any(|(known, _)| known == who));
+            let unpinned = self.unpinned();
+            let unpinned: Vec<&Who> = unpinned.iter().collect();
+            let alone = Wish { name: &name, kept: &kept, free, party: &[] };
+            if !party.is_empty()
+                && matches!(self.place(&Wish { party: &party, ..alone }, &unpinned), Place::Nowhere)
+            {
+                // Somebody else has the room of its company.
+                party.clear();
+            }
+            let wish = Wish { party: &party, ..alone };
+            let mut place = self.place(&wish, &[]);
+            if urgent && !blocked && matches!(place, Place::Nowhere) {
+                match self.giving_for(&wish, now) {
+                    Giving::Asked(asked) => {
+                        orders.extend(asked.into_iter().map(|model| Order::GiveBack { model }));
+                    }
+                    Giving::Awaited => {}
+                    Giving::Nobody => {
+                        for victim in self.leaving_for(&wish, now, &seen) {
+                            if let Some(model) = self.models.get_mut(&victim) {
+                                model.state = State::Leaves;
+                            }
+                            orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
+                        }
+                        place = self.place(&wish, &[]);
+                    }
+                }
+            }
+            match place {
+                Place::Now(places, promised, guests) => {
+                    self.let_in(&name, promised, now, free);
+                    orders.push(Order::Load { model: name, places });
+                    kept.extend(guests);
+                    orders.extend(self.call(party, now));
+                }
+                Place::Later(promised, guests) => {
+                    kept.push((name, promised));
+                    kept.extend(guests);
+                }
+                Place::Nowhere if urgent && !blocked => {
+                    if let Place::Later(promised, guests) | Place::Now(_, promised, guests) =
+                        self.place(&wish, &unpinned)
+                    {
+                        kept.push((name, promised));
+                        kept.extend(guests);
+                        blocked = true;
+                    }
+                }
+                // It came guests with another one and missed its room: it waits like all others.
+                Place::Nowhere if number == 0 => self.wait_in_line(&name),
+                Place::Nowhere => {}
+            }
+        }
+        self.kept = kept;
+        orders
+    }
+
+    fn unpinned(&self) -> Vec<Who> {
+        let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
+        there.map(|(who, _)| who).filter(|who| !self.is_held(who)).cloned().collect()
+    }
+
+    fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
+        let alone = promised == self.capacity;
+        if let Some(model) = self.models.get_mut(name) {
+            let mapped = model.spec.needs.as_ref().map_or(0, |needs| needs.mapped);
+            (model.promised, model.mapped, model.alone) = (promised, mapped, alone);
+            model.free_before = free.cloned();
+            model.state = State::Comes { since: now };
+        }
+    }
+}
+
+/// What is kept for whom.
+pub(super) type Kept = Vec<(Who, Amounts)>;
+
+/// A model that waits for room.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) name: &'a Who,
+    /// What is kept for those who came before it, and perhaps for itself.
+    pub(super) kept: &'a [(Who, Amounts)],
+    /// What anybody could take now.
+    pub(super) free: Option<&'a Amounts>,
+    /// Who is to be loaded along with it.
+    pub(super) party: &'a [Who],
+}
+
+/// Whether there is room for a model.
+pub(super) enum Place {
+    /// On these GPUs, with these promises, and with so much for those who come along.
+    Now(Vec<Vec<usize>>, Amounts, Kept),
+    /// When those who leave are gone, with so much for those who come along.
+    Later(Amounts, Kept),
+    Nowhere,
+}

@@ -1,0 +1,82 @@
+//! How each model stands.
+
+use std::time::Duration;
+
+use super::demand::Demand;
+use super::facts::{Reading, Spec};
+use super::room::Amounts;
+
+/// Where a model is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Out,
+    /// It is to come along with another one, and has not asked yet.
+    Called {
+        since: Duration,
+    },
+    Wants {
+        /// Among those who do.
+        place: u64,
+        /// Others leave for it even if nobody waits.
+        urgent: bool,
+    },
+    Comes {
+        since: Duration,
+    },
+    Serves {
+        since: Duration,
+    },
+    Leaves,
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) spec: Spec,
+    pub(super) state: State,
+    pub(super) demand: Demand,
+    /// What it was promised.
+    pub(super) promised: Amounts,
+    /// Bytes of its file that it maps, which the kernel counts as free although they are in use.
+    pub(super) mapped: u64,
+    pub(super) reading: Option<Reading>,
+    /// What was free when it was let in.
+    pub(super) free_before: Option<Amounts>,
+    /// It was let in although it is too large by the book: what it was promised is everything.
+    pub(super) alone: bool,
+    pub(super) load_time: Duration,
+    /// It was on its way out when another one was loaded that it is loaded along with.
+    pub(super) comes_again: bool,
+    /// It was asked to give memory back, and has not answered.
+    pub(super) gives: bool,
+    /// When it was asked last.
+    pub(super) asked_back: Option<Duration>,
+    /// What it needs as a multiple of what was thought, since its start found too little.
+    pub(super) raised: f64,
+    /// Since when.
+    pub(super) raised_at: Duration,
+}
+
+impl Model {
+    pub(super) fn new(spec: Spec) -> Self {
+        Self {
+            spec,
+            state: State::Out,
+            demand: Demand::default(),
+            promised: Amounts::none(),
+            mapped: 0,
+            reading: None,
+            free_before: None,
+            alone: false,
+            load_time: Duration::ZERO,
+            comes_again: false,
+            gives: false,
+            asked_back: None,
+            raised: 1.0,
+            raised_at: Duration::ZERO,
+        }
+    }
+
+    pub(super) const fn is_there(&self) -> bool {
+        matches!(self.state, State::Comes { .. } | State::Serves { .. } | State::Leaves)
+    }
+}
