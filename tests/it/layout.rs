@@ -36,8 +36,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// What a crate without clock, I/O and async cannot need. `toml` parses a compiled-in text.
-const PURE_CRATES_MAY_USE: [&str; 4] = ["serde", "serde_json", "thiserror", "toml"];
+/// What a crate without clock, I/O and async may use. `foldhash` hashes, `toml` parses a compiled-in text.
+const PURE_CRATES_MAY_USE: [&str; 5] = ["foldhash", "serde", "serde_json", "thiserror", "toml"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()

@@ -157,9 +157,11 @@ impl Turns {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
-    /// What a generation has had is another one's from now on.
+    /// What a generation has had is another one's from now on, as far as it can be evaluated again; the rest is gone with it.
     pub(crate) fn inherit(&self, from: GenerationId, to: GenerationId) {
-        lock(&self.all).iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
+        let mut all = lock(&self.all);
+        all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
+        all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
     /// Another generation has this conversation from now on, unless that has come further meanwhile.

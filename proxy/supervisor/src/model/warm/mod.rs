@@ -166,7 +166,7 @@ impl Model {
             Packed::NotYet => {}
         }
         let (generation, replica) = (live.id, unit.replica);
-        if let Some(from) = live.came_from {
+        if let Some(from) = live.came_from.filter(|_| goes) {
             // What of an earlier one did not come to be evaluated here is this one's, too, to leave.
             self.leases.turns.inherit(from, generation);
         }
