@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::room;
+use super::room::{self, Company};
 use super::{Kept, Loading, Model, Order, Place, Seen, State, Who, Wish};
 
 impl Loading {
@@ -36,7 +36,7 @@ impl Loading {
         let fits =
             room::fit_with((name, model), &self.members(&party), &left, self.numbers.make_room).is_some();
         let wish = Wish { name, kept: &[], free: None, party: &party };
-        if fits && !matches!(self.place(&wish, &mobile), Place::Nowhere) { party } else { Vec::new() }
+        if fits && self.company(&wish, &mobile) != Company::Bad { party } else { Vec::new() }
     }
 
     /// All that are loaded along with a model, directly and through others.

@@ -1,4 +1,4 @@
-//! What the caller tells of models, and the orders that it gets.
+//! The types in which a caller describes models, and the orders that it gets back.
 
 use std::time::Duration;
 

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Loading, Model, Numbers, Place, State, Who, Wish};
-use crate::loading::Amounts;
+use super::{Amounts, Loading, Model, Numbers, Place, State, Who, Wish};
 
 /// What is done before anybody leaves for a model.
 pub(super) enum Giving {

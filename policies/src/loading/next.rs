@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::give_back::Giving;
+use super::room;
 use super::state::State;
 use super::{Amounts, Loading, Order, Seen, Who};
 
@@ -104,8 +105,7 @@ impl Loading {
     fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
         let alone = promised == self.capacity;
         if let Some(model) = self.models.get_mut(name) {
-            let mapped = model.spec.needs.as_ref().map_or(0, |needs| needs.mapped);
-            (model.promised, model.mapped, model.alone) = (promised, mapped, alone);
+            (model.promised, model.mapped, model.alone) = (promised, room::mapped(model).host, alone);
             model.free_before = free.cloned();
             model.state = State::Comes { since: now };
         }

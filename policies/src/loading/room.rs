@@ -241,7 +241,7 @@ impl Loading {
 
 /// Whether a model may be loaded beside those that are, whatever memory there is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Company {
+pub(super) enum Company {
     Good,
     /// When those who leave are gone.
     Soon,
@@ -249,7 +249,7 @@ enum Company {
 }
 
 impl Loading {
-    fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Company {
+    pub(super) fn company(&self, wish: &Wish<'_>, leave: &[&Who]) -> Company {
         let most = match self.numbers.max_loaded {
             0 => usize::MAX,
             most => usize::try_from(most).unwrap_or(usize::MAX),

@@ -211,7 +211,7 @@ fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
     for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
         let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
         let all: Vec<&Wanted> = company.map(|(other, _)| other).chain([one]).collect();
-        // One that does not fit even alone is told above.
+        // The loop above has reported each model that does not fit even alone.
         if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
             continue;
         }

@@ -186,7 +186,7 @@ impl Model {
 
     /// Another model needs what its processes hoard: all that can be asked are, and the loader hears when the last one has answered.
     pub(super) fn give_back(&mut self) {
-        let (at, policy) = (self.context.now(), self.spec.recycle.common);
+        let policy = self.spec.recycle.common;
         let serves = |unit: &&Unit| unit.phase() == Phase::Ready;
         let able: Vec<UnitId> = self
             .units
@@ -197,12 +197,7 @@ impl Model {
             .map(|unit| unit.id)
             .collect();
         self.reclaim_counts.for_another = true;
-        for id in able {
-            if let Some(live) = self.live_mut(id).filter(|live| live.asked_back.is_none()) {
-                live.reclaims.asked(&policy, None, at);
-                self.ask(id, Reason::Room, None);
-            }
-        }
+        self.ask_each(able, Reason::Room);
         self.note_given();
     }
 
@@ -217,7 +212,6 @@ impl Model {
 
     /// An operator asks: all processes that serve are asked at once, and the answer has an entry for each.
     pub(super) fn reclaim(&mut self, reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>) {
-        let at = self.context.now();
         let policy = self.spec.recycle.common;
         let refused = |because: &str| ControlError::CannotReclaim {
             model: self.spec.name.clone(),
@@ -263,19 +257,24 @@ impl Model {
         }
         let generations = able.iter().map(|(_, generation)| *generation).collect();
         self.operators.reclaims.push(Reclaiming { generations, entries: Vec::new(), reply });
-        for (id, _) in able {
-            let Some(live) = self.live_mut(id) else { continue };
-            // One that is being asked answers for this, too.
-            if live.asked_back.is_none() {
+        self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
+    }
+
+    /// Asks processes that no policy has chosen. One that is being asked already answers for this, too.
+    fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
+        let (at, policy) = (self.context.now(), self.spec.recycle.common);
+        for id in ids {
+            if let Some(live) = self.live_mut(id).filter(|live| live.asked_back.is_none()) {
                 live.reclaims.asked(&policy, None, at);
-                self.ask(id, Reason::Operator, None);
+                self.ask(id, reason, None);
             }
         }
     }
 }
 
 impl Generation {
-    /// Whether its build gives memory back when it is asked, and it was told where it would be.
+    /// Whether llama-warden can ask this process for memory: `policy.reclaim` is on, and the process has said that its build can give
+    /// memory back.
     pub(super) fn can_be_asked(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.parts.is_some_and(Parts::any)
     }

@@ -179,7 +179,7 @@ pub enum EventKind {
     },
     /// A model that was unloaded is there again, and conversations go on from where they were.
     CameBack {
-        /// What became of them. Those that are due are told by `warmed`.
+        /// What became of the conversations. A later `warmed` reports those that are still to be evaluated.
         warmth: Warmth,
     },
     /// Prompts that were due behind the gate of a process that followed another are evaluated, or will not be.

@@ -256,38 +256,38 @@ impl Model {
                 self.replacements.bring_no_file(from, why);
             }
         }
-        let luggage: Luggage = Arc::clone(self.replacements.of_replica(replica)?.luggage.as_ref()?);
-        let live = self.live(id)?;
-        // Its start has an end, and being made warm is a part of it.
-        let start = self.unit(id)?.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at);
+        let luggage = self.replacements.of_replica(replica)?.luggage.as_ref()?;
+        self.unpacking_of(id, from, (luggage, no_file), urgent)
+    }
+
+    /// What it takes to make a process warm that starts after its model was unloaded.
+    fn returning(&self, id: UnitId) -> Option<Unpacking> {
+        let left = self.away.of(self.unit(id)?.replica)?;
+        if self.spec.run.warm == Warm::Off || self.leases.turns.of(left.from).is_empty() {
+            return None;
+        }
+        self.unpacking_of(id, left.from, (&left.luggage, left.no_file), false)
+    }
+
+    /// What it takes to give a process the conversations of another one.
+    fn unpacking_of(
+        &self,
+        id: UnitId,
+        from: GenerationId,
+        (luggage, no_file): (&Luggage, Option<NoFile>),
+        urgent: bool,
+    ) -> Option<Unpacking> {
+        let unit = self.unit(id)?;
+        let live = unit.live.as_ref()?;
         Some(Unpacking {
-            luggage,
+            luggage: Arc::clone(luggage),
             leases: Arc::clone(&self.leases),
             from,
             cell: Arc::clone(&live.cell),
             files: live.slot_files.clone(),
             no_file,
             urgent,
-            start,
-        })
-    }
-
-    /// What it takes to make a process warm that starts after its model was unloaded.
-    fn returning(&self, id: UnitId) -> Option<Unpacking> {
-        let unit = self.unit(id)?;
-        let live = unit.live.as_ref()?;
-        let left = self.away.of(unit.replica)?;
-        if self.spec.run.warm == Warm::Off || self.leases.turns.of(left.from).is_empty() {
-            return None;
-        }
-        Some(Unpacking {
-            luggage: Arc::clone(&left.luggage),
-            leases: Arc::clone(&self.leases),
-            from: left.from,
-            cell: Arc::clone(&live.cell),
-            files: live.slot_files.clone(),
-            no_file: left.no_file,
-            urgent: false,
+            // Its start has an end, and being made warm is a part of it.
             start: unit.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at),
         })
     }
