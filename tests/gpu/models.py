@@ -117,22 +117,25 @@ def drive(wanted, seeing=()):
 
 
 def swaps(log):
-    """Milliseconds from the end of a process to the start of the next one, of models for which others made room."""
-    ended, wanted, gaps = None, set(), []
+    """Milliseconds from the end of the last process that made room for a model to the start of that model's."""
+    makes_room, ended, gaps = {}, {}, []
     for line in open(log):
         event = re.match(r"(\S+Z)\s+INFO \S*view::event: (.*)", line)
         if not event:
             continue
         at = datetime.datetime.fromisoformat(event[1].replace("Z", "+00:00")).timestamp()
-        room = re.search(r"wanted=(\S+)", event[2])
+        room = re.search(r'model="(.*?)" wanted=(\S+)', event[2])
+        stopped = re.match(r'stopped model="(.*?)"', event[2])
         start = re.match(r'starting model="(.*?)"', event[2])
-        if event[2].startswith("stopped"):
-            ended = at
-        elif room:
-            wanted.add(room[1])
-        elif start and start[1] in wanted and ended:
-            wanted.discard(start[1])
-            gaps.append(round((at - ended) * 1000))
+        if room:
+            makes_room[room[1]] = room[2]
+        elif stopped and stopped[1] in makes_room:
+            ended[makes_room.pop(stopped[1])] = at
+        elif start:
+            if start[1] in ended:
+                gaps.append(round((at - ended.pop(start[1])) * 1000))
+            # What still ends was not needed.
+            makes_room = {who: wanted for who, wanted in makes_room.items() if wanted != start[1]}
     return sorted(gaps)
 
 
@@ -179,6 +182,7 @@ def main():
             "said_to_leak": sorted(set(re.findall(r'view::event: .*leak.* model="(m\d+)"', text))),
             "out_of_memory": len(re.findall(r"out of memory", text)),
             "gap_ms_p50": gaps[len(gaps) // 2] if gaps else None,
+            "gap_ms_p90": gaps[len(gaps) * 9 // 10] if gaps else None,
         }))
 
 

@@ -157,6 +157,8 @@ section!(
         short: f64,
         /// For so long after the last such start.
         short_for: Duration = "duration",
+        /// A model that serves and was not read for so long has what it was promised.
+        first_reading: Duration = "duration",
         /// Room is kept for so long for a model that is to come along with another one and does not ask.
         called: Duration = "duration",
         /// Who is asked to give back what it hoards is waited for so long before others leave ...

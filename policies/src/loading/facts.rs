@@ -70,6 +70,19 @@ pub struct Reading {
     pub leaks: bool,
     /// Its processes can be asked to give back what they hoard.
     pub can_give: bool,
+    /// Some of them have earlier settings of the model, and will be replaced.
+    pub outdated: bool,
+}
+
+/// What one that waits has to wait for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacks {
+    /// What all its processes need, on one GPU each, where that is known.
+    pub needed: Option<Amounts>,
+    /// What is left for it: neither promised, nor taken by anybody, nor kept for those who came before it.
+    pub left: Amounts,
+    /// Others are loaded that exclude it, or as many as may be.
+    pub company: bool,
 }
 
 /// What is to be done.
@@ -98,5 +111,19 @@ pub enum Order {
     GiveBack {
         /// Which.
         model: Who,
+    },
+    /// A model that has other settings has room for them where it is: its processes may be made anew.
+    Stay {
+        /// Which.
+        model: Who,
+        /// The GPUs of each replica.
+        places: Vec<Vec<usize>>,
+    },
+    /// A model that has other settings has no room for them where it is: let its requests end and stop it; it may ask to be loaded then.
+    Anew {
+        /// Which.
+        model: Who,
+        /// What for: what is left would be its own.
+        lacks: Lacks,
     },
 }

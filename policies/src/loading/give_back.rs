@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Amounts, Loading, Model, Numbers, Place, State, Who, Wish};
+use super::{Amounts, Loading, Model, Numbers, Place, State, Who, Wish, room};
 
 /// What is done before anybody leaves for a model.
 pub(super) enum Giving {
@@ -26,9 +26,10 @@ impl Loading {
         {
             return Giving::Nobody;
         }
-        let asked = |model: &Model| model.gives || model.hoard(now, numbers).is_none();
-        let asked: Vec<Who> =
-            self.models.iter().filter(|(_, model)| !asked(model)).map(|(who, _)| who.clone()).collect();
+        let short = self.is_short_of(wish);
+        let helps = |model: &Model| model.hoard(now, numbers).is_some_and(|hoard| hoard.is_any_of(short));
+        let able = self.models.iter().filter(|(_, model)| !model.gives && helps(model));
+        let asked: Vec<Who> = able.map(|(who, _)| who.clone()).collect();
         if asked.is_empty() {
             return Giving::Awaited;
         }
@@ -38,6 +39,16 @@ impl Loading {
             }
         }
         Giving::Asked(asked)
+    }
+
+    /// Whether a model that finds no room lacks memory of the host, and of GPUs. Where neither alone explains it, both.
+    fn is_short_of(&self, wish: &Wish<'_>) -> (bool, bool) {
+        let left = self.left(wish.free);
+        let Some(needed) = self.models.get(wish.name).and_then(room::needed) else { return (true, true) };
+        match (needed.host > left.host, needed.gpus.iter().max() > left.gpus.iter().max()) {
+            (false, false) => (true, true),
+            short => short,
+        }
     }
 
     /// A model's processes have given back what they do, and were read since, or will not.
@@ -60,7 +71,7 @@ impl Model {
             None => true,
         };
         let hoard = reading.held.minus(&self.promised);
-        let some = hoard.host > 0 || hoard.gpus.iter().any(|bytes| *bytes > 0);
-        (is_asked && some && matches!(self.state, State::Serves { .. })).then_some(hoard)
+        (is_asked && hoard.is_any_of((true, true)) && matches!(self.state, State::Serves { .. }))
+            .then_some(hoard)
     }
 }

@@ -21,6 +21,7 @@ mod evict;
 mod facts;
 mod give_back;
 mod next;
+mod renew;
 mod room;
 pub mod simulate;
 mod state;
@@ -31,7 +32,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::demand::Demand;
-pub use self::facts::{Order, Reading, Seen, Spec, Who};
+pub use self::facts::{Lacks, Order, Reading, Seen, Spec, Who};
 use self::next::{Kept, Place, Wish};
 pub use self::room::{Amounts, Never};
 use self::state::{Model, State};
@@ -76,11 +77,17 @@ impl Loading {
         self.numbers = numbers;
     }
 
-    /// Those who wait for room, with what all processes of each need where that is known, on one GPU each, and what is left: neither
-    /// promised nor, by `free`, taken by anybody.
-    pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Option<Amounts>, Amounts)> {
+    /// Those who wait for room, and what for.
+    pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Lacks)> {
         let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
-        waiting.map(|(who, model)| (who.clone(), room::needed(model), self.left(free))).collect()
+        let lacks = |who: &Who, model: &Model| {
+            let kept = self.kept.iter().filter(|(other, _)| other != who);
+            let kept = kept.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts));
+            let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
+            let company = self.company(&wish, &[]) == room::Company::Good;
+            Lacks { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }
+        };
+        waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
 
     /// What all of them may have from now on.
@@ -96,7 +103,7 @@ impl Loading {
                     != (&spec.needs, spec.replicas, &spec.gpus)
                 {
                     // Its next reading says what it holds now; what was thought of its needs was of others.
-                    (known.reading, known.raised) = (None, 1.0);
+                    (known.unread, known.raised) = (true, 1.0);
                 }
                 known.spec = spec;
             }
@@ -128,7 +135,7 @@ impl Loading {
         let moves = |model: &Model| match model.state {
             State::Wants { .. } | State::Called { .. } => true,
             State::Out => model.comes_again,
-            _ => false,
+            _ => model.remade,
         };
         self.models.values().any(moves)
     }
@@ -144,38 +151,70 @@ impl Loading {
     }
 
     /// A model serves.
-    pub fn loaded(&mut self, model: &Who, now: Duration) {
-        if let Some(model) = self.models.get_mut(model)
+    pub fn loaded(&mut self, name: &Who, now: Duration) {
+        if let Some(model) = self.models.get_mut(name)
             && let State::Comes { since } = model.state
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
-            model.state = State::Serves { since: now };
-            let taken = model.promised.clone();
-            self.since_others_came(|before| before.minus(&taken));
+            (model.state, model.settles) = (State::Serves { since: now }, Some(now));
+            if let Some(held) = model.reading.as_ref().map(|reading| reading.held.clone()) {
+                self.has_taken(name, &held);
+            }
+        }
+    }
+
+    /// It is known what a model has taken that was loaded a moment ago.
+    fn has_taken(&mut self, model: &Who, held: &Amounts) {
+        if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {
+            self.since_others_came(|before| before.minus(held));
+        }
+    }
+
+    /// It will not be read any more, or in time: it has what it was promised.
+    fn has_all(&mut self, name: &Who) {
+        if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
+            let held = model.promised.clone();
+            model.reading.get_or_insert_default().held.clone_from(&held);
+            self.has_taken(name, &held);
         }
     }
 
     /// Of what was free when those were let in that come, this much is somebody's by now, or is free again: what is missing beside that
     /// they have taken themselves.
     fn since_others_came(&mut self, change: impl Fn(&Amounts) -> Amounts) {
-        let comes = self.models.values_mut().filter(|model| matches!(model.state, State::Comes { .. }));
-        for before in comes.filter_map(|model| model.free_before.as_mut()) {
+        let taking = self.models.values_mut().filter(|model| model.is_taking());
+        for before in taking.filter_map(|model| model.free_before.as_mut()) {
             *before = change(before);
         }
     }
 
+    /// It is on its way out from now on.
+    fn part(&mut self, who: &Who) {
+        self.has_all(who);
+        if let Some(model) = self.models.get_mut(who) {
+            model.state = State::Leaves;
+        }
+    }
+
     /// What a model's processes hold. Those that hold more than they were promised have it all the same.
-    pub fn read(&mut self, model: &Who, mut reading: Reading) {
-        if let Some(model) = self.models.get_mut(model).filter(|model| model.is_there()) {
+    pub fn read(&mut self, name: &Who, mut reading: Reading) {
+        if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
             if reading.gpus_unknown {
                 reading.held.gpus.clone_from(&model.promised.gpus);
             }
+            let held = reading.held.clone();
+            if !reading.outdated
+                && let Some(renewed) = model.renewed.take()
+            {
+                (model.promised, model.mapped) = (renewed, room::mapped(model).host);
+            }
             if matches!(model.state, State::Serves { .. }) && !reading.leaks {
+                let first = !reading.outdated && std::mem::take(&mut model.unread);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
-                if std::mem::take(&mut model.alone) {
+                if first && std::mem::take(&mut model.alone) {
                     // It was too large by the book, and is not.
                     model.promised = Amounts::none();
-                } else if model.reading.is_none() && !measured {
+                } else if first && !measured {
                     // What is allocated on a GPU is taken at once, so the reading is better than the plan. On the host it is taken when it is
                     // used for the first time.
                     model.promised.gpus.clear();
@@ -183,13 +222,14 @@ impl Loading {
                 model.promised = model.promised.max(&reading.held);
             }
             model.reading = Some(reading);
+            self.has_taken(name, &held);
         }
     }
 
     /// A model is on its way out by itself: nobody asks for it, or an operator drains it.
     pub fn leaves(&mut self, model: &Who) {
-        if let Some(model) = self.models.get_mut(model).filter(|model| model.is_there()) {
-            model.state = State::Leaves;
+        if self.models.get(model).is_some_and(Model::is_there) {
+            self.part(model);
         }
     }
 
@@ -216,10 +256,13 @@ impl Loading {
     /// None of a model's processes is there any more, and it does not want to be loaded.
     pub fn gone(&mut self, model: &Who) {
         if let Some(model) = self.models.get_mut(model) {
-            let returned = model.held();
+            // What one had that was not read yet was not counted as taken.
+            let returned = if model.is_taking() { Amounts::none() } else { model.held() };
             model.state = State::Out;
             (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
             (model.gives, model.asked_back) = (false, None);
+            (model.unread, model.remade, model.renewed, model.settles) = (true, false, None, None);
+            model.places.clear();
             self.since_others_came(|before| before.plus(&returned));
         }
     }

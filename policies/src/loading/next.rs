@@ -1,4 +1,4 @@
-//! What is to be done now: who is let in, who is asked to give memory back, who leaves.
+//! What is to be done now: who is let in, who stays with other settings, who is asked to give memory back, who leaves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +19,12 @@ impl Loading {
                 model.raised = 1.0;
             }
         }
+        let late = |model: &super::Model| {
+            model.settles.is_some_and(|since| now.saturating_sub(since) >= self.numbers.first_reading)
+        };
+        let late: Vec<Who> =
+            self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
+        late.iter().for_each(|who| self.has_all(who));
         let mut waiting: Vec<(u64, Who, bool)> = self
             .models
             .iter()
@@ -32,6 +38,7 @@ impl Loading {
         waiting.sort();
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
+        orders.extend(self.renew(free));
         orders.extend(self.call_again(now));
         let mut kept = self.kept_for_called(now, free);
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
@@ -40,11 +47,9 @@ impl Loading {
             let mut party = self.party(&name);
             // What is kept for them already is kept once.
             party.retain(|who| !kept.iter().any(|(known, _)| known == who));
-            let unpinned = self.unpinned();
-            let unpinned: Vec<&Who> = unpinned.iter().collect();
             let alone = Wish { name: &name, kept: &kept, free, party: &[] };
             if !party.is_empty()
-                && matches!(self.place(&Wish { party: &party, ..alone }, &unpinned), Place::Nowhere)
+                && matches!(self.place_without_movers(&Wish { party: &party, ..alone }), Place::Nowhere)
             {
                 // Somebody else has the room of its company.
                 party.clear();
@@ -59,9 +64,7 @@ impl Loading {
                     Giving::Awaited => {}
                     Giving::Nobody => {
                         for victim in self.leaving_for(&wish, now, &seen) {
-                            if let Some(model) = self.models.get_mut(&victim) {
-                                model.state = State::Leaves;
-                            }
+                            self.part(&victim);
                             orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
                         }
                         place = self.place(&wish, &[]);
@@ -70,7 +73,7 @@ impl Loading {
             }
             match place {
                 Place::Now(places, promised, guests) => {
-                    self.let_in(&name, promised, now, free);
+                    self.let_in(&name, promised, now, free, places.clone());
                     orders.push(Order::Load { model: name, places });
                     kept.extend(guests);
                     orders.extend(self.call(party, now));
@@ -81,7 +84,7 @@ impl Loading {
                 }
                 Place::Nowhere if urgent && !blocked => {
                     if let Place::Later(promised, guests) | Place::Now(_, promised, guests) =
-                        self.place(&wish, &unpinned)
+                        self.place_without_movers(&wish)
                     {
                         kept.push((name, promised));
                         kept.extend(guests);
@@ -97,16 +100,25 @@ impl Loading {
         orders
     }
 
-    fn unpinned(&self) -> Vec<Who> {
+    /// The place that there is once everybody has left who may leave for others.
+    fn place_without_movers(&self, wish: &Wish<'_>) -> Place {
         let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
-        there.map(|(who, _)| who).filter(|who| !self.is_held(who)).cloned().collect()
+        let movers: Vec<&Who> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
+        self.place(wish, &movers)
     }
 
-    fn let_in(&mut self, name: &Who, promised: Amounts, now: Duration, free: Option<&Amounts>) {
+    fn let_in(
+        &mut self,
+        name: &Who,
+        promised: Amounts,
+        now: Duration,
+        free: Option<&Amounts>,
+        places: Vec<Vec<usize>>,
+    ) {
         let alone = promised == self.capacity;
         if let Some(model) = self.models.get_mut(name) {
             (model.promised, model.mapped, model.alone) = (promised, room::mapped(model).host, alone);
-            model.free_before = free.cloned();
+            (model.free_before, model.places) = (free.cloned(), places);
             model.state = State::Comes { since: now };
         }
     }

@@ -69,6 +69,11 @@ impl Amounts {
         self.both(other, u64::max)
     }
 
+    /// Whether there is any of the host's, or of a GPU's memory, as far as these are asked for.
+    pub(super) fn is_any_of(&self, (host, gpus): (bool, bool)) -> bool {
+        host && self.host > 0 || gpus && self.gpus.iter().any(|bytes| *bytes > 0)
+    }
+
     fn min(&self, other: &Self) -> Self {
         self.both(other, u64::min)
     }
@@ -103,14 +108,19 @@ pub enum Never {
 }
 
 /// What is left now, and when those who leave are gone.
-struct Ledger {
+pub(super) struct Ledger {
     now: Amounts,
-    soon: Amounts,
+    pub(super) soon: Amounts,
 }
 
 impl Ledger {
     /// As if `leave` were on their way out, too.
-    fn of(models: &BTreeMap<Who, Model>, capacity: &Amounts, free: Option<&Amounts>, leave: &[&Who]) -> Self {
+    pub(super) fn of(
+        models: &BTreeMap<Who, Model>,
+        capacity: &Amounts,
+        free: Option<&Amounts>,
+        leave: &[&Who],
+    ) -> Self {
         let known = || models.iter().filter(|(_, model)| model.is_there());
         let goes = |name: &Who, model: &Model| model.state == State::Leaves || leave.contains(&name);
         let there = || known().map(|(_, model)| model);
@@ -127,14 +137,14 @@ impl Ledger {
         let by_promise = |models: &mut dyn Iterator<Item = &Model>| capacity.minus(&all(models, &promised));
         let (mut now, mut soon) = (by_promise(&mut there()), by_promise(&mut stays()));
         if let Some(free) = free {
-            let comes = || there().filter(|model| matches!(model.state, State::Comes { .. }));
+            let comes = || there().filter(|model| model.is_taking());
             // What has gone since they were let in is what they have taken of their promises so far. Where somebody else took it, the start fails
             // for want of memory, which is known then.
             let before = comes().filter_map(|model| model.free_before.as_ref());
             let before = before.fold(Amounts::default(), |most, before| most.max(before));
             let not_taken = all(&mut comes(), &|model| model.promised.clone());
             let taken = before.minus(free).min(&not_taken);
-            let serves = || stays().filter(|model| !matches!(model.state, State::Comes { .. }));
+            let serves = || stays().filter(|model| !model.is_taking());
             let files = all(&mut comes(), &of_file);
             let owed = all(&mut serves(), &owed).plus(&files).plus(&not_taken.minus(&taken));
             now = now.min(&free.minus(&owed));
@@ -398,26 +408,36 @@ pub(super) fn fit_with(
 
 /// Places for all processes of a model, and what they are promised.
 fn fit(name: &Who, model: &Model, room: &Amounts, counts: bool) -> Option<(Vec<Vec<usize>>, Amounts)> {
+    fit_at(name, model, &[], room, counts)
+}
+
+/// The same, for one whose first processes have GPUs already and stay there.
+pub(super) fn fit_at(
+    name: &Who,
+    model: &Model,
+    taken: &[Vec<usize>],
+    room: &Amounts,
+    counts: bool,
+) -> Option<(Vec<Vec<usize>>, Amounts)> {
     let spec = &model.spec;
     let count = replicas(model);
+    let place = |number: usize| taken.get(number).filter(|place| !place.is_empty());
+    let anywhere = || (0..count).map(|number| place(number).cloned().unwrap_or_default()).collect();
     let Some(needs) = spec.needs.as_ref().filter(|_| counts) else {
-        return Some((vec![Vec::new(); count], Amounts::none()));
+        return Some((anywhere(), Amounts::none()));
     };
     let needs = &raised(needs, model.raised);
     if needs.uses_gpu() && room.gpus.is_empty() {
         // No GPU tells its memory: nobody can say what fits.
-        return Some((
-            vec![Vec::new(); count],
-            Amounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() },
-        ));
+        return Some((anywhere(), Amounts { host: needs.host_bytes() * count as u64, gpus: Vec::new() }));
     }
     let wanted: Vec<Wanted> = (0..count)
         .map(|number| Wanted {
             name: format!("{} {number}", name.name),
             // They share one mapped file.
             needs: Needs { mapped: if number == 0 { needs.mapped } else { 0 }, ..needs.clone() },
-            gpus: spec.gpus.clone(),
-            may_split: spec.may_split,
+            gpus: place(number).unwrap_or(&spec.gpus).clone(),
+            may_split: spec.may_split || place(number).is_some_and(|place| place.len() > 1),
         })
         .collect();
     let all: Vec<&Wanted> = wanted.iter().collect();

@@ -39,6 +39,16 @@ pub(super) struct Model {
     /// Bytes of its file that it maps, which the kernel counts as free although they are in use.
     pub(super) mapped: u64,
     pub(super) reading: Option<Reading>,
+    /// It serves since then, and was not read yet: what it has taken is not known.
+    pub(super) settles: Option<Duration>,
+    /// Its next reading is the first one of what it is now.
+    pub(super) unread: bool,
+    /// The GPUs of each of its processes.
+    pub(super) places: Vec<Vec<usize>>,
+    /// It has other settings, and was not told yet whether it may stay.
+    pub(super) remade: bool,
+    /// What it was promised with them, as long as processes with earlier ones are there.
+    pub(super) renewed: Option<Amounts>,
     /// What was free when it was let in.
     pub(super) free_before: Option<Amounts>,
     /// It was let in although it is too large by the book: what it was promised is everything.
@@ -65,6 +75,11 @@ impl Model {
             promised: Amounts::none(),
             mapped: 0,
             reading: None,
+            settles: None,
+            unread: true,
+            places: Vec::new(),
+            remade: false,
+            renewed: None,
             free_before: None,
             alone: false,
             load_time: Duration::ZERO,
@@ -74,6 +89,11 @@ impl Model {
             raised: 1.0,
             raised_at: Duration::ZERO,
         }
+    }
+
+    /// What it has of its promise by now is only seen by what is free.
+    pub(super) const fn is_taking(&self) -> bool {
+        matches!(self.state, State::Comes { .. }) || self.settles.is_some()
     }
 
     pub(super) const fn is_there(&self) -> bool {

@@ -47,7 +47,8 @@ fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
     all
 }
 
-/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards, `!d` is called.
+/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards, `!d` is called, `=e` stays with other settings, `~f` leaves
+/// with them.
 fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
     let of = |model: &Who| {
         let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
@@ -63,6 +64,8 @@ fn words(told: Vec<Order>) -> Vec<String> {
             Order::Unload { model, .. } => format!("-{}", model.name),
             Order::GiveBack { model } => format!("?{}", model.name),
             Order::Call { model } => format!("!{}", model.name),
+            Order::Stay { model, .. } => format!("={}", model.name),
+            Order::Anew { model, .. } => format!("~{}", model.name),
         })
         .collect()
 }
@@ -392,6 +395,7 @@ proptest! {
     fn promises_are_never_more_than_there_is_and_each_has_its_turn(
         sizes in proptest::collection::vec(1_u64..22, 2..7),
         asks in proptest::collection::vec((0_usize..7, 0_u64..20), 1..60),
+        reloads in proptest::collection::vec((0_usize..7, 1_u64..22, 0_u64..200), 0..8),
     ) {
         const LOAD: u64 = 4;
         const SERVICE: u64 = 3;
@@ -412,6 +416,11 @@ proptest! {
                 waiting[of].push(now);
                 asked[of] += 1;
                 next_ask = asks.next().map(|(of, pause)| (at + pause, of));
+            }
+            for (of, gib, _) in reloads.iter().filter(|(_, _, at)| *at == now) {
+                let of = name(&names[of % names.len()]);
+                all.set(&of, model(*gib));
+                all.remade(&of);
             }
             for index in 0..names.len() {
                 let of = name(&names[index]);
@@ -445,7 +454,8 @@ proptest! {
                 let index = |of: &Who| names.iter().position(|known| known == of.name.as_str()).unwrap();
                 match order {
                     Order::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
-                    Order::Unload { model, .. } => leaves[index(&model)] = true,
+                    Order::Unload { model, .. } | Order::Anew { model, .. } => leaves[index(&model)] = true,
+                    Order::Stay { .. } => {}
                     Order::GiveBack { .. } | Order::Call { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
@@ -466,8 +476,8 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     let held = |gib: u64, leaks| Reading {
         held: Amounts { host: 0, gpus: vec![gib * GIB] },
         leaks,
-        gpus_unknown: false,
         can_give: true,
+        ..Reading::default()
     };
     let begin = |reading: Reading| {
         let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
@@ -715,4 +725,108 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     all.set(&name("x"), model(1));
     all.wants(&name("x"), false);
     assert_eq!(words(all.next(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
+}
+
+fn holds(gib: u64) -> Reading {
+    Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
+}
+
+/// A model has other settings, and its processes are to be made anew.
+fn remake(all: &mut Loading, of: &str, spec: Spec) {
+    all.set(&name(of), spec);
+    all.remade(&name(of));
+}
+
+#[test]
+fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_like_everybody() {
+    let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(3))]);
+    load(&mut all, &["a", "b"]);
+    for (of, gib) in [("a", 8), ("b", 10)] {
+        all.read(&name(of), holds(gib));
+    }
+    remake(&mut all, "a", model(13));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.wants(&name("c"), false);
+    // Its old process is read once more.
+    all.read(&name("a"), Reading { outdated: true, ..holds(8) });
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "what it was promised is nobody else's");
+    all.read(&name("a"), holds(12));
+    assert_eq!(orders(&mut all, 202, &[]), [""; 0], "24 - 12 - 10 = 2");
+    all.gone(&name("c"));
+    remake(&mut all, "a", model(15));
+    assert_eq!(words(all.next(secs(203), None, |_| Seen::default())), ["~a"], "12 + 2 are not enough");
+    assert_eq!(orders(&mut all, 204, &[]), [""; 0]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 205, &[]), ["-b"]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 206, &[]), ["+a"]);
+}
+
+#[test]
+fn who_becomes_smaller_keeps_what_it_has_until_it_has_less() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(10))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(20));
+    remake(&mut all, "a", model(9));
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.read(&name("a"), Reading { outdated: true, ..holds(20) });
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0]);
+    all.read(&name("a"), holds(9));
+    assert_eq!(orders(&mut all, 202, &[]), ["+b"]);
+}
+
+#[test]
+fn one_that_is_alone_leaves_for_nobody_and_one_that_can_do_with_less_starts_over() {
+    let mut all = loading(&[24], &[("a", model(20))]);
+    load(&mut all, &["a"]);
+    remake(&mut all, "a", model(30));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"], "the book may be wrong");
+    assert_eq!(all.models[&name("a")].promised.gpus, [24 * GIB]);
+    all.read(&name("a"), holds(18));
+    assert_eq!(all.models[&name("a")].promised.gpus, [18 * GIB]);
+    remake(&mut all, "a", Spec { can_do_with_less: true, ..model(30) });
+    assert_eq!(orders(&mut all, 201, &[]), ["~a"]);
+}
+
+#[test]
+fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_there_leaves() {
+    let mut all = loading(&[24, 24], &[("a", model(10))]);
+    load(&mut all, &["a"]);
+    let place = all.models[&name("a")].places.clone();
+    remake(&mut all, "a", Spec { replicas: 3, ..model(12) });
+    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+        panic!()
+    };
+    assert_eq!(places[0], place[0]);
+    assert_eq!(places.len(), 3);
+    assert_eq!(all.models[&name("a")].promised.gpus.iter().sum::<u64>(), 36 * GIB);
+    let other = 1 - place[0][0];
+    remake(&mut all, "a", Spec { gpus: vec![other], ..model(12) });
+    assert_eq!(orders(&mut all, 101, &[]), ["~a"]);
+}
+
+#[test]
+fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobody_out() {
+    let all_of = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(10));
+    all.wants(&name("b"), true);
+    assert_eq!(words(all.next(secs(100), Some(&all_of(54)), idle)), ["+b"]);
+    all.wants(&name("c"), true);
+    all.loaded(&name("b"), secs(110));
+    // It has its 40 GiB, as is seen by what is free; how much is whose is not known yet.
+    assert_eq!(words(all.next(secs(110), Some(&all_of(14)), idle)), ["+c"]);
+    all.read(&name("b"), holds(40));
+    all.loaded(&name("c"), secs(115));
+    all.gone(&name("c"));
+    all.wants(&name("c"), true);
+    assert_eq!(words(all.next(secs(116), Some(&all_of(14)), idle)), ["+c"]);
+    all.loaded(&name("c"), secs(117));
+    // Nobody reads it: after a while it has what it was promised, and who leaves unread leaves so much.
+    assert_eq!(words(all.next(secs(130), Some(&all_of(2)), idle)), [""; 0]);
+    assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
 }

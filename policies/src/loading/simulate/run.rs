@@ -249,7 +249,7 @@ impl Ours {
             Order::Load { model, .. } => Some(Do::Load(number(&model)?)),
             Order::Unload { model, .. } => Some(Do::Unload(number(&model)?)),
             // Nobody hoards here, and nobody comes along.
-            Order::GiveBack { .. } | Order::Call { .. } => None,
+            Order::GiveBack { .. } | Order::Call { .. } | Order::Stay { .. } | Order::Anew { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
     }

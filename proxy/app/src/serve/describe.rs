@@ -30,6 +30,9 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             format!("unloaded: it makes room for `{wanted}`; its next request loads it again")
         }
         EventKind::WaitsForRoom { message } => format!("waits for room: {message}"),
+        EventKind::LoadsAnew { message } => {
+            format!("unloaded, and loaded with its new settings when there is room: {message}")
+        }
         EventKind::FallsBack { message } => format!("falls back: {message}"),
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
         EventKind::Crashed { failure } => format!("crashed: {}", failure.message),

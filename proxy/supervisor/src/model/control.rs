@@ -25,6 +25,8 @@ impl Model {
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(reply) => self.reclaim(reply),
             Control::GiveBack => self.give_back(),
+            Control::Stay(places) => self.stay(places),
+            Control::Anew(why) => self.load_anew(why),
             Control::ClearAway => self.clear_away_files(),
             Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {
@@ -82,6 +84,7 @@ impl Model {
     /// Returns whether processes are replaced.
     fn apply(&mut self, spec: ModelSpec, watch: Watch) -> bool {
         let spec = self.keep_fallback(spec);
+        let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
         let (binary, facts) = (self.spec.command.binary.clone(), self.spec.facts);
@@ -108,11 +111,12 @@ impl Model {
         if self.spec.max_in_flight != old.max_in_flight {
             self.reopen();
         }
-        self.set_replicas();
-        self.keep_turns();
         self.apply_away();
         self.apply_loading();
         let remade = recipe(&self.spec) != recipe(&old);
+        self.ask_to_stay(&needed, remade);
+        self.set_replicas();
+        self.keep_turns();
         if remade {
             self.timers.configuration = None;
             for path in self.leases.settings.clear() {

@@ -15,6 +15,7 @@ use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::loading::{Amounts, Reading, Spec};
 use warden_policies::{MemoryKind, ModelName};
 
+use super::recipe::recipe;
 use super::unit::{Role, Unit, UnitId};
 use super::{Control, End, Message, Model};
 use crate::error::{ControlError, Denied, FailureKind};
@@ -30,8 +31,9 @@ pub(super) enum Stand {
     Out,
     /// It waits for room.
     Asked { urgent: bool, number: u64 },
-    /// It may have processes, each on these GPUs; none: wherever its command says.
-    In { places: Vec<Vec<usize>>, told: bool },
+    /// It may have processes, each on these GPUs; none: wherever its command says. While it is `asking` whether it may stay with other
+    /// settings, none is started.
+    In { places: Vec<Vec<usize>>, told: bool, asking: bool },
     /// No more; for another model, or by itself.
     Leaving { for_another: bool },
 }
@@ -91,8 +93,8 @@ impl Model {
 
     /// Whether processes may be made. If not, it is asked for.
     pub(super) fn may_start(&mut self) -> bool {
-        if matches!(self.stand, Stand::In { .. }) {
-            return true;
+        if let Stand::In { asking, .. } = self.stand {
+            return !asking;
         }
         let urgent = !self.operators.restarts.is_empty();
         let asks = match self.stand {
@@ -128,7 +130,7 @@ impl Model {
     }
 
     /// What it needs now, by what is known of processes with its command.
-    fn loading_spec(&self) -> Spec {
+    pub(super) fn loading_spec(&self) -> Spec {
         let mut spec = Spec {
             replicas: self.spec.run.replicas,
             ttl: self.spec.ttl,
@@ -154,6 +156,8 @@ impl Model {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
                 Word::GiveBack => Control::GiveBack,
+                Word::Stay(places) => Control::Stay(places),
+                Word::Anew(why) => Control::Anew(why),
                 Word::Come => Control::Come,
                 Word::ClearAway => Control::ClearAway,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
@@ -190,13 +194,49 @@ impl Model {
         if !matches!(self.stand, Stand::Asked { number, .. } if number == asked) {
             return;
         }
-        self.stand = Stand::In { places, told: false };
+        self.stand = Stand::In { places, told: false, asking: false };
+        self.start_the_held();
+        self.changed();
+    }
+
+    /// What waited for room starts.
+    fn start_the_held(&mut self) {
         for id in self.ids() {
             if let Some(event) = self.unit_mut(id).and_then(|unit| unit.held.take()) {
                 self.step(id, event);
             }
         }
+    }
+
+    /// Its settings are others. Where they say how much it takes, or on which GPUs it may be, it asks before any process is made by them.
+    pub(super) fn ask_to_stay(&mut self, before: &Spec, remade: bool) {
+        let now = self.loading_spec();
+        let elsewhere = self.spec.choose_gpus && now.gpus != before.gpus;
+        if !(remade && now.needs != before.needs || now.replicas != before.replicas || elsewhere) {
+            return;
+        }
+        if let Stand::In { asking, .. } = &mut self.stand {
+            *asking = true;
+            self.tell_loading(Told::Remade);
+        }
+    }
+
+    /// It may, each process on these GPUs.
+    pub(super) fn stay(&mut self, now: Vec<Vec<usize>>) {
+        let Stand::In { places, asking, .. } = &mut self.stand else { return };
+        (*places, *asking) = (now, false);
+        self.timers.configuration = None;
+        self.start_the_held();
         self.changed();
+    }
+
+    /// It may not: it lets its requests end, stops, and asks for room like everybody.
+    pub(super) fn load_anew(&mut self, why: String) {
+        if self.end.is_some() || !matches!(self.stand, Stand::In { .. }) {
+            return;
+        }
+        self.tell(None, EventKind::LoadsAnew { message: why });
+        self.leave_for("the model is loaded anew with its new settings");
     }
 
     /// Another model needs the room.
@@ -205,8 +245,13 @@ impl Model {
             return;
         }
         self.tell(None, EventKind::MakesRoom { wanted });
-        self.give_up_replacements("the model makes room for another one");
+        self.leave_for("the model makes room for another one");
         self.wanted = false;
+    }
+
+    /// Ends once the running requests have.
+    fn leave_for(&mut self, why: &str) {
+        self.give_up_replacements(why);
         self.stand = Stand::Leaving { for_another: true };
         self.all_down();
     }
@@ -233,12 +278,14 @@ impl Model {
             return;
         }
         let mut held = Amounts::none();
-        let (mut leaks, mut gpus_unknown, mut can_give) = (false, false, false);
+        let made_of = recipe(&self.spec);
+        let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
         for live in self.lives() {
             if !live.memory.is_known() {
                 return;
             }
             leaks |= live.memory.leaks();
+            outdated |= live.made_of != made_of;
             gpus_unknown |= !live.memory.knows_vram();
             can_give |= live.can_be_asked(&self.spec.recycle.common);
             held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));
@@ -246,7 +293,7 @@ impl Model {
                 held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
             }
         }
-        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give }));
+        self.tell_loading(Told::Read(Reading { held, leaks, gpus_unknown, can_give, outdated }));
     }
 
     /// A start found too little memory.

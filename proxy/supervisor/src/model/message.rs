@@ -90,6 +90,10 @@ pub(crate) enum Control {
     Unload(ModelName),
     /// Another model needs what its processes hoard.
     GiveBack,
+    /// What it is by its new settings has room where it is: each process on these GPUs.
+    Stay(Vec<Vec<usize>>),
+    /// It has none, for this reason.
+    Anew(String),
     /// Another one is loaded, and this one along with it.
     Come,
     /// What it left in memory when it was unloaded has to go.

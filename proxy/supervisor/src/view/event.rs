@@ -98,6 +98,11 @@ pub enum EventKind {
         /// That model.
         wanted: ModelName,
     },
+    /// What it is by its new settings does not fit where it is loaded: it is unloaded, and loaded again when there is room.
+    LoadsAnew {
+        /// What it needs, and what there is, in words.
+        message: String,
+    },
     /// It does not fit into memory as it is configured, and is started with its fallback arguments.
     FallsBack {
         /// Which, and why, for people.
@@ -350,6 +355,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         }
         EventKind::MakesRoom { wanted } => tracing::info!(model, %wanted, "unloaded: it makes room"),
         EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for room: {message}"),
+        EventKind::LoadsAnew { message } => {
+            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}")
+        }
         EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure } => {

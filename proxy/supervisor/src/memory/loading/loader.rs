@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_policies::loading::{Amounts, Loading, Never, Order, Seen, Who};
+use warden_policies::loading::{Amounts, Lacks, Loading, Never, Order, Seen, Who};
 use warden_policies::{ByteSize, MemoryKind, ModelName};
 
 use super::{Listener, LoadingDesk, Told, Word};
@@ -157,6 +157,7 @@ impl Loader {
                 self.never_told.remove(&who);
                 self.never_said.remove(&who);
             }
+            Told::Remade => loading.remade(&who),
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
@@ -206,6 +207,8 @@ impl Loader {
                 }
                 Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
                 Order::GiveBack { model } => (model, Word::GiveBack),
+                Order::Stay { model, places } => (model, Word::Stay(places)),
+                Order::Anew { model, lacks } => (model, Word::Anew(words(&lacks))),
                 Order::Call { model } => (model, Word::Come),
             };
             if let Some(member) = members.get(&who) {
@@ -225,17 +228,17 @@ impl Loader {
                 (member.listener)(Word::Never { why: never_words(never), by_room });
             }
         }
-        for (who, needed, left) in self.loading.waiting(self.free.as_ref()) {
+        for (who, lacks) in self.loading.waiting(self.free.as_ref()) {
             if hopeless.iter().any(|(other, _)| *other == who) {
                 continue;
             }
             if self.waits_told.insert(who.clone()) {
-                if needed.as_ref().is_some_and(|needed| needed.host > left.host) {
+                if lacks.needed.as_ref().is_some_and(|needed| needed.host > lacks.left.host) {
                     for member in members.values() {
                         (member.listener)(Word::ClearAway);
                     }
                 }
-                let message = words(needed.as_ref(), &left);
+                let message = words(&lacks);
                 self.journal.tell(Some(&who.name), None, EventKind::WaitsForRoom { message });
             }
         }
@@ -272,13 +275,21 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
 }
 
 /// What a model that waits needs, and what is left, for people.
-fn words(needed: Option<&Amounts>, left: &Amounts) -> String {
+fn words(lacks: &Lacks) -> String {
+    let Lacks { needed, left, company } = lacks;
     let is_short =
         |needed: &&Amounts| needed.host > left.host || needed.gpus.iter().max() > left.gpus.iter().max();
-    let Some(needed) = needed.filter(is_short) else {
-        return "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)".to_owned();
-    };
-    format!("it needs {}; of what models may have, {} are left", amounts_words(needed), amounts_words(left))
+    if let Some(needed) = needed.as_ref().filter(is_short) {
+        format!(
+            "it needs {}; of what models may have, {} are left",
+            amounts_words(needed),
+            amounts_words(left)
+        )
+    } else if *company {
+        "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)".to_owned()
+    } else {
+        "what is left has to be free first, or is on other GPUs than it may be on".to_owned()
+    }
 }
 
 fn amounts_words(amounts: &Amounts) -> String {
@@ -350,14 +361,20 @@ mod tests {
     fn who_waits_is_told_with_numbers() {
         let left = Amounts { host: GIB, gpus: vec![2 * GIB, 0] };
         let needed = Amounts { host: 0, gpus: vec![20 * GIB] };
+        let lacks = |needed: Option<&Amounts>, company| Lacks {
+            needed: needed.cloned(),
+            left: left.clone(),
+            company,
+        };
         assert_eq!(
-            words(Some(&needed), &left),
+            words(&lacks(Some(&needed), true)),
             "it needs 0 B of the host and 20.0 GiB of GPU memory; of what models may have, 1.0 GiB of the host and 2.0 GiB \
              and 0 B of GPU memory are left"
         );
         let excluded = "others are loaded that exclude it, or as many as may be (`loading.max_loaded`)";
-        assert_eq!(words(None, &left), excluded);
+        assert_eq!(words(&lacks(None, true)), excluded);
         let little = Amounts { host: 0, gpus: vec![GIB] };
-        assert_eq!(words(Some(&little), &left), excluded, "memory is not what it waits for");
+        assert_eq!(words(&lacks(Some(&little), true)), excluded, "memory is not what it waits for");
+        assert!(words(&lacks(Some(&little), false)).starts_with("what is left"));
     }
 }

@@ -28,6 +28,8 @@ pub(crate) enum Told {
     Wants { spec: Box<Spec>, urgent: bool, number: u64 },
     /// Other settings.
     Is(Box<Spec>),
+    /// With them its processes are made anew, and it waits to be told whether it may stay for that.
+    Remade,
     /// All its processes serve.
     Loaded,
     /// What they hold.
@@ -53,6 +55,10 @@ pub(crate) enum Word {
     Unload(Who),
     /// Another model needs what it hoards.
     GiveBack,
+    /// There is room for what it is now where it is: each process on these GPUs.
+    Stay(Vec<Vec<usize>>),
+    /// There is not, in words: it has to leave, and may ask.
+    Anew(String),
     /// Another one is loaded, and this one along with it.
     Come,
     /// Memory of the host is short: what it left there when it was unloaded has to go.
@@ -131,6 +137,7 @@ impl Debug for Told {
             Self::Wants { urgent: false, .. } => "Wants",
             Self::Wants { urgent: true, .. } => "Wants now",
             Self::Is(_) => "Is",
+            Self::Remade => "Remade",
             Self::Loaded => "Loaded",
             Self::Read(_) => "Read",
             Self::Leaves => "Leaves",

@@ -269,6 +269,69 @@ async fn a_process_is_put_on_the_gpu_that_has_room_and_its_successor_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_reload_adds_is_kept_for_the_model_if_it_is_left_and_else_the_model_waits_for_room() {
+    let mut rig = rig(&[("a", 8), ("b", 10), ("c", 4)]).await;
+    for (model, gib) in [("a", 8), ("b", 10)] {
+        rig.next_takes(gib);
+        drop(rig.lease_of(model).await.unwrap());
+    }
+    pass(secs(100)).await;
+    let grow = |config: &mut FleetConfig, gib: u64| {
+        needs(&mut config.models[0], gib);
+        config.models[0].command.args.push(gib.to_string());
+    };
+    // While its old process answers, its new one is owed what it will take.
+    let long = rig.lease_of("a").await.unwrap();
+    rig.apply(|config| grow(config, 13)).await;
+    pass(secs(5)).await;
+    assert_eq!(
+        (rig.states(), rig.script.children().len()),
+        (vec![ModelState::Draining, Loaded, Unloaded], 2)
+    );
+    rig.next_takes(13);
+    let other = rig.lease_of_later("c").await;
+    pass(secs(1)).await;
+    assert_eq!(rig.count("makes_room"), 1, "8 + 10 + 4 would fit, 13 + 10 + 4 do not");
+    drop(long);
+    rig.next_takes(4);
+    drop(other.await.unwrap().unwrap());
+    pass(secs(100)).await;
+    assert_eq!((rig.states(), rig.count("loads_anew")), (vec![Loaded, Unloaded, Loaded], 0));
+    // 24 - 4 are left for it: it leaves as soon as it has answered, and comes with what it needs now when somebody asks for it.
+    let long = rig.lease_of("a").await.unwrap();
+    rig.apply(|config| grow(config, 21)).await;
+    let waiting = rig.lease_of_later("a").await;
+    pass(secs(30)).await;
+    assert_eq!((rig.count("loads_anew"), rig.script.alive(), waiting.is_finished()), (1, 2, false));
+    rig.next_takes(21);
+    drop(long);
+    drop(waiting.await.unwrap().unwrap());
+    assert_eq!(rig.states(), [Loaded, Unloaded, Unloaded]);
+    assert_eq!((rig.script.alive(), rig.count("makes_room")), (1, 2));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_processes_of_a_loaded_model_are_placed_before_they_start() {
+    let mut rig = Rig::new(|config, script| {
+        script.set_gpus(&[24 * GIB, 24 * GIB]);
+        needs(&mut config.models[0], 16);
+        script.set_usual(Role { vram: Some(16 * GIB), ..Role::default() });
+    })
+    .await;
+    drop(rig.lease().await.unwrap());
+    rig.apply(|config| config.models[0].run.replicas = 2).await;
+    pass(secs(10)).await;
+    let only = |child: usize| {
+        let env = &rig.script.children()[child].request.command.env;
+        env.iter().find(|(name, _)| name == "GPUS").map(|(_, gpus)| gpus.clone()).unwrap()
+    };
+    assert_eq!(rig.script.children().len(), 2);
+    assert_ne!(only(0), only(1));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn models_whose_needs_are_not_known_are_loaded_as_before() {
     let rig = Rig::new(|config, script| {
         script.set_gpus(&[24 * GIB]);
@@ -325,6 +388,8 @@ enum Op {
     /// Loaded along with this one from now on.
     With(usize, usize),
     Command(usize, u8),
+    /// Another command, which needs so many GiB by the book, in so many processes.
+    Size(usize, u64, u32),
     Crash(usize),
     Fails,
     Short,
@@ -344,7 +409,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (model.clone(), any::<bool>()).prop_map(|(of, pin)| Op::Pin(of, pin)),
         1 => (0u32..3).prop_map(Op::Most),
         2 => (model.clone(), model.clone()).prop_map(|(of, other)| Op::With(of, other)),
-        2 => (model, 0u8..3).prop_map(|(of, n)| Op::Command(of, n)),
+        2 => (model.clone(), 0u8..3).prop_map(|(of, n)| Op::Command(of, n)),
+        2 => (model, 1u64..26, 1u32..3).prop_map(|(of, gib, replicas)| Op::Size(of, gib, replicas)),
         2 => any::<usize>().prop_map(Op::Crash),
         2 => Just(Op::Fails),
         2 => Just(Op::Short),
@@ -404,6 +470,14 @@ async fn storm(ops: Vec<Op>) {
             Op::Command(of, n) => {
                 rig.apply(|config| config.models[of].command.args[1] = n.to_string()).await;
             }
+            Op::Size(of, gib, replicas) => {
+                rig.apply(|config| {
+                    config.models[of].command.args[1] = format!("{gib} GiB");
+                    needs_whole(&mut config.models[of], gib);
+                    config.models[of].run.replicas = replicas;
+                })
+                .await;
+            }
             Op::Crash(n) => {
                 let children = rig.script.children();
                 if !children.is_empty() {
@@ -422,8 +496,10 @@ async fn storm(ops: Vec<Op>) {
     rig.script.clear();
     rig.apply(|config| {
         config.loading.max_loaded = 0;
-        for model in &mut config.models {
+        for (model, gib) in config.models.iter_mut().zip([14, 14, 20, 4]) {
             (model.loading.pin, model.loading.with) = (false, Vec::new());
+            needs_whole(model, gib);
+            model.run.replicas = 1;
             // Another command: what did not start gets a new chance.
             "calm".clone_into(&mut model.command.args[1]);
         }
