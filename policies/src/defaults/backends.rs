@@ -159,6 +159,8 @@ section!(
         short_for: Duration = "duration",
         /// A model that serves and was not read for so long has what it was promised.
         first_reading: Duration = "duration",
+        /// A model with other settings that will have room for them once others have left waits for that so long, and then leaves itself.
+        stays_within: Duration = "duration",
         /// Room is kept for so long for a model that is to come along with another one and does not ask.
         called: Duration = "duration",
         /// Who is asked to give back what it hoards is waited for so long before others leave ...

@@ -118,6 +118,8 @@ pub enum Order {
         model: Who,
         /// The GPUs of each replica.
         places: Vec<Vec<usize>>,
+        /// There is room for the new processes while the old ones are still there.
+        beside: bool,
     },
     /// A model that has other settings has no room for them where it is: let its requests end and stop it; it may ask to be loaded then.
     Anew {

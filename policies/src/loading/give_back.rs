@@ -31,7 +31,9 @@ impl Loading {
         let able = self.models.iter().filter(|(_, model)| !model.gives && helps(model));
         let asked: Vec<Who> = able.map(|(who, _)| who.clone()).collect();
         if asked.is_empty() {
-            return Giving::Awaited;
+            let awaited =
+                self.models.values().any(|model| model.gives && model.hoard(now, numbers).is_some());
+            return if awaited { Giving::Awaited } else { Giving::Nobody };
         }
         for who in &asked {
             if let Some(model) = self.models.get_mut(who) {

@@ -63,13 +63,22 @@ pub struct Loading {
     wishes: u64,
     /// What the last look kept for those who wait.
     kept: Kept,
+    /// What would be free if those that are taking their memory had nothing of it yet.
+    before: Option<Amounts>,
 }
 
 impl Loading {
     /// Nobody is loaded, and nothing is known of the machine: it may have everything.
     pub const fn new(numbers: Numbers) -> Self {
         let kept = Kept::new();
-        Self { numbers, capacity: Amounts::everything(), models: BTreeMap::new(), wishes: 0, kept }
+        Self {
+            numbers,
+            capacity: Amounts::everything(),
+            models: BTreeMap::new(),
+            wishes: 0,
+            kept,
+            before: None,
+        }
     }
 
     /// Other numbers.
@@ -114,6 +123,7 @@ impl Loading {
     /// A model is no longer configured, and nothing of it is there.
     pub fn forget(&mut self, model: &Who) {
         self.models.remove(model);
+        self.kept.retain(|(who, _)| who != model);
     }
 
     /// A model wants to be loaded. With `urgent` others leave for it even if nobody waits for it. Nothing, if it is loaded.
@@ -135,7 +145,7 @@ impl Loading {
         let moves = |model: &Model| match model.state {
             State::Wants { .. } | State::Called { .. } => true,
             State::Out => model.comes_again,
-            _ => model.remade,
+            _ => model.remade.is_some(),
         };
         self.models.values().any(moves)
     }
@@ -156,7 +166,8 @@ impl Loading {
             && let State::Comes { since } = model.state
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
-            (model.state, model.settles) = (State::Serves { since: now }, Some(now));
+            let until = now.saturating_add(self.numbers.first_reading);
+            (model.state, model.settles) = (State::Serves { since: now }, Some(until));
             if let Some(held) = model.reading.as_ref().map(|reading| reading.held.clone()) {
                 self.has_taken(name, &held);
             }
@@ -170,44 +181,47 @@ impl Loading {
         }
     }
 
-    /// It will not be read any more, or in time: it has what it was promised.
+    /// It will not be read any more, or in time: it has what it had, or what it was promised.
     fn has_all(&mut self, name: &Who) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.settles.is_some()) {
-            let held = model.promised.clone();
-            model.reading.get_or_insert_default().held.clone_from(&held);
+            let promised = || Reading { held: model.promised.clone(), ..Reading::default() };
+            let held = model.reading.get_or_insert_with(promised).held.clone();
             self.has_taken(name, &held);
         }
     }
 
-    /// Of what was free when those were let in that come, this much is somebody's by now, or is free again: what is missing beside that
-    /// they have taken themselves.
+    /// What would be free if those that are taking their memory had nothing of it yet. The first of them has it as it is.
+    fn free_before_taking(&self, free: &Amounts) -> Amounts {
+        let before = self.before.as_ref().filter(|_| self.models.values().any(Model::is_taking));
+        before.map_or_else(|| free.clone(), |before| before.max(free))
+    }
+
+    /// Of what was free when the first of those came that are taking their memory, this much is somebody's by now, or is free again: what is
+    /// missing beside that they have taken.
     fn since_others_came(&mut self, change: impl Fn(&Amounts) -> Amounts) {
-        let taking = self.models.values_mut().filter(|model| model.is_taking());
-        for before in taking.filter_map(|model| model.free_before.as_mut()) {
-            *before = change(before);
-        }
+        self.before = self.before.as_ref().map(change);
     }
 
     /// It is on its way out from now on.
     fn part(&mut self, who: &Who) {
         self.has_all(who);
         if let Some(model) = self.models.get_mut(who) {
-            model.state = State::Leaves;
+            (model.state, model.remade) = (State::Leaves, None);
         }
     }
 
     /// What a model's processes hold. Those that hold more than they were promised have it all the same.
     pub fn read(&mut self, name: &Who, mut reading: Reading) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
-            if reading.gpus_unknown {
-                reading.held.gpus.clone_from(&model.promised.gpus);
-            }
-            let held = reading.held.clone();
             if !reading.outdated
                 && let Some(renewed) = model.renewed.take()
             {
                 (model.promised, model.mapped) = (renewed, room::mapped(model).host);
             }
+            if reading.gpus_unknown {
+                reading.held.gpus.clone_from(&model.promised.gpus);
+            }
+            let (held, outdated) = (reading.held.clone(), reading.outdated);
             if matches!(model.state, State::Serves { .. }) && !reading.leaks {
                 let first = !reading.outdated && std::mem::take(&mut model.unread);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
@@ -222,7 +236,9 @@ impl Loading {
                 model.promised = model.promised.max(&reading.held);
             }
             model.reading = Some(reading);
-            self.has_taken(name, &held);
+            if !outdated {
+                self.has_taken(name, &held);
+            }
         }
     }
 
@@ -254,15 +270,16 @@ impl Loading {
     }
 
     /// None of a model's processes is there any more, and it does not want to be loaded.
-    pub fn gone(&mut self, model: &Who) {
-        if let Some(model) = self.models.get_mut(model) {
+    pub fn gone(&mut self, name: &Who) {
+        if let Some(model) = self.models.get_mut(name) {
             // What one had that was not read yet was not counted as taken.
             let returned = if model.is_taking() { Amounts::none() } else { model.held() };
             model.state = State::Out;
             (model.promised, model.mapped, model.reading) = (Amounts::none(), 0, None);
             (model.gives, model.asked_back) = (false, None);
-            (model.unread, model.remade, model.renewed, model.settles) = (true, false, None, None);
+            (model.unread, model.remade, model.renewed, model.settles) = (true, None, None, None);
             model.places.clear();
+            self.kept.retain(|(who, _)| who != name);
             self.since_others_came(|before| before.plus(&returned));
         }
     }

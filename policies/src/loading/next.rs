@@ -19,9 +19,7 @@ impl Loading {
                 model.raised = 1.0;
             }
         }
-        let late = |model: &super::Model| {
-            model.settles.is_some_and(|since| now.saturating_sub(since) >= self.numbers.first_reading)
-        };
+        let late = |model: &super::Model| model.settles.is_some_and(|until| now >= until);
         let late: Vec<Who> =
             self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
         late.iter().for_each(|who| self.has_all(who));
@@ -38,7 +36,7 @@ impl Loading {
         waiting.sort();
         let mut orders = Vec::new();
         // What earlier ones wait for is not given to later ones.
-        orders.extend(self.renew(free));
+        orders.extend(self.renew(now, free));
         orders.extend(self.call_again(now));
         let mut kept = self.kept_for_called(now, free);
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
@@ -116,9 +114,10 @@ impl Loading {
         places: Vec<Vec<usize>>,
     ) {
         let alone = promised == self.capacity;
+        self.before = free.map(|free| self.free_before_taking(free));
         if let Some(model) = self.models.get_mut(name) {
             (model.promised, model.mapped, model.alone) = (promised, room::mapped(model).host, alone);
-            (model.free_before, model.places) = (free.cloned(), places);
+            model.places = places;
             model.state = State::Comes { since: now };
         }
     }

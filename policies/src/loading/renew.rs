@@ -1,77 +1,142 @@
-//! Other settings for a model that is there: it stays where it is if what it needs now fits there beside what the others were promised.
-//! Else it leaves, and waits for room like everybody who is not loaded.
+//! Other settings for a model that is there: it stays where it is if what it needs now fits there beside what the others have and were
+//! promised, or is no more than it was promised itself. Else it leaves, and waits for room like everybody who is not loaded.
+
+use std::time::Duration;
 
 use super::room::{self, Ledger};
-use super::state::State;
+use super::state::{Model, State};
 use super::{Amounts, Lacks, Loading, Order, Who};
 
 /// What becomes of one with other settings.
 enum Fate {
-    /// It stays: its processes on these GPUs, with this promise, which is everything if it is alone.
-    Stays(Vec<Vec<usize>>, Amounts, bool),
-    /// It leaves: so much is left for it.
+    Stays(Stays),
+    /// There will be room when others have left.
+    Waits,
+    /// There is none: so much would be left for it.
     Leaves(Amounts),
+}
+
+struct Stays {
+    /// The GPUs of each process.
+    places: Vec<Vec<usize>>,
+    promised: Amounts,
+    /// It is too large by the book, and was promised everything.
+    alone: bool,
+    /// There is room for the old processes beside the new ones.
+    beside: bool,
 }
 
 impl Loading {
     /// A model was told what it is from now on ([`Loading::set`]) and is about to make its processes anew. [`Loading::next`] says whether it
-    /// may do that while it is loaded. Nothing, if it is not.
-    pub fn remade(&mut self, model: &Who) {
+    /// may do that while it is loaded, within [`Numbers::stays_within`](super::Numbers). Nothing, if it is not.
+    pub fn remade(&mut self, model: &Who, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
-            model.remade = matches!(model.state, State::Comes { .. } | State::Serves { .. });
+            model.remade = matches!(model.state, State::Comes { .. } | State::Serves { .. }).then_some(now);
         }
     }
 
     /// Says so.
-    pub(super) fn renew(&mut self, free: Option<&Amounts>) -> Vec<Order> {
-        let remade: Vec<Who> =
-            self.models.iter().filter(|(_, model)| model.remade).map(|(who, _)| who.clone()).collect();
-        remade.into_iter().filter_map(|who| self.renew_one(who, free)).collect()
+    pub(super) fn renew(&mut self, now: Duration, free: Option<&Amounts>) -> Vec<Order> {
+        let remade: Vec<(Who, Duration)> =
+            self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.remade?))).collect();
+        remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
     }
 
-    fn renew_one(&mut self, who: Who, free: Option<&Amounts>) -> Option<Order> {
-        let fate = self.fate(&who, free)?;
-        let model = self.models.get_mut(&who)?;
-        model.remade = false;
-        match fate {
-            Fate::Stays(places, promised, alone) => {
-                // Until its processes are new ones the old ones have what they have.
-                let has = model.reading.as_ref().map_or(&model.promised, |reading| &reading.held);
-                (model.promised, model.renewed) = (promised.max(has), Some(promised));
+    fn renew_one(
+        &mut self,
+        who: Who,
+        since: Duration,
+        now: Duration,
+        free: Option<&Amounts>,
+    ) -> Option<Order> {
+        let waited = now.saturating_sub(since) >= self.numbers.stays_within;
+        match self.fate(&who, free)? {
+            Fate::Waits if !waited => None,
+            Fate::Stays(Stays { places, promised, alone, beside }) => {
+                let before = free.map(|free| self.free_before_taking(free));
+                let model = self.models.get_mut(&who)?;
+                // Until its processes are new ones the old ones have what they have, and may be some that were to take more.
+                let held = model.reading.as_ref().map(|reading| reading.held.clone());
+                let has = match (&held, &model.renewed) {
+                    (Some(held), None) => held.clone(),
+                    (held, _) => model.promised.max(held.as_ref().unwrap_or(&Amounts::none())),
+                };
+                if !model.is_taking() {
+                    // What the old ones have is free for it.
+                    self.before = before.map(|before| before.plus(&held.unwrap_or_default()));
+                    model.settles = Some(now.saturating_add(self.numbers.turn_most));
+                }
+                (model.promised, model.renewed) = (promised.max(&has), Some(promised));
                 (model.mapped, model.alone) = (room::mapped(model).host.max(model.mapped), alone);
-                model.places.clone_from(&places);
-                Some(Order::Stay { model: who, places })
+                (model.remade, model.places) = (None, places.clone());
+                Some(Order::Stay { model: who, places, beside })
             }
-            Fate::Leaves(left) => {
-                let lacks = Lacks { needed: room::needed(model), left, company: false };
-                self.part(&who);
-                Some(Order::Anew { model: who, lacks })
+            Fate::Waits => {
+                let left = self.left_without(&who, free);
+                self.leave(who, left)
             }
+            Fate::Leaves(left) => self.leave(who, left),
         }
+    }
+
+    fn leave(&mut self, who: Who, left: Amounts) -> Option<Order> {
+        let lacks = Lacks { needed: room::needed(self.models.get(&who)?), left, company: false };
+        self.part(&who);
+        Some(Order::Anew { model: who, lacks })
+    }
+
+    /// What there would be for a model if all that leave, and it, were gone.
+    fn left_without(&self, who: &Who, free: Option<&Amounts>) -> Amounts {
+        let kept = self.kept.iter().filter(|(other, _)| other != who);
+        let kept = kept.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts));
+        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[who]).soon.minus(&kept)
     }
 
     fn fate(&self, who: &Who, free: Option<&Amounts>) -> Option<Fate> {
         let model = self.models.get(who)?;
+        let soon = self.left_without(who, free);
+        let taken: Vec<Vec<usize>> = model.places.iter().take(room::replicas(model)).cloned().collect();
         let may_be_on = |place: &Vec<usize>| {
             model.spec.gpus.is_empty() || place.iter().all(|gpu| model.spec.gpus.contains(gpu))
         };
-        let kept = self.kept.iter().filter(|(other, _)| other != who);
-        let kept = kept.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts));
-        let left = Ledger::of(&self.models, &self.capacity, free, &[who]).soon.minus(&kept);
-        if !model.places.iter().all(may_be_on) {
-            return Some(Fate::Leaves(left));
+        if !taken.iter().all(may_be_on) {
+            return Some(Fate::Leaves(soon));
         }
-        let fit = |room: &Amounts| room::fit_at(who, model, &model.places, room, self.numbers.make_room);
-        if let Some((places, promised)) = fit(&left) {
-            return Some(Fate::Stays(places, promised, false));
+        let fit = |room: &Amounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
+        let stays = |(places, promised): (Vec<Vec<usize>>, Amounts), room: &Amounts| {
+            let both = promised.plus(&model.held());
+            Fate::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
+        };
+        // What others have that leave is not there yet.
+        let now = Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[]).now;
+        let now = now.plus(&own(model)).min(&soon);
+        // No more than it was promised: that is its own, whoever waits.
+        let of_file = Amounts { host: model.mapped, gpus: Vec::new() };
+        if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
+            return Some(stays(fits, &now));
         }
-        let has_company = self.models.iter().any(|(other, model)| other != who && model.is_there());
-        match fit(&self.capacity) {
-            _ if has_company => Some(Fate::Leaves(left)),
-            None if model.spec.can_do_with_less => Some(Fate::Leaves(left)),
-            // Nobody would leave for it.
-            Some((places, promised)) => Some(Fate::Stays(places, promised, false)),
-            None => Some(Fate::Stays(model.places.clone(), self.capacity.clone(), true)),
+        if fit(&soon).is_some() {
+            return Some(Fate::Waits);
+        }
+        let is_alone = !self.models.iter().any(|(other, model)| other != who && model.is_there());
+        if !is_alone || model.spec.can_do_with_less {
+            return Some(Fate::Leaves(soon));
+        }
+        // Nobody would leave for it. Where it is not too large for other GPUs it goes there.
+        match (fit(&self.capacity), room::fits(who, model, &self.capacity)) {
+            (Some(fits), _) => Some(stays(fits, &now)),
+            (None, true) => Some(Fate::Leaves(soon)),
+            (None, false) => {
+                let mut places = taken;
+                places.resize(room::replicas(model), Vec::new());
+                let promised = self.capacity.clone();
+                Some(Fate::Stays(Stays { places, promised, alone: true, beside: false }))
+            }
         }
     }
+}
+
+/// What a model has and was promised, which is free for it itself.
+fn own(model: &Model) -> Amounts {
+    model.promised.max(&model.held())
 }

@@ -74,8 +74,13 @@ impl Amounts {
         host && self.host > 0 || gpus && self.gpus.iter().any(|bytes| *bytes > 0)
     }
 
-    fn min(&self, other: &Self) -> Self {
+    pub(super) fn min(&self, other: &Self) -> Self {
         self.both(other, u64::min)
+    }
+
+    /// Whether it is nowhere more than that.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        *self == self.min(other)
     }
 }
 
@@ -109,7 +114,7 @@ pub enum Never {
 
 /// What is left now, and when those who leave are gone.
 pub(super) struct Ledger {
-    now: Amounts,
+    pub(super) now: Amounts,
     pub(super) soon: Amounts,
 }
 
@@ -118,6 +123,7 @@ impl Ledger {
     pub(super) fn of(
         models: &BTreeMap<Who, Model>,
         capacity: &Amounts,
+        before: Option<&Amounts>,
         free: Option<&Amounts>,
         leave: &[&Who],
     ) -> Self {
@@ -134,14 +140,18 @@ impl Ledger {
         let held = Model::held;
         // A mapped file is never shown by what is free.
         let owed = |model: &Model| model.owed().plus(&of_file(model));
-        let by_promise = |models: &mut dyn Iterator<Item = &Model>| capacity.minus(&all(models, &promised));
-        let (mut now, mut soon) = (by_promise(&mut there()), by_promise(&mut stays()));
+        // One with other settings will soon have what these need; where its processes do not come, it has what it had.
+        let will = |model: &Model| {
+            let renewed = model.renewed.as_ref().filter(|_| model.settles.is_some());
+            renewed.unwrap_or(&model.promised).plus(&of_file(model))
+        };
+        let mut now = capacity.minus(&all(&mut there(), &promised));
+        let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
             let comes = || there().filter(|model| model.is_taking());
             // What has gone since they were let in is what they have taken of their promises so far. Where somebody else took it, the start fails
             // for want of memory, which is known then.
-            let before = comes().filter_map(|model| model.free_before.as_ref());
-            let before = before.fold(Amounts::default(), |most, before| most.max(before));
+            let before = before.unwrap_or(free);
             let not_taken = all(&mut comes(), &|model| model.promised.clone());
             let taken = before.minus(free).min(&not_taken);
             let serves = || stays().filter(|model| !model.is_taking());
@@ -202,7 +212,7 @@ impl Loading {
                 Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
             };
         };
-        let ledger = Ledger::of(&self.models, &self.capacity, free, leave);
+        let ledger = Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
         let soon = ledger.soon.minus(&others().fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts)));
         if let Some((places, promised, guests)) =
@@ -245,7 +255,7 @@ impl Loading {
 
     /// What is left of the promises when these are gone, too.
     pub(super) fn left_if_gone(&self, gone: &[&Who]) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, None, gone).soon
+        Ledger::of(&self.models, &self.capacity, None, None, gone).soon
     }
 }
 
@@ -305,7 +315,7 @@ pub(super) fn needed(model: &Model) -> Option<Amounts> {
 impl Loading {
     /// What nobody was promised and nobody has.
     pub(super) fn left(&self, free: Option<&Amounts>) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, free, &[]).now
+        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[]).now
     }
 
     /// Those that are loaded, or could be without another one's leaving and beside what is kept for those who wait. `free`: what anybody
@@ -366,7 +376,7 @@ pub(super) fn fits(name: &Who, model: &Model, room: &Amounts) -> bool {
     fit(name, model, room, true).is_some()
 }
 
-fn replicas(model: &Model) -> usize {
+pub(super) fn replicas(model: &Model) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
 
@@ -444,11 +454,13 @@ pub(super) fn fit_at(
     let fits = book::fit(&Machine { host: room.host, gpus: room.gpus.clone() }, &all).ok()?;
     let mut promised = Amounts { host: needs.host_bytes() * count as u64, gpus: vec![0; room.gpus.len()] };
     let mut places = Vec::with_capacity(count);
-    for fit in fits {
+    // Each process has its own, in the order of the processes.
+    for one in &wanted {
+        let fit = fits.iter().find(|fit| fit.name == one.name)?;
         for (gpu, bytes) in &fit.gpus {
             promised.gpus[*gpu] += bytes;
         }
-        places.push(fit.gpus.into_iter().map(|(gpu, _)| gpu).collect());
+        places.push(fit.gpus.iter().map(|(gpu, _)| *gpu).collect());
     }
     Some((places, promised))
 }

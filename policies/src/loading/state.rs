@@ -39,18 +39,16 @@ pub(super) struct Model {
     /// Bytes of its file that it maps, which the kernel counts as free although they are in use.
     pub(super) mapped: u64,
     pub(super) reading: Option<Reading>,
-    /// It serves since then, and was not read yet: what it has taken is not known.
+    /// It serves, or has other settings, and was not read yet: what it has taken is not known, until then at most.
     pub(super) settles: Option<Duration>,
     /// Its next reading is the first one of what it is now.
     pub(super) unread: bool,
     /// The GPUs of each of its processes.
     pub(super) places: Vec<Vec<usize>>,
-    /// It has other settings, and was not told yet whether it may stay.
-    pub(super) remade: bool,
+    /// It has other settings since then, and was not told yet whether it may stay.
+    pub(super) remade: Option<Duration>,
     /// What it was promised with them, as long as processes with earlier ones are there.
     pub(super) renewed: Option<Amounts>,
-    /// What was free when it was let in.
-    pub(super) free_before: Option<Amounts>,
     /// It was let in although it is too large by the book: what it was promised is everything.
     pub(super) alone: bool,
     pub(super) load_time: Duration,
@@ -78,9 +76,8 @@ impl Model {
             settles: None,
             unread: true,
             places: Vec::new(),
-            remade: false,
+            remade: None,
             renewed: None,
-            free_before: None,
             alone: false,
             load_time: Duration::ZERO,
             comes_again: false,

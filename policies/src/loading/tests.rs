@@ -420,7 +420,7 @@ proptest! {
             for (of, gib, _) in reloads.iter().filter(|(_, _, at)| *at == now) {
                 let of = name(&names[of % names.len()]);
                 all.set(&of, model(*gib));
-                all.remade(&of);
+                all.remade(&of, secs(now));
             }
             for index in 0..names.len() {
                 let of = name(&names[index]);
@@ -734,7 +734,7 @@ fn holds(gib: u64) -> Reading {
 /// A model has other settings, and its processes are to be made anew.
 fn remake(all: &mut Loading, of: &str, spec: Spec) {
     all.set(&name(of), spec);
-    all.remade(&name(of));
+    all.remade(&name(of), Duration::ZERO);
 }
 
 #[test]
@@ -754,7 +754,7 @@ fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_li
     assert_eq!(orders(&mut all, 202, &[]), [""; 0], "24 - 12 - 10 = 2");
     all.gone(&name("c"));
     remake(&mut all, "a", model(15));
-    assert_eq!(words(all.next(secs(203), None, |_| Seen::default())), ["~a"], "12 + 2 are not enough");
+    assert_eq!(orders(&mut all, 203, &[]), ["~a"], "12 + 2 are not enough");
     assert_eq!(orders(&mut all, 204, &[]), [""; 0]);
     all.gone(&name("a"));
     all.wants(&name("a"), true);
@@ -829,4 +829,117 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     // Nobody reads it: after a while it has what it was promised, and who leaves unread leaves so much.
     assert_eq!(words(all.next(secs(130), Some(&all_of(2)), idle)), [""; 0]);
     assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
+}
+
+#[test]
+fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    load(&mut all, &["a", "x"]);
+    for (of, gib) in [("a", 8), ("x", 14)] {
+        all.read(&name(of), holds(gib));
+    }
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
+    assert!(all.is_moving());
+    let mut patient = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    std::mem::swap(&mut all, &mut patient);
+    patient.gone(&name("x"));
+    assert_eq!(orders(&mut patient, 205, &[]), ["=a"]);
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    load(&mut all, &["a", "x"]);
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 209, &[]), [""; 0]);
+    assert_eq!(orders(&mut all, 210, &[]), ["~a"], "its process may be needed meanwhile");
+}
+
+#[test]
+fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_gone_is_free() {
+    let pinned = |gib: u64| Spec { pin: true, ..model(gib) };
+    let mut all = loading(&[24], &[("a", pinned(10)), ("b", model(8)), ("c", model(14))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    let busy = [("b", IN_USE)];
+    assert_eq!(orders(&mut all, 71, &busy), [""; 0], "it has its turn");
+    remake(&mut all, "a", pinned(9));
+    assert_eq!(orders(&mut all, 71, &busy), ["=a"]);
+    all.read(&name("a"), holds(9));
+    // Nobody waits any more.
+    all.gone(&name("c"));
+    remake(&mut all, "a", pinned(15));
+    assert_eq!(orders(&mut all, 72, &busy), ["=a"], "24 - 8");
+}
+
+#[test]
+fn a_reload_that_is_taken_back_while_its_process_comes_keeps_what_that_takes() {
+    let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(6))]);
+    load(&mut all, &["a", "b"]);
+    for (of, gib) in [("a", 8), ("b", 10)] {
+        all.read(&name(of), holds(gib));
+    }
+    for gib in [13, 8] {
+        remake(&mut all, "a", model(gib));
+        assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    }
+    all.wants(&name("c"), false);
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "a process of 13 may be on its way");
+    all.read(&name("a"), holds(8));
+    assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
+}
+
+#[test]
+fn one_that_is_alone_goes_to_a_gpu_that_is_large_enough() {
+    let mut all = loading(&[24, 48], &[("a", model(10))]);
+    load(&mut all, &["a"]);
+    assert_eq!(all.models[&name("a")].places, [[0]]);
+    remake(&mut all, "a", model(30));
+    assert_eq!(orders(&mut all, 200, &[]), ["~a"]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), false);
+    assert_eq!(orders(&mut all, 201, &[]), ["+a"]);
+    assert_eq!(all.models[&name("a")].places, [[1]]);
+}
+
+#[test]
+fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
+    let mut all = loading(&[24], &[("a", model(20))]);
+    load(&mut all, &["a"]);
+    let unknown = Reading { gpus_unknown: true, ..Reading::default() };
+    all.read(&name("a"), unknown.clone());
+    remake(&mut all, "a", model(9));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.read(&name("a"), unknown);
+    assert_eq!(all.models[&name("a")].promised.gpus, [9 * GIB]);
+}
+
+#[test]
+fn each_of_many_processes_has_its_own_place() {
+    let mut all = loading(&[24; 12], &[("a", Spec { replicas: 12, ..model(20) })]);
+    load(&mut all, &["a"]);
+    let before = all.models[&name("a")].places.clone();
+    remake(&mut all, "a", Spec { replicas: 12, ..model(21) });
+    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+        panic!()
+    };
+    assert_eq!(places, before);
+}
+
+#[test]
+fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
+    all.wants(&name("a"), true);
+    assert_eq!(words(all.next(secs(0), Some(&free(80)), idle)), ["+a"]);
+    // It has 30 of its 40 by now.
+    all.wants(&name("b"), true);
+    assert_eq!(words(all.next(secs(5), Some(&free(50)), idle)), ["+b"]);
+    all.loaded(&name("a"), secs(6));
+    all.read(&name("a"), holds(40));
+    // b has 15 of its 20: 80 - 40 - 15 are free, 20 are left.
+    all.wants(&name("c"), true);
+    assert_eq!(words(all.next(secs(7), Some(&free(25)), idle)), ["+c"]);
 }

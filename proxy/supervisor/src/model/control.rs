@@ -25,8 +25,8 @@ impl Model {
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(reply) => self.reclaim(reply),
             Control::GiveBack => self.give_back(),
-            Control::Stay(places) => self.stay(places),
-            Control::Anew(why) => self.load_anew(why),
+            Control::Stay { places, beside, question } => self.stay(places, beside, question),
+            Control::Anew { why, question } => self.load_anew(why, question),
             Control::ClearAway => self.clear_away_files(),
             Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use warden_policies::book::Needs;
+use warden_policies::book::{Measured, Needs};
 use warden_policies::lifecycle::{Event, Phase, Timer};
 use warden_policies::loading::{Amounts, Reading, Spec};
 use warden_policies::{MemoryKind, ModelName};
@@ -29,11 +29,11 @@ pub(super) enum Stand {
     /// No process, and no wish for one.
     #[default]
     Out,
-    /// It waits for room.
-    Asked { urgent: bool, number: u64 },
+    /// It waits for room. With `changed` it has other settings than those with which it has asked.
+    Asked { urgent: bool, number: u64, changed: bool },
     /// It may have processes, each on these GPUs; none: wherever its command says. While it is `asking` whether it may stay with other
-    /// settings, none is started.
-    In { places: Vec<Vec<usize>>, told: bool, asking: bool },
+    /// settings, none is started. Those by its latest settings have room `beside` the ones before.
+    In { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
     /// No more; for another model, or by itself.
     Leaving { for_another: bool },
 }
@@ -61,6 +61,8 @@ impl Model {
                 self.take_whole();
                 self.give_room_back();
             }
+            // Its room was given back while a start waited for an answer.
+            Stand::Out if self.holds_starts() && !ends => drop(self.may_start()),
             Stand::Asked { .. } if ends || !(self.wanted || self.holds_starts()) => {
                 self.take_whole();
                 self.give_room_back();
@@ -94,7 +96,7 @@ impl Model {
     /// Whether processes may be made. If not, it is asked for.
     pub(super) fn may_start(&mut self) -> bool {
         if let Stand::In { asking, .. } = self.stand {
-            return !asking;
+            return asking.is_none();
         }
         let urgent = !self.operators.restarts.is_empty();
         let asks = match self.stand {
@@ -108,7 +110,8 @@ impl Model {
                 self.asks += 1;
             }
             let number = self.asks;
-            self.stand = Stand::Asked { urgent, number };
+            let changed = matches!(self.stand, Stand::Asked { changed: true, .. });
+            self.stand = Stand::Asked { urgent, number, changed };
             self.tell_loading(Told::Wants { spec: Box::new(self.loading_spec()), urgent, number });
             self.changed();
         }
@@ -156,8 +159,8 @@ impl Model {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
                 Word::GiveBack => Control::GiveBack,
-                Word::Stay(places) => Control::Stay(places),
-                Word::Anew(why) => Control::Anew(why),
+                Word::Stay { places, beside, question } => Control::Stay { places, beside, question },
+                Word::Anew { why, question } => Control::Anew { why, question },
                 Word::Come => Control::Come,
                 Word::ClearAway => Control::ClearAway,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
@@ -191,11 +194,17 @@ impl Model {
 
     /// There is room, for whom asked with this number: an earlier one has given up since, and has said so.
     pub(super) fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
-        if !matches!(self.stand, Stand::Asked { number, .. } if number == asked) {
+        let Stand::Asked { number, changed, .. } = self.stand else { return };
+        if number != asked {
             return;
         }
-        self.stand = Stand::In { places, told: false, asking: false };
-        self.start_the_held();
+        self.stand = Stand::In { places, told: false, asking: None, beside: true };
+        if changed {
+            // That room was for other settings.
+            self.ask_now();
+        } else {
+            self.start_the_held();
+        }
         self.changed();
     }
 
@@ -211,28 +220,45 @@ impl Model {
     /// Its settings are others. Where they say how much it takes, or on which GPUs it may be, it asks before any process is made by them.
     pub(super) fn ask_to_stay(&mut self, before: &Spec, remade: bool) {
         let now = self.loading_spec();
+        // What was measured of a command is not known of another one, which may need just as much.
+        let needs =
+            |spec: &Spec| spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs });
         let elsewhere = self.spec.choose_gpus && now.gpus != before.gpus;
-        if !(remade && now.needs != before.needs || now.replicas != before.replicas || elsewhere) {
+        if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
             return;
         }
+        if let Stand::Asked { changed, .. } = &mut self.stand {
+            *changed = true;
+        }
+        self.ask_now();
+    }
+
+    fn ask_now(&mut self) {
         if let Stand::In { asking, .. } = &mut self.stand {
-            *asking = true;
-            self.tell_loading(Told::Remade);
+            self.asks += 1;
+            *asking = Some(self.asks);
+            self.tell_loading(Told::Remade(self.asks));
         }
     }
 
     /// It may, each process on these GPUs.
-    pub(super) fn stay(&mut self, now: Vec<Vec<usize>>) {
-        let Stand::In { places, asking, .. } = &mut self.stand else { return };
-        (*places, *asking) = (now, false);
+    pub(super) fn stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
+        let Stand::In { places, asking, beside, .. } = &mut self.stand else { return };
+        if *asking != Some(question) {
+            return;
+        }
+        (*places, *asking, *beside) = (now, None, fits_beside);
         self.timers.configuration = None;
         self.start_the_held();
         self.changed();
     }
 
     /// It may not: it lets its requests end, stops, and asks for room like everybody.
-    pub(super) fn load_anew(&mut self, why: String) {
-        if self.end.is_some() || !matches!(self.stand, Stand::In { .. }) {
+    pub(super) fn load_anew(&mut self, why: String, question: u64) {
+        // To an earlier question, too: for the loader it is on its way out.
+        if self.end.is_some()
+            || !matches!(self.stand, Stand::In { asking: Some(asked), .. } if asked >= question)
+        {
             return;
         }
         self.tell(None, EventKind::LoadsAnew { message: why });
@@ -279,13 +305,16 @@ impl Model {
         }
         let mut held = Amounts::none();
         let made_of = recipe(&self.spec);
+        // One that retires goes, with what it holds.
+        let current = self.units.iter().filter(|unit| unit.role == Role::Current);
+        let current: Vec<_> = current.filter_map(Unit::generation).collect();
         let (mut leaks, mut gpus_unknown, mut can_give, mut outdated) = (false, false, false, false);
         for live in self.lives() {
             if !live.memory.is_known() {
                 return;
             }
             leaks |= live.memory.leaks();
-            outdated |= live.made_of != made_of;
+            outdated |= live.made_of != made_of || !current.contains(&live.id);
             gpus_unknown |= !live.memory.knows_vram();
             can_give |= live.can_be_asked(&self.spec.recycle.common);
             held.add(MemoryKind::Host, live.memory.charged(MemoryKind::Host).unwrap_or(0));

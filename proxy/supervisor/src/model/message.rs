@@ -90,10 +90,18 @@ pub(crate) enum Control {
     Unload(ModelName),
     /// Another model needs what its processes hoard.
     GiveBack,
-    /// What it is by its new settings has room where it is: each process on these GPUs.
-    Stay(Vec<Vec<usize>>),
+    /// What it is by its new settings has room where it is: each process on these GPUs; and whether there is room beside the old ones.
+    /// The number is that with which it had asked.
+    Stay {
+        places: Vec<Vec<usize>>,
+        beside: bool,
+        question: u64,
+    },
     /// It has none, for this reason.
-    Anew(String),
+    Anew {
+        why: String,
+        question: u64,
+    },
     /// Another one is loaded, and this one along with it.
     Come,
     /// What it left in memory when it was unloaded has to go.

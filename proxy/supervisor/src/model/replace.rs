@@ -16,6 +16,7 @@ use warden_policies::{Action, Decision, MemoryKind, Reason};
 
 use super::Model;
 use super::context::Permit;
+use super::loading::Stand;
 use super::replacement::Replacement;
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
@@ -34,6 +35,10 @@ pub(super) fn because(reason: Reason) -> Decision {
 impl Model {
     /// Begins a replacement that the policy decided and nothing holds back.
     pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
+        if matches!(self.stand, Stand::In { asking: Some(_), .. }) {
+            // Its next process would have other settings, for which it is not known whether there is room: it is judged again.
+            return;
+        }
         let Some(unit) = self.current(replica) else { return };
         let id = unit.id;
         let (mode, note) = self.choose(unit);
@@ -193,6 +198,8 @@ impl Model {
         while let Some(replacement) = self.replacements.take_complete() {
             let entry = self.enter(replacement, None);
             self.replacements.completed(entry);
+            // While it was under way nothing was told.
+            self.tell_memory();
             self.changed();
         }
     }

@@ -6,6 +6,8 @@ use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
 
 use super::Model;
+use super::loading::Stand;
+use super::recipe::recipe;
 use super::unit::Unit;
 use crate::spec::Replace;
 use crate::view::ledger::Mode;
@@ -30,11 +32,21 @@ impl Model {
         match self.spec.run.replace {
             Replace::Sequential => (Mode::Sequential, Some("sequential: as configured".to_owned())),
             Replace::Overlap => (Mode::Overlap, Some("overlap: as configured".to_owned())),
+            Replace::Auto if !self.fits_beside(unit) => {
+                let why = "sequential: with its new settings it has no room beside the process that is there";
+                (Mode::Sequential, Some(why.to_owned()))
+            }
             Replace::Auto => {
                 let (mode, note) = self.by_memory(unit, available);
                 (mode, Some(note))
             }
         }
+    }
+
+    /// Whether a process by the latest settings has room beside one by earlier ones, as far as that was asked.
+    fn fits_beside(&self, unit: &Unit) -> bool {
+        let is_older = || unit.live.as_ref().is_some_and(|live| live.made_of != recipe(&self.spec));
+        !matches!(self.stand, Stand::In { beside: false, .. }) || !is_older()
     }
 
     fn by_memory(&self, unit: &Unit, available: impl FnOnce() -> Option<u64>) -> (Mode, String) {

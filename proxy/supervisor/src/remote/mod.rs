@@ -184,8 +184,8 @@ impl Remote {
             | Control::Load(..)
             | Control::Unload(_)
             | Control::GiveBack
-            | Control::Stay(_)
-            | Control::Anew(_)
+            | Control::Stay { .. }
+            | Control::Anew { .. }
             | Control::Come
             | Control::ClearAway
             | Control::Never { .. }

@@ -26,8 +26,9 @@ const IDLE_LOOK: Duration = Duration::from_secs(1);
 struct Member {
     leases: Arc<Leases>,
     listener: Listener,
-    /// With which number it has asked last.
+    /// With which number it has asked last, for room, and whether it may stay.
     asked: u64,
+    question: u64,
 }
 
 /// The task.
@@ -142,7 +143,7 @@ impl Loader {
         tracing::trace!(model = %who.name, ?told, "loading");
         match told {
             Told::Joins { leases, listener } => {
-                self.members.insert(who, Member { leases, listener, asked: 0 });
+                self.members.insert(who, Member { leases, listener, asked: 0, question: 0 });
             }
             Told::Wants { spec, urgent, number } => {
                 if let Some(member) = self.members.get_mut(&who) {
@@ -157,7 +158,12 @@ impl Loader {
                 self.never_told.remove(&who);
                 self.never_said.remove(&who);
             }
-            Told::Remade => loading.remade(&who),
+            Told::Remade(number) => {
+                if let Some(member) = self.members.get_mut(&who) {
+                    member.question = number;
+                }
+                loading.remade(&who, now);
+            }
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),
@@ -197,6 +203,7 @@ impl Loader {
         let orders = self.loading.next(now, Some(&free), seen);
         self.free = Some(free);
         self.stale |= !orders.is_empty();
+        let question = |model: &Who| members.get(model).map_or(0, |member| member.question);
         for order in orders {
             let (who, word) = match order {
                 Order::Load { model, places } => {
@@ -207,8 +214,14 @@ impl Loader {
                 }
                 Order::Unload { model, makes_room_for } => (model, Word::Unload(makes_room_for)),
                 Order::GiveBack { model } => (model, Word::GiveBack),
-                Order::Stay { model, places } => (model, Word::Stay(places)),
-                Order::Anew { model, lacks } => (model, Word::Anew(words(&lacks))),
+                Order::Stay { model, places, beside } => {
+                    let question = question(&model);
+                    (model, Word::Stay { places, beside, question })
+                }
+                Order::Anew { model, lacks } => {
+                    let (why, question) = (words(&lacks), question(&model));
+                    (model, Word::Anew { why, question })
+                }
                 Order::Call { model } => (model, Word::Come),
             };
             if let Some(member) = members.get(&who) {

@@ -28,8 +28,8 @@ pub(crate) enum Told {
     Wants { spec: Box<Spec>, urgent: bool, number: u64 },
     /// Other settings.
     Is(Box<Spec>),
-    /// With them its processes are made anew, and it waits to be told whether it may stay for that.
-    Remade,
+    /// With them its processes are made anew, and it waits to be told whether it may stay for that. The number is that of the question.
+    Remade(u64),
     /// All its processes serve.
     Loaded,
     /// What they hold.
@@ -55,10 +55,11 @@ pub(crate) enum Word {
     Unload(Who),
     /// Another model needs what it hoards.
     GiveBack,
-    /// There is room for what it is now where it is: each process on these GPUs.
-    Stay(Vec<Vec<usize>>),
+    /// There is room for what it is now where it is: each process on these GPUs; and whether there is while its old ones are there.
+    /// It answers the question with this number.
+    Stay { places: Vec<Vec<usize>>, beside: bool, question: u64 },
     /// There is not, in words: it has to leave, and may ask.
-    Anew(String),
+    Anew { why: String, question: u64 },
     /// Another one is loaded, and this one along with it.
     Come,
     /// Memory of the host is short: what it left there when it was unloaded has to go.
@@ -137,7 +138,7 @@ impl Debug for Told {
             Self::Wants { urgent: false, .. } => "Wants",
             Self::Wants { urgent: true, .. } => "Wants now",
             Self::Is(_) => "Is",
-            Self::Remade => "Remade",
+            Self::Remade(_) => "Remade",
             Self::Loaded => "Loaded",
             Self::Read(_) => "Read",
             Self::Leaves => "Leaves",
