@@ -3,6 +3,7 @@
 mod admission;
 mod assembled;
 mod bad_input;
+mod between;
 mod build;
 mod cancel;
 mod clients;

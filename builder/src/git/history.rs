@@ -27,12 +27,15 @@ pub struct RevisionInfo {
     pub date: String,
     /// Upstream's build number, when it is known.
     pub build_number: Option<u32>,
+    /// The first line of its message.
+    pub subject: String,
 }
 
 /// One step back along first parents.
 struct Step {
     id: Oid,
     seconds: i64,
+    subject: String,
     /// All but the first.
     merged: Vec<Oid>,
 }
@@ -67,19 +70,7 @@ impl Repository {
         if cut == line.len() && !self.is_complete() {
             return Err(fault("begins where the history that is here does not reach").into());
         }
-        let tags = self.build_tags()?;
-        let counts = if self.is_complete() { self.counts(&line)? } else { vec![None; line.len()] };
-        let revisions = line[..cut].iter().zip(&counts).map(|(step, count)| {
-            let commit = step.id.to_string();
-            let tag = tags.get(&step.id).copied();
-            let label = match (tag, count) {
-                (Some(tag), _) => format!("b{tag}"),
-                (None, Some(count)) => format!("b{count}-{}", &commit[..SHORT]),
-                (None, None) => commit[..SHORT].to_owned(),
-            };
-            RevisionInfo { commit, label, date: date(step.seconds), build_number: tag.or(*count) }
-        });
-        let all: Vec<RevisionInfo> = revisions.rev().collect();
+        let all = self.infos(&line, cut)?;
         let (every, count) = (every.max(1), all.len());
         let wanted = |index: usize| (index + 1).is_multiple_of(every) || index + 1 == count;
         Ok(all
@@ -88,6 +79,48 @@ impl Repository {
             .filter(|(index, _)| wanted(*index))
             .map(|(_, revision)| revision)
             .collect())
+    }
+
+    /// The commits from `from` to `to` along first parents, oldest first, both of them in it.
+    ///
+    /// # Errors
+    ///
+    /// An end is unknown, or `from` is not behind `to` on that line, as far as the history is here.
+    pub fn line(&self, from: &str, to: &str) -> Result<Vec<RevisionInfo>> {
+        let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
+        let line = self.first_parents(last)?;
+        let fault = |why| Fault::Range {
+            repository: self.shown().to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            why,
+        };
+        match line.iter().position(|step| step.id == first) {
+            Some(0) => Err(fault("holds nothing: both ends are the same commit").into()),
+            Some(at) => self.infos(&line, at + 1),
+            None if self.is_complete() => {
+                Err(fault("is no line: its beginning is not among the first parents of its end").into())
+            }
+            None => Err(fault("begins where the history that is here does not reach").into()),
+        }
+    }
+
+    /// What is told of the newest `count` commits of a line, the oldest of them first.
+    fn infos(&self, line: &[Step], count: usize) -> Result<Vec<RevisionInfo>> {
+        let tags = self.build_tags()?;
+        let counts = if self.is_complete() { self.counts(line)? } else { vec![None; line.len()] };
+        let infos = line[..count].iter().zip(&counts).map(|(step, count)| {
+            let commit = step.id.to_string();
+            let tag = tags.get(&step.id).copied();
+            let label = match (tag, count) {
+                (Some(tag), _) => format!("b{tag}"),
+                (None, Some(count)) => format!("b{count}-{}", &commit[..SHORT]),
+                (None, None) => commit[..SHORT].to_owned(),
+            };
+            let (date, subject) = (date(step.seconds), step.subject.clone());
+            RevisionInfo { commit, label, date, build_number: tag.or(*count), subject }
+        });
+        Ok(infos.rev().collect())
     }
 
     /// The count of a commit's history; `None` where that is cut off.
@@ -139,7 +172,8 @@ impl Repository {
             };
             let mut parents = commit.parent_ids();
             next = parents.next();
-            line.push(Step { id, seconds: commit.time().seconds(), merged: parents.collect() });
+            let subject = String::from_utf8_lossy(commit.summary_bytes().unwrap_or_default()).into_owned();
+            line.push(Step { id, seconds: commit.time().seconds(), subject, merged: parents.collect() });
         }
         Ok(line)
     }

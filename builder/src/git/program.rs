@@ -3,12 +3,12 @@
 //! Whoever waits here stops waiting at once when cancelled, after [`SILENCE`], or when more came than was to come; the
 //! program and all that it started are gone then.
 
-use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::process::Command;
@@ -67,6 +67,14 @@ pub(super) struct Server<'a> {
     pub(super) wanted: &'a str,
 }
 
+/// What `git` has said so far.
+struct Heard {
+    /// When it gave the last sign of life.
+    alive: Instant,
+    bytes: usize,
+    complaints: Vec<String>,
+}
+
 /// What has come into a repository since.
 struct Packs {
     folder: PathBuf,
@@ -84,15 +92,16 @@ impl Server<'_> {
         mut line: impl FnMut(&str),
     ) -> Result<()> {
         let (packs, token) = (Packs::of(self.folder), cancel.child_token());
-        let (alive, listed) = (Cell::new(Instant::now()), Cell::new(0_usize));
-        let complaints = RefCell::new(Vec::new());
+        let heard = Mutex::new(Heard { alive: Instant::now(), bytes: 0, complaints: Vec::new() });
+        let hear = || heard.lock().unwrap_or_else(PoisonError::into_inner);
         let mut size = 0;
         let mut stopped: Option<Fault> = None;
         let ended = {
             let running = process::run(self.command(arguments), &token, |text| {
-                alive.set(Instant::now());
-                listed.set(listed.get() + text.len());
-                note(&mut complaints.borrow_mut(), text);
+                let mut heard = hear();
+                (heard.alive, heard.bytes) = (Instant::now(), heard.bytes + text.len());
+                note(&mut heard.complaints, text);
+                drop(heard);
                 line(text);
             });
             tokio::pin!(running);
@@ -103,13 +112,14 @@ impl Server<'_> {
                 }
                 let now = packs.received();
                 if now != size {
-                    alive.set(Instant::now());
+                    hear().alive = Instant::now();
                     size = now;
                 }
-                if size > most || listed.get() > MOST_OF_LIST.max(most) {
+                let (alive, bytes) = (hear().alive, hear().bytes);
+                if size > most || bytes > MOST_OF_LIST.max(most) {
                     stopped = stopped.or_else(|| Some(self.too_large(most)));
                     token.cancel();
-                } else if alive.get().elapsed() > SILENCE {
+                } else if alive.elapsed() > SILENCE {
                     let why = format!("it said nothing for {} s", SILENCE.as_secs());
                     stopped = stopped.or_else(|| Some(self.unreachable(why)));
                     token.cancel();
@@ -128,7 +138,7 @@ impl Server<'_> {
         }
         match ended {
             Ok(Ended::Exited(status)) if status.success() => Ok(()),
-            Ok(Ended::Exited(status)) => Err(self.failed(&complaints.into_inner(), status).into()),
+            Ok(Ended::Exited(status)) => Err(self.failed(&hear().complaints, status).into()),
             Ok(Ended::Cancelled) => Err(Error::Cancelled),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Fault::NoGit.into()),
             Err(error) => Err(crate::error::io_error("running", "git")(error)),

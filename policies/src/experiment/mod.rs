@@ -19,6 +19,7 @@ use crate::sample::{MemoryKind, Sample, Work};
 
 mod across;
 mod attribution;
+pub mod between;
 pub mod bisect;
 pub mod crash;
 pub mod headroom;
@@ -203,6 +204,15 @@ impl Finding {
     /// Whether it leaves open if a memory leaks: too few readings of it, or no memory that could be read.
     pub fn is_too_short(&self) -> bool {
         self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
+    }
+
+    /// Whether the server survived this work; `None` where that is not known.
+    pub fn survived(&self) -> Option<crash::Run> {
+        if let Some(crash) = &self.crash {
+            return Some(crash::Run { requests: crash.at_request, died: true });
+        }
+        let whole = matches!(self.ended, Ended::Complete | Ended::Early | Ended::OutOfTime);
+        whole.then_some(crash::Run { requests: self.requests, died: false })
     }
 
     /// Whether any memory leaks.

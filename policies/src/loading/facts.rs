@@ -60,6 +60,7 @@ impl Seen {
 }
 
 /// What all processes of a model hold.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Bytes of each memory, without the mapped file.

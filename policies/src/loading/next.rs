@@ -22,7 +22,9 @@ impl Loading {
         let late = |model: &super::Model| model.settles.is_some_and(|until| now >= until);
         let late: Vec<Who> =
             self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
-        late.iter().for_each(|who| self.has_all(who));
+        for who in &late {
+            self.has_all(who);
+        }
         let mut waiting: Vec<(u64, Who, bool)> = self
             .models
             .iter()

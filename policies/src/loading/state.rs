@@ -29,6 +29,7 @@ pub(super) enum State {
     Leaves,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) spec: Spec,

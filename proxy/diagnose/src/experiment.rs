@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
-use warden_policies::experiment::crash::{self, Again, Crash, Run};
-use warden_policies::experiment::{Ended, Finding, Reading, Workload, blame_across};
+use warden_policies::experiment::crash::{self, Again, Crash};
+use warden_policies::experiment::{Ended, Reading, Workload, blame_across};
 use warden_policies::growth::Blame;
 use warden_supervisor::SoloSpec;
 
@@ -163,19 +163,10 @@ async fn repeat(
         watch(Progress::Again(leg.workload, crash));
         // That it cannot be run takes nothing from what is known.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
-        let Some(run) = survived(&result.finding) else { return };
+        let Some(run) = result.finding.survived() else { return };
         crash.runs.push(run);
         crash.again = crash::again(&lab.numbers.crash, &crash.runs);
     }
-}
-
-/// Whether the server survived a leg; `None` where the leg does not say.
-pub(crate) fn survived(finding: &Finding) -> Option<Run> {
-    if let Some(crash) = &finding.crash {
-        return Some(Run { requests: crash.at_request, died: true });
-    }
-    let whole = matches!(finding.ended, Ended::Complete | Ended::Early | Ended::OutOfTime);
-    whole.then_some(Run { requests: finding.requests, died: false })
 }
 
 /// The same leg without the prompt cache. That it cannot be run takes nothing from what is known.

@@ -18,6 +18,7 @@
 //! | [`experiment`] | leg after leg, and what they say together |
 //! | [`cure`] | the same with switches and without, until it is known which ones help |
 //! | [`survive`] | the same for what stops a crash |
+//! | [`between`] | the same for the revisions of a line: which one brought it |
 //! | [`headroom`] | prompts up to the context, and what they take |
 //! | `workload` | what is asked: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
@@ -27,6 +28,7 @@
 //! | [`shell`] | words of a command line |
 //! | [`error`] | why a leg could not be run |
 
+pub mod between;
 pub mod cure;
 pub mod error;
 pub mod experiment;

@@ -12,7 +12,6 @@ use warden_policies::experiment::{Ended, Finding};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
-use crate::experiment::survived;
 use crate::lab::Lab;
 use crate::leg::{Leg, run_leg};
 
@@ -89,7 +88,7 @@ impl Survival<'_> {
 
 /// What a leg says of a crash.
 fn seen(finding: &Finding) -> Seen {
-    let Some(run) = survived(finding) else {
+    let Some(run) = finding.survived() else {
         let why = match &finding.ended {
             Ended::Killed { why } | Ended::Failed { why } | Ended::OutOfMemory { why } => why.clone(),
             _ => "the leg was cut short".to_owned(),

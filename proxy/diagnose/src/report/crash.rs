@@ -64,7 +64,7 @@ pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
 }
 
 /// `died at request 22, 22 and 21; survived 184`.
-fn runs(runs: &[Run]) -> String {
+pub(super) fn runs(runs: &[Run]) -> String {
     let list = |died: bool| {
         let all: Vec<String> =
             runs.iter().filter(|run| run.died == died).map(|run| run.requests.to_string()).collect();

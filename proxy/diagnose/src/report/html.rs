@@ -40,6 +40,11 @@ pub(super) fn page(report: &Report) -> String {
         list(&mut text, &one.explained());
         not_tried(&mut text, &one.left_out());
     }
+    if let Some(between) = &report.between {
+        text.push_str("<h2>Which revision</h2>");
+        list(&mut text, &between.sentences());
+        table(&mut text, &between.rows());
+    }
     if let Some(headroom) = &report.headroom {
         text.push_str("<h2>The largest prompts</h2>");
         table(&mut text, &headroom.rows());

@@ -8,7 +8,7 @@ use warden_policies::units::exact;
 
 use super::summary::{Outlook, headline};
 use super::table::{MIB, name, rows};
-use super::{CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
+use super::{BetweenReport, CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
 
 impl Report {
     /// Writing to a String cannot fail. `reproduces`: the leg that the script beside it shows, if there is one.
@@ -32,6 +32,9 @@ impl Report {
         }
         for one in &self.survival {
             surviving(&mut text, one);
+        }
+        if let Some(between) = &self.between {
+            revisions(&mut text, between);
         }
         if let Some(headroom) = &self.headroom {
             largest(&mut text, headroom);
@@ -142,6 +145,12 @@ fn not_tried(text: &mut String, all: &[NotTried]) {
         let _ = writeln!(text, "\n### Not tried\n");
         list(text, &all.iter().map(|one| format!("`{}`: {}", one.item, one.why)).collect::<Vec<_>>());
     }
+}
+
+fn revisions(text: &mut String, between: &BetweenReport) {
+    let _ = writeln!(text, "\n## Which revision\n\n- Of {}", between.repository);
+    list(text, &between.sentences());
+    let _ = writeln!(text, "\n{}", table(&between.rows()));
 }
 
 fn largest(text: &mut String, headroom: &HeadroomReport) {

@@ -2,6 +2,7 @@
 //!
 //! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
 
+mod between;
 mod crash;
 mod cure;
 mod discreet;
@@ -20,6 +21,7 @@ use warden_policies::experiment::{Finding, Reading};
 use warden_policies::secrets;
 use warden_supervisor::{Command, DeviceView};
 
+pub use self::between::{BetweenReport, Revision};
 pub use self::crash::SurvivalReport;
 pub use self::cure::{Added, CureReport, NotTried, Switch};
 pub use self::folder::{Folder, foreign_in};
@@ -165,6 +167,9 @@ pub struct Report {
     /// Which switches stop each crash, if that was asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub survival: Vec<SurvivalReport>,
+    /// Which revision brought it, if that was asked; the rest is about the revision that has it, next to one that does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub between: Option<BetweenReport>,
     /// What the largest prompts take, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<HeadroomReport>,
@@ -200,6 +205,7 @@ impl Report {
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
             cure: None,
             survival: Vec::new(),
+            between: None,
             headroom: None,
             trace: Vec::new(),
             untraced: None,

@@ -356,7 +356,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::MakesRoom { wanted } => tracing::info!(model, %wanted, "unloaded: it makes room"),
         EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for room: {message}"),
         EventKind::LoadsAnew { message } => {
-            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}")
+            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}");
         }
         EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),

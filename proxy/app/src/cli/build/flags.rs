@@ -33,7 +33,7 @@ pub(crate) struct ArchArgs {
 }
 
 /// A value, or what is wrong with it and what there is: clap shows an error alone.
-fn hinted<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
+pub(crate) fn hinted<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error: Error| {
         [Some(error.to_string()), error.hint()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     })

@@ -4,10 +4,12 @@
 //!   arguments ── target: which command, with which mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
 //!                                                       Ctrl-C ──> ends the leg; the table so far
 //!   --bisect    the same with mitigations and without: which ones stop it; --write: into the configuration
+//!   --between   the same with builds of commits: which one brought it
 //!   --headroom  prompts up to the context: what they take, whether that fits
 //!   --report    a folder for others, with a script that shows the growth
 //! ```
 
+mod between;
 mod bisect;
 mod candidates;
 mod display;
@@ -99,6 +101,8 @@ pub(crate) struct DiagnoseArgs {
     /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["bisect", "headroom"])]
     wrap: Option<String>,
+    #[command(flatten)]
+    between: between::BetweenArgs,
     /// llama-server's own flags, in place of a configuration.
     #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
     flags: Vec<String>,
@@ -136,6 +140,9 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
 }
 
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+    if args.searches() {
+        return Box::pin(between::run(&args, nursery)).await;
+    }
     let workloads = args.workloads()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
     if let Some(torn) = recording.as_ref().map(|recording| recording.torn()).filter(|torn| *torn > 0) {

@@ -1,7 +1,7 @@
 //! Which server an experiment is about: a model of the configuration with all that is configured for it, or a command line.
 //! `--binary` and `--build` come before whatever is configured, so that another program is tried with the same model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use warden_diagnose::About;
 use warden_policies::growth::GrowthPolicy;
@@ -43,12 +43,24 @@ pub(crate) struct Target {
 impl Target {
     /// Reads the configuration and tries the binary.
     pub(crate) async fn find(args: &DiagnoseArgs, machine: &Machine) -> Result<Self, Failure> {
-        let chosen = program(args, machine);
+        Self::with(args, machine, program(args, machine), None).await
+    }
+
+    /// The same, with a program that a flag chose; builds are looked for in `data`, if that is given.
+    pub(crate) async fn with(
+        args: &DiagnoseArgs,
+        machine: &Machine,
+        chosen: Option<(&'static str, Choice)>,
+        data: Option<&Path>,
+    ) -> Result<Self, Failure> {
         let chosen_by = chosen.as_ref().map(|(flag, _)| *flag);
         let mut index = 0;
         let plan = plan(args, machine)?;
         let resolving = plan.resolve_with(machine, |resolved| {
             index = choose(args.model.as_deref(), resolved)?;
+            if let Some(data) = data {
+                data.clone_into(&mut resolved.dirs.data);
+            }
             if let Some((flag, choice)) = chosen {
                 resolved.choices[index] = (choice, Place::Flag(format!("flag {flag}")));
             }

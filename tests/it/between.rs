@@ -1,0 +1,206 @@
+//! `diagnose --between` in a history of invented servers, which are built, run and judged as llama.cpp's are: what was planted in one commit
+//! is found, commits that do not build are gone around, and a search that was broken off goes on where it was.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_rig::process::Kid;
+use warden_rig::real::SERVER_VARIABLE;
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Context as _, Outcome, Trouble, binaries};
+
+/// A search builds half a dozen servers and starts two dozen.
+const LONG: Duration = Duration::from_secs(900);
+
+/// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
+const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n";
+
+/// Nothing is kept on purpose.
+const PLAIN: &str =
+    "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
+
+/// A tree that is built as llama.cpp is, into a program that becomes a fake-llama.
+const CMAKE: &str = "cmake_minimum_required(VERSION 3.14)
+project(\"llama.cpp\" C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(llama-server tools/server/server.c)
+";
+
+/// The program, with what is planted in it.
+fn server(planted: &str) -> Result<String, Trouble> {
+    let fake = binaries::fake_llama()?;
+    Ok(format!(
+        "#include <stdlib.h>\n#include <unistd.h>\nint main(int argc, char ** argv) {{\n    (void) argc;\n{planted}\n    \
+         execv(\"{}\", argv);\n    return 127;\n}}\n",
+        fake.display()
+    ))
+}
+
+fn sets(name: &str, value: &str) -> String {
+    format!("    setenv(\"FAKE_LLAMA_{name}\", \"{value}\", 1);")
+}
+
+/// A repository with one commit for each of these.
+struct History {
+    folder: PathBuf,
+}
+
+impl History {
+    fn new(folder: PathBuf, planted: &[&str]) -> Result<Self, Trouble> {
+        let history = Self { folder };
+        for (name, text) in [
+            ("CMakeLists.txt", CMAKE),
+            ("ggml/CMakeLists.txt", "# nothing here\n"),
+            ("tools/server/CMakeLists.txt", "# nothing here\n"),
+        ] {
+            let path = history.folder.join(name);
+            std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+            std::fs::write(path, text)?;
+        }
+        history.git(&["init", "--quiet", "--initial-branch", "main"])?;
+        for (number, planted) in planted.iter().enumerate() {
+            let mut text = server(planted)?;
+            // So that each commit is another one.
+            let _ = writeln!(text, "/* {number} */");
+            std::fs::write(history.folder.join("tools/server/server.c"), text)?;
+            history.git(&["add", "--all"])?;
+            history.git(&["commit", "--quiet", "--message", &format!("server : change number {number}")])?;
+            history.git(&["tag", &format!("b{}", 9000 + number)])?;
+        }
+        Ok(history)
+    }
+
+    fn git(&self, args: &[&str]) -> Result<(), Trouble> {
+        let settings =
+            ["user.name=t", "user.email=t@example.org", "commit.gpgsign=false", "tag.gpgsign=false"];
+        let mut command = Command::new("git");
+        command.arg("-C").arg(&self.folder);
+        let settings = settings.iter().flat_map(|setting| ["-c", setting]);
+        let output = command.args(settings).args(args).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(Trouble::new(format!("git {args:?}: {said}"))) }
+    }
+}
+
+/// A configuration, and the tools for builds as the other tests have them.
+fn setup() -> Result<(Setup, PathBuf), Trouble> {
+    let mut setup = Setup::new()?.top(DETECTOR);
+    let home = &mut setup.home;
+    home.env.insert("LLAMA_WARDEN_PATHS__CACHE_DIR".into(), binaries::store()?.join("cache").into());
+    let data = home.path().join("data");
+    home.env.insert("LLAMA_WARDEN_PATHS__DATA_DIR".into(), data.into());
+    for name in ["PIP_CERT", "PIP_FIND_LINKS", "CCACHE_DIR", "SSL_CERT_FILE"] {
+        if let Some(value) = std::env::var_os(name) {
+            home.env.insert(name.into(), value);
+        }
+    }
+    let setup = setup.fake("m", &json!({ "report": "none" }), PLAIN)?;
+    let config = setup.home.file("warden.toml", setup.config())?;
+    Ok((setup, config))
+}
+
+fn arguments(config: &Path, history: &History, range: &str, more: &[&str]) -> Vec<OsString> {
+    let own: Vec<OsString> = vec![
+        "diagnose".into(),
+        "--config".into(),
+        config.into(),
+        "--git".into(),
+        history.folder.clone().into(),
+        "--between".into(),
+        range.into(),
+    ];
+    let usual = ["--backend", "cpu", "--workload", "short-text", "--requests", "80"];
+    own.into_iter().chain(usual.iter().chain(more).map(OsString::from)).collect()
+}
+
+/// How many builds are kept for searches.
+fn builds(setup: &Setup) -> usize {
+    let folder = setup.home.path().join("data/between/builds");
+    let all = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    all.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).count()
+}
+
+#[tokio::test]
+async fn the_commit_that_brought_a_leak_is_found_past_one_that_does_not_build_and_after_an_interrupt()
+-> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let leaks = sets("LEAK_KIB_PER_REQUEST", "2048");
+    let history = History::new(
+        setup.home.path().join("history"),
+        &["", "", "", "    this is no C;", "", &leaks, &leaks],
+    )?;
+    let args = arguments(&config, &history, "b9000..b9006", &[]);
+    let log = setup.home.path().join("first.log");
+    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
+    // Both ends are known then.
+    kid.says("6 commits left", LONG).await?;
+    kid.signal(Signal::INT);
+    let code = kid.exit(SOON).await?;
+    assert_eq!(code, 130, "{}", kid.output());
+    assert!(kid.output().contains("broken off; the same command goes on from here"), "{}", kid.output());
+    let report = setup.home.path().join("report");
+    let more = ["--report", report.to_str().context("a path is text")?];
+    let ran = setup.home.warden(arguments(&config, &history, "b9000..b9006", &more), LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stderr.contains("between: goes on after "), "{}", ran.all());
+    let found = "brought the growth of host memory under short-text: server : change number 5";
+    assert!(ran.stdout.starts_with("between: b9005 (") && ran.stdout.contains(found), "{}", ran.all());
+    assert!(ran.stdout.contains("b9004 ("), "{}", ran.all());
+    let broken = ran.stdout.lines().find(|line| line.starts_with("b9003")).context(ran.all())?;
+    assert!(broken.contains("not known: "), "{broken}");
+    assert_eq!(builds(&setup), 2, "those that matter are kept");
+    let text = std::fs::read_to_string(report.join("report.md"))?;
+    assert!(text.contains("## Which revision") && text.contains(found), "{text}");
+    assert!(report.join("reproduce.sh").exists());
+    // Nothing is run a second time.
+    let ran = setup.home.warden(arguments(&config, &history, "b9000..b9006", &["--json"]), SOON * 3).await?;
+    let again: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!(again["conclusion"]["outcome"], json!({ "kind": "found", "revision": 5 }), "{}", ran.all());
+    assert!(!ran.stderr.contains(", next "), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_commit_that_ended_a_crash_is_found() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let dies = sets("FAULTS", "[{\\\"from\\\":9,\\\"do\\\":\\\"crash\\\"}]");
+    let history = History::new(setup.home.path().join("history"), &[&dies, &dies, "", ""])?;
+    let ran = setup.home.warden(arguments(&config, &history, "b9000..main", &[]), LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+    assert!(
+        ran.stdout.contains("ended the crash under short-text: server : change number 2"),
+        "{}",
+        ran.all()
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn ends_that_do_not_fit_are_told_before_anything_is_built() -> Outcome {
+    let (setup, config) = setup()?;
+    let history = History::new(setup.home.path().join("history"), &["", ""])?;
+    for (range, says) in [
+        ("b9001..b9000", "is no line: its beginning is not among the first parents of its end"),
+        ("b9000..b9000", "both ends are the same commit"),
+        ("b9000..b9999", "b9999"),
+        ("b9000", "it takes two commits"),
+    ] {
+        let ran = setup.home.warden(arguments(&config, &history, range, &[]), SOON).await?;
+        assert_eq!(ran.code, 2, "{range}: {}", ran.all());
+        assert!(ran.stderr.contains(says), "{range}: {}", ran.all());
+    }
+    assert_eq!(builds(&setup), 0);
+    Ok(())
+}
