@@ -99,7 +99,8 @@ fn setup() -> Result<(Setup, PathBuf), Trouble> {
             home.env.insert(name.into(), value);
         }
     }
-    let setup = setup.fake("m", &json!({ "report": "none" }), PLAIN)?;
+    // The other one has a server of its own.
+    let setup = setup.fake("m", &json!({ "report": "none" }), PLAIN)?.fake("other", &json!({}), PLAIN)?;
     let config = setup.home.file("warden.toml", setup.config())?;
     Ok((setup, config))
 }
@@ -114,7 +115,7 @@ fn arguments(config: &Path, history: &History, range: &str, more: &[&str]) -> Ve
         "--between".into(),
         range.into(),
     ];
-    let usual = ["--backend", "cpu", "--workload", "short-text", "--requests", "80"];
+    let usual = ["--model", "m", "--backend", "cpu", "--workload", "short-text", "--requests", "80"];
     own.into_iter().chain(usual.iter().chain(more).map(OsString::from)).collect()
 }
 
@@ -201,6 +202,11 @@ async fn ends_that_do_not_fit_are_told_before_anything_is_built() -> Outcome {
         assert_eq!(ran.code, 2, "{range}: {}", ran.all());
         assert!(ran.stderr.contains(says), "{range}: {}", ran.all());
     }
+    let ran = setup.home.warden(["diagnose", "--between", "b1..b2"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("nothing to diagnose"), "{}", ran.all());
+    let ran =
+        setup.home.warden(arguments(&config, &history, "b9000..b9001", &["--model", "none"]), SOON).await?;
+    assert_eq!(ran.code, 2, "{}", ran.all());
     assert_eq!(builds(&setup), 0);
     Ok(())
 }

@@ -115,7 +115,10 @@ impl Server<'_> {
                     hear().alive = Instant::now();
                     size = now;
                 }
-                let (alive, bytes) = (hear().alive, hear().bytes);
+                let (alive, bytes) = {
+                    let heard = hear();
+                    (heard.alive, heard.bytes)
+                };
                 if size > most || bytes > MOST_OF_LIST.max(most) {
                     stopped = stopped.or_else(|| Some(self.too_large(most)));
                     token.cancel();

@@ -40,7 +40,7 @@ impl Loading {
     }
 
     /// All that are loaded along with a model, directly and through others.
-    fn along_with(&self, name: &Who) -> Vec<Who> {
+    pub(super) fn along_with(&self, name: &Who) -> Vec<Who> {
         let mut all = vec![name.clone()];
         let mut next = 0;
         while let Some(model) = all.get(next).and_then(|who| self.models.get(who)) {

@@ -8,6 +8,9 @@ use super::{Loading, Model, Numbers, Place, Seen, State, Who, Wish};
 /// Among so many all combinations are tried; of more the cheapest go one after another.
 const COMBINED: usize = 12;
 
+/// What it is worth to keep some that leave together, and who they are.
+type Party = (f64, Vec<Who>);
+
 /// Seconds until the next request of a model that is in use: sooner than any other's.
 const SOONEST: f64 = 0.1;
 
@@ -18,7 +21,7 @@ impl Loading {
             let model = self.models.get(who);
             model.is_some_and(|model| !model.spec.pin && self.may_leave(model, now, seen[who]))
         };
-        let mut candidates: Vec<(f64, Vec<Who>)> = self
+        let mut candidates: Vec<Party> = self
             .models
             .keys()
             .filter(|who| may_leave(who))
@@ -33,16 +36,23 @@ impl Loading {
                 (worth.sum(), leave)
             })
             .collect();
-        let is_enough = |of: &[(f64, Vec<Who>)]| self.is_enough(wish, &union(&of.iter().collect::<Vec<_>>()));
+        let is_enough = |of: &[Party]| self.is_enough(wish, &union(&of.iter().collect::<Vec<_>>()));
         if !is_enough(&candidates) {
             return Vec::new();
         }
-        // Whoever has it called would have it come back at once: such a one leaves only where the others are not enough.
-        let calls = |(_, leave): &(f64, Vec<Who>)| leave.iter().any(|who| self.calls(who, wish.name));
-        let others: Vec<_> = candidates.iter().filter(|one| !calls(one)).cloned().collect();
-        if is_enough(&others) {
-            candidates = others;
-        }
+        // Whom it is loaded along with would have to come again for it; and whoever has it called would have it come back at once: such a one
+        // leaves only where the others are not enough.
+        let company = self.along_with(wish.name);
+        let is_own = |(_, leave): &Party| leave.iter().any(|who| company.contains(who));
+        let calls = |(_, leave): &Party| leave.iter().any(|who| self.calls(who, wish.name));
+        let without = |out: &dyn Fn(&Party) -> bool| {
+            let others: Vec<_> = candidates.iter().filter(|one| !out(one)).cloned().collect();
+            is_enough(&others).then_some(others)
+        };
+        let better = without(&|one| is_own(one) || calls(one))
+            .or_else(|| without(&is_own))
+            .or_else(|| without(&calls));
+        candidates = better.unwrap_or(candidates);
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
         let cheapest = if candidates.len() <= COMBINED {
             self.cheapest_set(wish, &candidates)
@@ -87,7 +97,7 @@ impl Loading {
         !matches!(self.place(wish, leave), Place::Nowhere)
     }
 
-    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[(f64, Vec<Who>)]) -> Option<Vec<Who>> {
+    fn cheapest_set(&self, wish: &Wish<'_>, candidates: &[Party]) -> Option<Vec<Who>> {
         let of = |set: u32| {
             (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
         };
@@ -102,13 +112,13 @@ impl Loading {
         })
     }
 
-    fn first_enough(&self, wish: &Wish<'_>, candidates: &[(f64, Vec<Who>)]) -> Option<Vec<Who>> {
-        let all: Vec<&(f64, Vec<Who>)> = candidates.iter().collect();
+    fn first_enough(&self, wish: &Wish<'_>, candidates: &[Party]) -> Option<Vec<Who>> {
+        let all: Vec<&Party> = candidates.iter().collect();
         let enough = (1..=all.len()).find(|count| self.is_enough(wish, &union(&all[..*count])))?;
         let mut leave = all[..enough].to_vec();
         // Who is not needed for it stays, the dearest first.
         for one in all[..enough].iter().rev() {
-            let without: Vec<&(f64, Vec<Who>)> =
+            let without: Vec<&Party> =
                 leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
             if self.is_enough(wish, &union(&without)) {
                 leave = without;
@@ -119,7 +129,7 @@ impl Loading {
 }
 
 /// All who leave, each once.
-fn union<'a>(sets: &[&'a (f64, Vec<Who>)]) -> Vec<&'a Who> {
+fn union<'a>(sets: &[&'a Party]) -> Vec<&'a Who> {
     let all: BTreeSet<&Who> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()
 }

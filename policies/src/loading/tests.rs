@@ -943,3 +943,13 @@ fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
     all.wants(&name("c"), true);
     assert_eq!(words(all.next(secs(7), Some(&free(25)), idle)), ["+c"]);
 }
+
+#[test]
+fn company_that_is_there_stays_for_the_one_that_comes_to_it() {
+    let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(4)), ("c", model(12))]);
+    load(&mut all, &["b", "c"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 500, &[]), ["-c"], "b is worth less, and would have to come again");
+    all.gone(&name("c"));
+    assert_eq!(orders(&mut all, 501, &[]), ["+a"]);
+}

@@ -7,7 +7,7 @@
 //! | 2 | it was asked wrongly: configuration or usage |
 //! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
-//! | 5 | `diagnose` had too few readings to say whether anything leaks |
+//! | 5 | `diagnose` had too few readings to say whether anything leaks; `--between` found no single commit |
 //! | 130 | `diagnose` was interrupted, and has shown what it knew by then |
 
 use std::process::ExitCode;

@@ -11,8 +11,9 @@ use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use warden_policies::defaults::Diagnose;
 use warden_policies::experiment::between::{Ask, Conclusion, Search, Seen, Step};
-use warden_policies::experiment::{Ended, Finding};
+use warden_policies::experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
@@ -64,44 +65,51 @@ pub enum Searching<'a> {
     Next(Ask, Option<usize>),
     /// What it does.
     Leg(Progress<'a>),
+    /// It did not start, or was ended by somebody else, and is tried once more.
+    OnceMore(&'a str),
     /// It is over, and this came of it.
     Told(&'a Told),
 }
 
+/// A search with what is known so far, and how much of that it could use: what does not fit is not used, nor what comes after it.
+pub fn resumed(numbers: &Diagnose, last: usize, known: &[Told]) -> (Search, usize) {
+    let mut search = Search::new(&numbers.cure, &numbers.crash, last);
+    for (used, told) in known.iter().enumerate() {
+        if search.next() != Step::Run(told.ask) {
+            return (search, used);
+        }
+        search.observe(told.ask, told.seen.clone());
+    }
+    (search, known.len())
+}
+
 impl Line<'_> {
-    /// Runs it. `known`: what was told by an earlier run, in order; what does not fit is not used. Cancel `stop` for an early end: what is
-    /// known by then is the conclusion.
+    /// Runs it to its end. Cancel `stop` for an early one: what is known by then is the conclusion.
     ///
     /// # Errors
     /// Nothing that a server could be blamed for.
     pub async fn run(
         &self,
         lab: &Lab,
-        known: &[Told],
+        mut search: Search,
         watch: &mut (dyn FnMut(Searching<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Conclusion, DiagnoseError> {
-        let mut search = Search::new(&lab.numbers.cure, &lab.numbers.crash, self.last);
-        let mut known = known.iter();
         loop {
             let ask = match search.next() {
                 Step::Done(conclusion) => return Ok(conclusion),
                 Step::Run(ask) => ask,
             };
-            if let Some(told) = known.next() {
-                if told.ask == ask {
-                    search.observe(ask, told.seen.clone());
-                    continue;
-                }
-                known = [].iter();
-            }
             if stop.is_cancelled() {
                 return Ok(search.interrupt());
             }
             watch(Searching::Next(ask, search.left()));
             let Some(seen) = self.see(lab, ask, watch, stop).await? else { return Ok(search.interrupt()) };
             let told = Told { ask, seen };
-            watch(Searching::Told(&told));
+            // An end that cannot be had ends the search, and may be had next time.
+            if !(ask.is_end && matches!(told.seen, Seen::Cannot(_))) {
+                watch(Searching::Told(&told));
+            }
             search.observe(ask, told.seen);
         }
     }
@@ -114,46 +122,93 @@ impl Line<'_> {
         watch: &mut (dyn FnMut(Searching<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Option<Seen>, DiagnoseError> {
-        let mut spec = match (self.server)(ask.revision).await {
+        let served = (self.server)(ask.revision).await;
+        if stop.is_cancelled() {
+            return Ok(None);
+        }
+        let spec = match served {
             Ok(spec) => spec,
             Err(NoServer::Cannot(why)) => return Ok(Some(Seen::Cannot(why))),
             Err(NoServer::Interrupted) => return Ok(None),
         };
-        if ask.control {
-            // The last one counts.
-            spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
-        }
-        let mut show = |progress: Progress<'_>| watch(Searching::Leg(progress));
-        let found = if ask.is_end {
-            let experiment = Experiment { spec, ..self.base.clone() };
-            Box::pin(experiment.run(lab, &mut show, stop)).await.map(|outcome| {
-                let findings: Vec<Finding> = outcome.legs.into_iter().map(|leg| leg.finding).collect();
-                (findings, outcome.interrupted)
-            })
-        } else {
-            let workload = ask.workload.or_else(|| self.base.workloads.first().copied());
-            let Some(workload) = workload else { return Ok(None) };
-            let (steps, replay) = (self.base.steps, self.base.replay.clone());
-            let leg = Leg { spec, workload, steps, early: !ask.whole, replay };
-            run_leg(lab, &leg, &mut show, stop).await.map(|leg| {
-                let interrupted = leg.finding.ended == Ended::Interrupted;
-                (vec![Finding { control: ask.control, ..leg.finding }], interrupted)
-            })
-        };
-        match found {
-            Ok((_, true)) | Err(DiagnoseError::Interrupted) => Ok(None),
-            Ok((findings, false)) if findings.is_empty() => {
-                Ok(Some(Seen::Cannot("it can do none of these workloads".to_owned())))
+        let mut without_cache = spec.clone();
+        // The last one counts.
+        without_cache.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            // A build that does not know the flag has no such cache.
+            let control = ask.control && tried == 1;
+            let spec = if control { without_cache.clone() } else { spec.clone() };
+            let mut show = |progress: Progress<'_>| watch(Searching::Leg(progress));
+            let found = self.once(lab, ask, spec, &mut show, stop).await;
+            if stop.is_cancelled() {
+                return Ok(None);
             }
-            Ok((findings, false)) => Ok(Some(Seen::Findings(findings))),
-            Err(DiagnoseError::Start(failure)) => {
-                let last = failure.lines.iter().rev().find(|line| !line.trim().is_empty());
-                let last = last.map(|line| format!("; its last line: {}", line.trim()));
-                let why = format!("it did not start: {}{}", failure.message, last.unwrap_or_default());
-                Ok(Some(Seen::Cannot(why)))
-            }
-            Err(error @ DiagnoseError::CannotDo { .. }) => Ok(Some(Seen::Cannot(error.to_string()))),
-            Err(error) => Err(error),
+            let why = match found {
+                Ok((_, true)) | Err(DiagnoseError::Interrupted) => return Ok(None),
+                Ok((findings, false)) if findings.is_empty() => {
+                    return Ok(Some(Seen::Cannot("it can do none of these workloads".to_owned())));
+                }
+                Ok((findings, false)) => match from_outside(&findings) {
+                    Some(why) if tried < TRIES => why,
+                    _ => return Ok(Some(Seen::Findings(findings))),
+                },
+                Err(DiagnoseError::Start(failure)) => {
+                    let last = failure.lines.iter().rev().find(|line| !line.trim().is_empty());
+                    let last = last.map(|line| format!("; its last line: {}", line.trim()));
+                    let why = format!("it did not start: {}{}", failure.message, last.unwrap_or_default());
+                    if tried >= TRIES {
+                        return Ok(Some(Seen::Cannot(why)));
+                    }
+                    why
+                }
+                Err(error @ DiagnoseError::CannotDo { .. }) => {
+                    return Ok(Some(Seen::Cannot(error.to_string())));
+                }
+                Err(error) => return Err(error),
+            };
+            watch(Searching::OnceMore(&why));
         }
     }
+
+    /// What one process does, and whether it was broken off.
+    async fn once(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: SoloSpec,
+        show: &mut (dyn FnMut(Progress<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<(Vec<Finding>, bool), DiagnoseError> {
+        if ask.is_end {
+            let experiment = Experiment { spec, ..self.base.clone() };
+            let outcome = Box::pin(experiment.run(lab, show, stop)).await?;
+            let findings = outcome.legs.into_iter().map(|leg| leg.finding).collect();
+            return Ok((findings, outcome.interrupted));
+        }
+        let workload = ask.workload.or_else(|| self.base.workloads.first().copied());
+        let workload = workload.unwrap_or(Workload::ShortText);
+        let leg = Leg {
+            spec,
+            workload,
+            steps: self.base.steps,
+            early: !ask.whole,
+            replay: self.base.replay.clone(),
+        };
+        let finding = run_leg(lab, &leg, show, stop).await?.finding;
+        let interrupted = finding.ended == Ended::Interrupted;
+        Ok((vec![Finding { control: ask.control, ..finding }], interrupted))
+    }
+}
+
+/// So often a process is tried that does not start or is ended by somebody else: memory may be somebody else's for a moment.
+const TRIES: u32 = 3;
+
+/// That somebody else ended it, or the machine had no memory left.
+fn from_outside(findings: &[Finding]) -> Option<String> {
+    findings.iter().find_map(|finding| match &finding.ended {
+        Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
+        _ => None,
+    })
 }

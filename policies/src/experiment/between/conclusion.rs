@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::crash::Run;
+use super::super::crash::{Again, Run};
 use super::super::sequential::Judgement;
 use super::super::trial::Track;
 use super::super::{Finding, Workload};
 use super::tracks;
+use crate::growth::Verdict;
 
 /// What one end does and the other does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,53 +30,75 @@ pub enum Symptom {
 }
 
 impl Symptom {
-    /// What one of two ends has, and whether it is the newer one. A crash comes before growth: who dies does not leak for long.
-    pub(super) fn between(newer: &[Finding], older: &[Finding]) -> Result<(Self, bool), Outcome> {
-        let crash = |found: &[Finding]| {
-            let finding = found.iter().find(|finding| finding.crash.is_some())?;
-            Some(Self::Crash { workload: finding.workload, control: finding.control })
+    /// What one of two ends has, and whether it is the newer one. A crash comes before growth: who dies does not leak for long. One that did
+    /// not come again is none.
+    pub(super) fn between(newer: &[Finding], older: &[Finding], share: f64) -> Result<(Self, bool), Outcome> {
+        let crashes = |found: &[Finding]| -> Vec<(Workload, bool)> {
+            let again = |finding: &&Finding| {
+                finding.crash.as_ref().is_some_and(|crash| crash.again != Again::NotAgain)
+            };
+            found.iter().filter(again).map(|finding| (finding.workload, finding.control)).collect()
         };
-        match (crash(newer), crash(older)) {
-            (Some(_), Some(_)) => return Err(Outcome::BothIll),
-            (Some(symptom), None) => return Ok((symptom, true)),
-            (None, Some(symptom)) => return Ok((symptom, false)),
-            (None, None) => {}
+        let (new, old) = (crashes(newer), crashes(older));
+        let own = |these: &[(Workload, bool)], those: &[(Workload, bool)]| {
+            let found = these.iter().find(|one| !those.iter().any(|other| other.0 == one.0))?;
+            Some(Self::Crash { workload: found.0, control: found.1 })
+        };
+        if let Some(symptom) = own(&new, &old) {
+            return Ok((symptom, true));
         }
-        let leaks = |found: &[Finding]| {
-            let mut all: Vec<(f64, Self, Track)> = Vec::new();
-            for (track, finding) in tracks(found) {
+        if let Some(symptom) = own(&old, &new) {
+            return Ok((symptom, false));
+        }
+        // By how much each memory grows at each end; what does not leak counts with what little it does.
+        let rate = |found: &[Finding], track: Track, control: bool| {
+            let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
+            let series = own.and_then(|one| one.of(track.series));
+            series.map_or(0.0, |series| series.per_request.map_or(0.0, |rate| rate.value.max(0.0)))
+        };
+        let leaks = |these: &[Finding], those: &[Finding]| {
+            let mut all: Vec<(f64, Self)> = Vec::new();
+            let mut everywhere = false;
+            for (track, finding) in tracks(these) {
                 let Some(series) = finding.of(track.series).filter(|series| series.verdict.leaks()) else {
                     continue;
                 };
-                let rate = series.per_request.map_or(0.0, |rate| rate.value);
-                all.push((rate, Self::Growth { track, control: finding.control }, track));
+                let (own, other) =
+                    (series.per_request.map_or(0.0, |rate| rate.value), rate(those, track, finding.control));
+                if other < own * share {
+                    all.push((own - other, Self::Growth { track, control: finding.control }));
+                } else {
+                    everywhere = true;
+                }
             }
-            all
+            (all.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)), everywhere)
         };
-        let (new, old) = (leaks(newer), leaks(older));
-        let only = |these: &[(f64, Self, Track)], those: &[(f64, Self, Track)]| {
-            let own = these.iter().filter(|(.., track)| !those.iter().any(|(.., other)| other == track));
-            own.max_by(|one, other| one.0.total_cmp(&other.0))
-                .map(|(rate, symptom, _)| (*rate, symptom.clone()))
-        };
-        match (only(&new, &old), only(&old, &new)) {
+        let ((new_leak, new_both), (old_leak, old_both)) = (leaks(newer, older), leaks(older, newer));
+        match (new_leak, old_leak) {
             (Some((rate, _)), Some((other, symptom))) if other > rate => Ok((symptom, false)),
             (Some((_, symptom)), _) => Ok((symptom, true)),
             (None, Some((_, symptom))) => Ok((symptom, false)),
-            (None, None) if !new.is_empty() => Err(Outcome::BothIll),
+            (None, None) if new_both || old_both || !new.is_empty() => Err(Outcome::BothIll),
+            (None, None) if newer.iter().chain(older).any(|finding| finding.crash.is_some()) => {
+                Err(Outcome::NotAgain)
+            }
             (None, None) => {
-                let short = newer.iter().chain(older).any(Finding::is_too_short);
-                Err(Outcome::NeitherIll { short })
+                let all = || newer.iter().chain(older);
+                let short = all().any(Finding::is_too_short);
+                let suspected = all().any(|finding| finding.worst().is_some_and(Verdict::grows));
+                Err(Outcome::NeitherIll { short, suspected })
             }
         }
     }
 
     /// Those findings of an end that are about it.
     pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
-        let (Self::Growth { control, .. } | Self::Crash { control, .. }) = self;
-        let own: Vec<Finding> = all.iter().filter(|finding| finding.control == *control).cloned().collect();
-        // The other end may not have done it without the cache.
-        if own.is_empty() { all.to_vec() } else { own }
+        let (workload, control) = match self {
+            Self::Growth { track, control } => (track.workload, *control),
+            Self::Crash { workload, control } => (*workload, *control),
+        };
+        let is_own = |finding: &&Finding| finding.workload == workload && finding.control == control;
+        all.iter().filter(is_own).cloned().collect()
     }
 }
 
@@ -121,6 +144,8 @@ pub enum Outcome {
     NeitherIll {
         /// There were too few readings to say more.
         short: bool,
+        /// A memory is suspected.
+        suspected: bool,
     },
     /// The crash did not come again.
     NotAgain,
@@ -168,10 +193,12 @@ pub struct Conclusion {
     pub ill_is_newer: Option<bool>,
     /// The healthy and the ill revision between which it lies.
     pub bounds: Option<(usize, usize)>,
-    /// What was judged, in order.
+    /// What was judged, in order; the end that has it last.
     pub judged: Vec<Judged>,
-    /// What the processes of the ill end did, where a crash is looked for.
-    pub baseline: Vec<Run>,
+    /// What the newer end did, work by work.
+    pub newer: Vec<Finding>,
+    /// What the older one did.
+    pub older: Vec<Finding>,
     /// Processes that were run.
     pub legs: usize,
 }

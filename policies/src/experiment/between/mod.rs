@@ -14,8 +14,8 @@
 //! ```
 //!
 //! Each revision is judged beside the ill end, by turns, by the tests that judge a switch: [`sequential`](super::sequential) for growth,
-//! [`crash`] for deaths. A revision that leaves the symptom away as a cure does is healthy; one that has a part of it is ill,
-//! so that the first revision with any of it is found.
+//! [`crash`] for deaths. A revision that leaves so little of it as a cure may leave is healthy; one that has more is ill,
+//! so that the first revision with a part of it is found.
 //!
 //! It never runs anything: whoever has it asks [`Search::next`], runs that, and tells [`Search::observe`]. The same observations lead to
 //! the same questions, so a search can be taken up again from what was told.
@@ -27,10 +27,11 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use self::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::crash::{self, Again, CrashPolicy, Run};
-use super::sequential::{CurePolicy, Does};
-use super::trial::{Arm, Leg, Track, Trial};
+use super::crash::{self, CrashPolicy, Run};
+use super::sequential::{self, CurePolicy, Does, Judgement};
+use super::trial::{Leg, Track};
 use super::{Ended, Finding, Workload};
+use crate::growth::Interval;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +41,9 @@ pub enum Step {
     /// Nothing more.
     Done(Conclusion),
 }
+
+/// So many that cannot be told between two that can are the end of a search: each is a build.
+const UNKNOWN_MOST: usize = 16;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -80,8 +84,9 @@ enum Phase {
 #[derive(Clone, Debug)]
 struct Open {
     revision: usize,
-    trial: Trial,
+    legs: Vec<Leg>,
     runs: Vec<Run>,
+    judgement: Option<Judgement>,
 }
 
 /// The state machine. See the module.
@@ -205,7 +210,7 @@ impl Search {
 
     /// Both ends are known: what differs?
     fn diagnose(&mut self) {
-        let (symptom, newer) = match Symptom::between(&self.newer, &self.older) {
+        let (symptom, newer) = match Symptom::between(&self.newer, &self.older, self.cure.stops_share) {
             Ok(found) => found,
             Err(outcome) => {
                 self.phase = Phase::Over(outcome);
@@ -218,19 +223,23 @@ impl Search {
         self.ill = ill;
         self.known.insert(ill, Standing::Ill);
         self.phase = Phase::Line;
-        match symptom {
-            Symptom::Growth { .. } => self.baseline.push(Leg::of(&found)),
-            Symptom::Crash { .. } => {
-                let crash = found.iter().find_map(|finding| finding.crash.as_ref());
-                if crash.is_none_or(|crash| crash.again == Again::NotAgain) {
-                    self.phase = Phase::Over(Outcome::NotAgain);
-                }
-                self.runs = crash.map(crash::Crash::all).unwrap_or_default();
-            }
+        let is_growth = matches!(symptom, Symptom::Growth { .. });
+        if is_growth {
+            self.baseline.push(Leg::of(&found));
+        } else {
+            // What made somebody look is no repetition.
+            self.runs = found
+                .iter()
+                .find_map(|one| one.crash.as_ref())
+                .map(|crash| crash.runs.clone())
+                .unwrap_or_default();
         }
         self.symptom = Some(symptom);
         self.begin(healthy);
-        self.take(healthy, Seen::Findings(other));
+        // A survivor counts by its requests, and an experiment ends early; and what had a cache says nothing of what has none.
+        if is_growth && !other.is_empty() {
+            self.take(healthy, Seen::Findings(other));
+        }
     }
 
     fn wants_baseline(&self) -> bool {
@@ -240,7 +249,7 @@ impl Search {
             // Without knowing how much processes differ nothing is said of any.
             return true;
         }
-        let waits = open.is_some_and(|open| !open.trial.legs.is_empty() || !open.runs.is_empty());
+        let waits = open.is_some_and(|open| !open.legs.is_empty() || !open.runs.is_empty());
         waits && self.since > 0 || growth && self.since >= self.cure.baseline_every
     }
 
@@ -287,7 +296,7 @@ impl Search {
                 if let Some(why) = died(&found) {
                     self.close(Standing::Unknown { why });
                 } else {
-                    open.trial.legs.push(Leg::of(&found));
+                    open.legs.push(Leg::of(&found));
                     self.look();
                 }
             }
@@ -297,28 +306,31 @@ impl Search {
     /// Judges what is open by all that is known.
     fn look(&mut self) {
         let (Some(symptom), Some(open)) = (self.symptom.clone(), self.open.as_mut()) else { return };
-        let does = match symptom {
+        let (does, over) = match symptom {
+            Symptom::Crash { .. } if open.runs.is_empty() => return,
             Symptom::Crash { .. } => {
                 let does = crash::judge(&self.crash, &self.runs, &open.runs);
-                let over = open.runs.len() >= self.crash.runs_most;
-                if does == Does::Undecided && !over || open.runs.is_empty() {
-                    return;
-                }
-                does
+                (does, open.runs.len() >= self.crash.runs_most)
             }
+            Symptom::Growth { .. } if self.baseline.len() < self.cure.baseline_least => return,
             Symptom::Growth { track, .. } => {
-                if self.baseline.len() < self.cure.baseline_least {
-                    return;
-                }
-                open.trial.judge(&self.cure, &self.baseline, &[track]);
-                open.trial.close(&self.cure, &[track], false);
-                if !open.trial.closed {
-                    return;
-                }
-                open.trial.judgement(track).map_or(Does::Undecided, |found| found.does)
+                let rates = |legs: &[Leg]| -> Vec<Interval> {
+                    legs.iter().filter_map(|leg| leg.of_track(track).map(|(rate, _)| rate)).collect()
+                };
+                let kept = self.baseline.len().saturating_sub(self.cure.baseline_kept);
+                let judged =
+                    sequential::judge(&self.cure, &rates(&self.baseline[kept..]), &rates(&open.legs));
+                open.judgement = Some(judged);
+                let legs = u32::try_from(open.legs.len()).unwrap_or(u32::MAX);
+                // What is named has to have happened twice.
+                let few = judged.does == Does::Stops && legs < self.cure.legs_least;
+                (if few { Does::Undecided } else { judged.does }, legs >= self.cure.legs_most)
             }
         };
-        let processes = open.trial.legs.len() + open.runs.len();
+        if does == Does::Undecided && !over {
+            return;
+        }
+        let processes = open.legs.len() + open.runs.len();
         self.close(match does {
             Does::Stops => Standing::Healthy,
             Does::Halves | Does::Nothing => Standing::Ill,
@@ -327,25 +339,14 @@ impl Search {
     }
 
     fn begin(&mut self, revision: usize) {
-        let trial = Trial::new(Arm { switches: vec![revision] });
-        self.open = Some(Open { revision, trial, runs: Vec::new() });
+        self.open = Some(Open { revision, legs: Vec::new(), runs: Vec::new(), judgement: None });
     }
 
     fn close(&mut self, standing: Standing) {
-        let Some(Open { revision, trial, runs }) = self.open.take() else { return };
-        let judgement = match self.symptom {
-            Some(Symptom::Growth { track, .. }) => trial.judgement(track).copied(),
-            _ => None,
-        };
+        let Some(Open { revision, legs, runs, judgement }) = self.open.take() else { return };
         let again = matches!(self.phase, Phase::Again(_));
-        self.judged.push(Judged {
-            revision,
-            standing: standing.clone(),
-            legs: trial.legs.len(),
-            judgement,
-            runs,
-            again,
-        });
+        let legs = legs.len();
+        self.judged.push(Judged { revision, standing: standing.clone(), legs, judgement, runs, again });
         if again {
             if self.known.get(&revision) != Some(&standing) {
                 self.phase = Phase::Over(Outcome::Unsteady { revision });
@@ -396,9 +397,8 @@ impl Search {
             return;
         };
         let (low, high) = (healthy.min(ill), healthy.max(ill));
-        let middle = low.midpoint(high);
-        let open = (low + 1..high).filter(|at| !self.known.contains_key(at));
-        match open.min_by_key(|at| at.abs_diff(middle)) {
+        let unknown: Vec<usize> = (low + 1..high).filter(|at| self.known.contains_key(at)).collect();
+        match next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST) {
             Some(revision) => self.begin(revision),
             None if high - low > 1 => {
                 self.phase = Phase::Over(Outcome::Among { first: low + 1, last: high });
@@ -410,14 +410,34 @@ impl Search {
         }
     }
 
+    /// The end that has the symptom, as it was measured.
+    fn ill_end(&self) -> Option<Judged> {
+        let symptom = self.symptom.as_ref()?;
+        let legs = self.baseline.len();
+        let judgement = match symptom {
+            Symptom::Growth { track, .. } => {
+                let rates: Vec<Interval> = self
+                    .baseline
+                    .iter()
+                    .filter_map(|leg| leg.of_track(*track).map(|(rate, _)| rate))
+                    .collect();
+                Some(sequential::judge(&self.cure, &rates, &rates))
+            }
+            Symptom::Crash { .. } => None,
+        };
+        let runs = self.runs.clone();
+        Some(Judged { revision: self.ill, standing: Standing::Ill, legs, judgement, runs, again: false })
+    }
+
     fn conclude(&self, outcome: Outcome) -> Conclusion {
         Conclusion {
             outcome,
             symptom: self.symptom.clone(),
             ill_is_newer: self.symptom.as_ref().map(|_| self.ill == self.last),
             bounds: self.bounds(),
-            judged: self.judged.clone(),
-            baseline: self.runs.clone(),
+            judged: self.judged.iter().cloned().chain(self.ill_end()).collect(),
+            newer: self.newer.clone(),
+            older: self.older.clone(),
             legs: self.legs,
         }
     }
@@ -425,6 +445,26 @@ impl Search {
 
 fn run_of(found: &[Finding]) -> Option<Run> {
     found.iter().find_map(Finding::survived)
+}
+
+/// Which revision is the next one between two that are known, if these between them cannot be told. One alone is gone around; more of them are
+/// a block, whose edges are looked for, because beyond them lies what can be told; and last come those within.
+fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
+    let middle = low.midpoint(high);
+    let (Some(first), Some(last)) = (unknown.first().copied(), unknown.last().copied()) else {
+        return Some(middle).filter(|at| *at > low);
+    };
+    if unknown.len() == 1 {
+        let all = (low + 1..high).filter(|at| *at != first);
+        return all.min_by_key(|at| (at.abs_diff(middle), *at));
+    }
+    // The middle of the larger gap, if anything is in it.
+    let within = |gaps: &mut dyn Iterator<Item = (usize, usize)>| {
+        let gap = gaps.filter(|(from, to)| to - from > 1).max_by_key(|(from, to)| to - from);
+        gap.map(|(from, to)| from.midpoint(to))
+    };
+    within(&mut [(low, first), (last, high)].into_iter())
+        .or_else(|| within(&mut unknown.iter().copied().zip(unknown.iter().skip(1).copied())))
 }
 
 /// How a process ended that should not have.

@@ -1,7 +1,7 @@
 //! Searches in made-up histories: what was planted is found, whatever cannot be built, and no oftener than it must something else is named.
 
 use super::*;
-use crate::experiment::crash::Crash;
+use crate::experiment::crash::{Again, Crash};
 use crate::experiment::{SeriesFinding, Settles, Speed, Workload};
 use crate::growth::{Interval, Verdict};
 use crate::sample::{MemoryKind, Work};
@@ -192,6 +192,13 @@ fn what_cannot_be_told_around_it_leaves_a_range() {
     let mut history = History::new(7, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (40, 20, (15..=22).collect());
     assert_eq!(history.search().outcome, Outcome::Among { first: 15, last: 23 });
+    // One that can be built in the midst of them.
+    history.broken.retain(|one| *one != 18);
+    assert_eq!(history.search().outcome, Outcome::Among { first: 19, last: 23 });
+    (history.last, history.at, history.broken) = (800, 390, (250..=560).collect());
+    let found = history.search();
+    assert_eq!(found.outcome, Outcome::Among { first: 250, last: 561 }, "and not each of them is built");
+    assert!(found.judged.len() < 40, "{}", found.judged.len());
 }
 
 #[test]
@@ -201,7 +208,7 @@ fn ends_that_are_alike_are_told() {
     assert_eq!(both.search().outcome, Outcome::BothIll);
     let mut neither = History::new(9, Planted::Leak(400.0 * KIB));
     neither.at = neither.last + 1;
-    assert_eq!(neither.search().outcome, Outcome::NeitherIll { short: false });
+    assert_eq!(neither.search().outcome, Outcome::NeitherIll { short: false, suspected: false });
     let mut broken = History::new(10, Planted::Leak(400.0 * KIB));
     broken.broken = vec![0];
     let Outcome::EndFailed { newer: false, why } = broken.search().outcome else { panic!() };
@@ -225,4 +232,49 @@ fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
         }
     }
     assert_eq!(before, 1);
+}
+
+#[test]
+fn more_of_the_same_growth_is_a_symptom_too() {
+    let all = crate::defaults().diagnose.clone();
+    let mut search = Search::new(&all.cure, &all.crash, 40);
+    let mut random = SplitMix::new(5);
+    let found = loop {
+        match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => {
+                let rate = if ask.revision >= 17 { 400.0 } else { 40.0 };
+                let seen = Seen::Findings(vec![finding(rate * KIB * random.between(0.9, 1.1))]);
+                search.observe(ask, seen);
+            }
+        }
+    };
+    assert_eq!(found.outcome, Outcome::Found { revision: 17 }, "{found:#?}");
+}
+
+#[test]
+fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_this_one() {
+    let all = crate::defaults().diagnose.clone();
+    let mut search = Search::new(&all.cure, &all.crash, 2);
+    let once = Crash {
+        at_request: 3,
+        why: String::new(),
+        lines: Vec::new(),
+        runs: Vec::new(),
+        again: Again::NotAgain,
+    };
+    let died = Finding { workload: Workload::ShortText, crash: Some(once), ..finding(0.0) };
+    let failed = Ended::Failed { why: "no embeddings".to_owned() };
+    let other = Finding { workload: Workload::Embeddings, ended: failed, ..finding(0.0) };
+    let found = loop {
+        match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => {
+                let own = finding(if ask.revision >= 1 { 400.0 * KIB } else { 0.0 });
+                let all = if ask.is_end { vec![died.clone(), other.clone(), own] } else { vec![own] };
+                search.observe(ask, Seen::Findings(all));
+            }
+        }
+    };
+    assert_eq!(found.outcome, Outcome::Found { revision: 1 }, "{found:#?}");
 }

@@ -64,6 +64,15 @@ impl Plan {
         machine: &Machine,
         change: impl FnOnce(&mut Resolved) -> Result<(), Failure> + Send,
     ) -> Result<Resolved, Failure> {
+        let mut resolved = self.as_configured(machine)?;
+        change(&mut resolved)?;
+        store::fill(&mut resolved, machine).await?;
+        needs::fill(&mut resolved, machine);
+        Ok(resolved)
+    }
+
+    /// What is configured: no binary is looked for, and none tried.
+    pub(crate) fn as_configured(&self, machine: &Machine) -> Result<Resolved, Failure> {
         let loaded = self.config.load(machine, self.flags.clone())?;
         if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
             let place = self
@@ -75,11 +84,7 @@ impl Plan {
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
             return Err(Failure::Config(problem.hint(hint).into()));
         }
-        let mut resolved = resolve(&loaded, machine, self.any_name)?;
-        change(&mut resolved)?;
-        store::fill(&mut resolved, machine).await?;
-        needs::fill(&mut resolved, machine);
-        Ok(resolved)
+        Ok(resolve(&loaded, machine, self.any_name)?)
     }
 }
 

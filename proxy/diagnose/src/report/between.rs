@@ -94,12 +94,17 @@ impl BetweenReport {
                 lines
                     .push("both ends have it, so no revision between them brought it or ended it".to_owned());
             }
-            Outcome::NeitherIll { short: false } => {
+            Outcome::NeitherIll { suspected: true, .. } => {
+                lines.push(
+                    "an end is suspected to leak, and nothing more than that: take more readings (`--requests`)".to_owned(),
+                );
+            }
+            Outcome::NeitherIll { short: false, .. } => {
                 lines.push(
                     "neither end leaks or dies under this work, so there is nothing to look for".to_owned(),
                 );
             }
-            Outcome::NeitherIll { short: true } => {
+            Outcome::NeitherIll { short: true, .. } => {
                 lines.push(
                     "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
                         .to_owned(),
@@ -233,7 +238,8 @@ mod tests {
                         ..judged(3, Standing::Ill, None)
                     },
                 ],
-                baseline: Vec::new(),
+                newer: Vec::new(),
+                older: Vec::new(),
                 legs: 12,
             },
         }
@@ -247,8 +253,9 @@ mod tests {
             (Outcome::Among { first: 4, last: 5 }, true),
             (Outcome::Unsteady { revision: 3 }, true),
             (Outcome::BothIll, true),
-            (Outcome::NeitherIll { short: false }, true),
-            (Outcome::NeitherIll { short: true }, true),
+            (Outcome::NeitherIll { short: false, suspected: false }, true),
+            (Outcome::NeitherIll { short: false, suspected: true }, true),
+            (Outcome::NeitherIll { short: true, suspected: false }, true),
             (Outcome::NotAgain, true),
             (Outcome::EndFailed { newer: false, why: "it does not build".to_owned() }, true),
             (Outcome::IllFailed { why: "killed".to_owned() }, true),

@@ -51,7 +51,7 @@ use crate::serve::{self, Signals};
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else."
+    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]

@@ -46,21 +46,26 @@ impl Target {
         Self::with(args, machine, program(args, machine), None).await
     }
 
-    /// The same, with a program that a flag chose; builds are looked for in `data`, if that is given.
+    /// What is configured of the model, without its program.
+    pub(crate) fn configured(args: &DiagnoseArgs, machine: &Machine) -> Result<(Resolved, usize), Failure> {
+        let resolved = plan(args, machine)?.as_configured(machine)?;
+        let index = choose(args.model.as_deref(), &resolved)?;
+        Ok((resolved, index))
+    }
+
+    /// The same, with a program that a flag chose; builds are looked for in this store, too.
     pub(crate) async fn with(
         args: &DiagnoseArgs,
         machine: &Machine,
         chosen: Option<(&'static str, Choice)>,
-        data: Option<&Path>,
+        other_store: Option<&Path>,
     ) -> Result<Self, Failure> {
         let chosen_by = chosen.as_ref().map(|(flag, _)| *flag);
         let mut index = 0;
         let plan = plan(args, machine)?;
         let resolving = plan.resolve_with(machine, |resolved| {
             index = choose(args.model.as_deref(), resolved)?;
-            if let Some(data) = data {
-                data.clone_into(&mut resolved.dirs.data);
-            }
+            resolved.other_store = other_store.map(Path::to_owned);
             if let Some((flag, choice)) = chosen {
                 resolved.choices[index] = (choice, Place::Flag(format!("flag {flag}")));
             }

@@ -277,7 +277,8 @@ pub(in crate::config) async fn ask(path: &Path, flag: &str) -> io::Result<String
     let given_up = Instant::now() + BUSY;
     loop {
         let mut command = tokio::process::Command::new(path);
-        command.arg(flag).stdin(Stdio::null()).kill_on_drop(true);
+        // A Ctrl-C is for us: what the program says of it is no answer.
+        command.arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
         match command.output().await {
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < given_up => {
                 tokio::time::sleep(BUSY_POLL).await;

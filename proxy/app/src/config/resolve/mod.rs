@@ -73,6 +73,8 @@ pub(crate) struct Resolved {
     pub(crate) builds: Vec<Option<BuildFacts>>,
     /// Binaries that we did not build and that nothing was measured of yet; [`binary`] finds them.
     pub(crate) unmeasured: Vec<Unmeasured>,
+    /// Another store in which builds are looked for by their names.
+    pub(crate) other_store: Option<PathBuf>,
     /// The API keys, where they are asked for.
     pub(crate) keys: Option<Vec<KeySpec>>,
     /// By which host names we may be reached; never `Auto`.
@@ -227,6 +229,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         names,
         access_log,
         builds: vec![None; mitigations.len()],
+        other_store: None,
         unmeasured: Vec::new(),
         record_requests: loaded
             .models

@@ -11,8 +11,12 @@ use crate::config::resolve::Resolved;
 
 /// Finds and tries the binaries of all models, builds of the store among them.
 pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
-    let data = resolved.dirs.data.clone();
-    binary::fill(resolved, machine, &|id| find(&data, id)).await
+    let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
+    let look = |id: Option<&str>| match (find(&data, id)?, &other) {
+        (None, Some(other)) if id.is_some() => find(other, id),
+        (found, _) => Ok(found),
+    };
+    binary::fill(resolved, machine, &look).await
 }
 
 /// A build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the beginning fits

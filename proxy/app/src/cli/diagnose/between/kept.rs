@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::hash::Hasher;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -15,20 +16,27 @@ use crate::exit::Failure;
 /// What is searched: everything that changes what comes of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct What {
+    /// The version of this program.
+    pub(super) warden: String,
     /// The repository, without a password.
     pub(super) repository: String,
     /// The commits at both ends.
     pub(super) older: String,
     pub(super) newer: String,
-    /// What it is built for.
-    pub(super) backend: String,
     pub(super) workloads: Vec<String>,
     pub(super) requests: u64,
-    /// The command of the server behind its program, and its variables.
-    pub(super) args: Vec<String>,
-    pub(super) env: Vec<(String, String)>,
-    /// The files that it names, and the recording: path, bytes, seconds of their last change.
-    pub(super) files: Vec<(String, u64, u64)>,
+    /// A hash of all else: what it is built for, the command and its variables, which may have keys in them, the files that it names, numbers.
+    pub(super) rest: String,
+}
+
+/// A line behind the first one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Entry {
+    /// What came of a process.
+    Told(Told),
+    /// A build was made.
+    Built(String),
 }
 
 /// The file, held by us alone.
@@ -36,17 +44,21 @@ pub(super) struct What {
 pub(super) struct Kept {
     path: PathBuf,
     file: File,
-    /// What it had when it was opened.
-    pub(super) known: Vec<Told>,
+    /// What it had when it was opened, each with the bytes up to its end.
+    known: Vec<(Told, u64)>,
+    built: Vec<String>,
+    /// Where its last whole line ends.
+    whole: u64,
+    /// It cannot be written any more.
+    broken: bool,
 }
 
 impl What {
     /// A name that another search does not have.
     fn name(&self) -> String {
-        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-        hash.write(serde_json::to_string(self).unwrap_or_default().as_bytes());
         let short = |commit: &str| commit.chars().take(9).collect::<String>();
-        format!("{}-{}-{:016x}.jsonl", short(&self.older), short(&self.newer), hash.finish())
+        let hash = hash(&serde_json::to_string(self).unwrap_or_default());
+        format!("{}-{}-{hash}.jsonl", short(&self.older), short(&self.newer))
     }
 }
 
@@ -62,14 +74,16 @@ impl Kept {
             )
         };
         fs::create_dir_all(&folder).map_err(failed)?;
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(Failure::hinted(
                 format!("another llama-warden searches this already: it holds {}", path.display()),
                 "wait for it, or end it",
             ));
         }
-        let mut kept = Self { path: path.clone(), file, known: Vec::new() };
+        let (known, built) = (Vec::new(), Vec::new());
+        let mut kept = Self { path: path.clone(), file, known, built, whole: 0, broken: false };
         kept.read(what).map_err(failed)?;
         Ok(kept)
     }
@@ -77,8 +91,7 @@ impl Kept {
     fn read(&mut self, what: &What) -> std::io::Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         let mut reader = BufReader::new(&self.file);
-        let (mut line, mut whole) = (Vec::new(), 0_u64);
-        let mut known = Vec::new();
+        let mut line = Vec::new();
         let mut is_ours = false;
         loop {
             line.clear();
@@ -86,40 +99,83 @@ impl Kept {
             if length == 0 || line.last() != Some(&b'\n') {
                 break;
             }
+            let end = self.whole + length as u64;
             if is_ours {
-                let Ok(told) = serde_json::from_slice::<Told>(&line) else { break };
-                known.push(told);
+                match serde_json::from_slice::<Entry>(&line) {
+                    Ok(Entry::Told(told)) => self.known.push((told, end)),
+                    Ok(Entry::Built(id)) => self.built.push(id),
+                    Err(_) => break,
+                }
             } else if serde_json::from_slice::<What>(&line).is_ok_and(|known| known == *what) {
                 is_ours = true;
             } else {
                 break;
             }
-            whole += length as u64;
+            self.whole = end;
         }
         // What is behind it is torn, or was written by another version.
-        self.file.set_len(whole)?;
-        self.known = known;
+        self.file.set_len(self.whole)?;
         if !is_ours {
             self.write(what)?;
         }
         Ok(())
     }
 
+    /// What it has.
+    pub(super) fn known(&self) -> Vec<Told> {
+        self.known.iter().map(|(told, _)| told.clone()).collect()
+    }
+
+    /// Cuts off what is behind so many.
+    pub(super) fn keep(&mut self, used: usize) -> Result<(), Failure> {
+        if let Some(&(_, end)) = used.checked_sub(1).and_then(|last| self.known.get(last))
+            && used < self.known.len()
+        {
+            self.file.set_len(end).map_err(|error| self.failed(&error))?;
+            self.whole = end;
+            self.known.truncate(used);
+        }
+        Ok(())
+    }
+
     /// One more.
     pub(super) fn add(&mut self, told: &Told) -> Result<(), Failure> {
-        self.write(told).map_err(|error| {
-            Failure::failed(format!(
-                "what the search was told cannot be kept in {}: {error}",
-                self.path.display()
-            ))
-        })
+        self.write(&Entry::Told(told.clone())).map_err(|error| self.failed(&error))
+    }
+
+    /// A build was made for it.
+    pub(super) fn add_build(&mut self, id: &str) -> Result<(), Failure> {
+        self.built.push(id.to_owned());
+        self.write(&Entry::Built(id.to_owned())).map_err(|error| self.failed(&error))
+    }
+
+    /// Builds that were made for it.
+    pub(super) fn built(&self) -> &[String] {
+        &self.built
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Failure {
+        Failure::failed(format!(
+            "what the search was told cannot be kept in {}: {error}",
+            self.path.display()
+        ))
     }
 
     fn write(&mut self, value: &impl Serialize) -> std::io::Result<()> {
+        if self.broken {
+            return Ok(());
+        }
         let mut line = serde_json::to_vec(value)?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
-        self.file.sync_data()
+        let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
+        if written.is_ok() {
+            self.whole += line.len() as u64;
+        } else {
+            // Nothing may come behind a part of a line.
+            self.broken = true;
+            drop(self.file.set_len(self.whole));
+        }
+        written
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -127,7 +183,14 @@ impl Kept {
     }
 }
 
-/// The same on every machine and in every version, and for names alone.
+/// For names, and to see a change: the same on every machine and in every version.
+pub(super) fn hash(text: &str) -> String {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    hash.write(text.as_bytes());
+    format!("{:016x}", hash.finish())
+}
+
+/// FNV-1a.
 struct Fnv(u64);
 
 impl Hasher for Fnv {
@@ -145,19 +208,18 @@ impl Hasher for Fnv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
     use warden_policies::experiment::between::{Ask, Seen};
 
     fn what(requests: u64) -> What {
         What {
+            warden: "1".to_owned(),
             repository: "/r".to_owned(),
             older: "a".repeat(40),
             newer: "b".repeat(40),
-            backend: "cpu".to_owned(),
             workloads: vec!["short-text".to_owned()],
             requests,
-            args: Vec::new(),
-            env: Vec::new(),
-            files: Vec::new(),
+            rest: hash("rest"),
         }
     }
 
@@ -170,8 +232,9 @@ mod tests {
     fn what_was_told_is_there_again_and_a_torn_line_is_cut_off() {
         let state = tempfile::tempdir().unwrap();
         let mut kept = Kept::open(state.path(), &what(1)).unwrap();
-        assert!(kept.known.is_empty());
+        assert!(kept.known().is_empty());
         kept.add(&told(1)).unwrap();
+        kept.add_build("abc").unwrap();
         kept.add(&told(2)).unwrap();
         let path = kept.path().to_owned();
         let second = Kept::open(state.path(), &what(1)).unwrap_err().to_string();
@@ -179,11 +242,19 @@ mod tests {
         drop(kept);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"ask\":{\"rev").unwrap();
         let mut kept = Kept::open(state.path(), &what(1)).unwrap();
-        assert_eq!(kept.known, [told(1), told(2)]);
+        assert_eq!(kept.known(), [told(1), told(2)]);
+        assert_eq!(kept.built(), ["abc"]);
         kept.add(&told(3)).unwrap();
         drop(kept);
-        assert_eq!(Kept::open(state.path(), &what(1)).unwrap().known.len(), 3);
-        assert!(Kept::open(state.path(), &what(2)).unwrap().known.is_empty(), "another search");
+        let mut kept = Kept::open(state.path(), &what(1)).unwrap();
+        assert_eq!(kept.known().len(), 3);
+        assert!(Kept::open(state.path(), &what(2)).unwrap().known().is_empty(), "another search");
+        kept.keep(1).unwrap();
+        kept.add(&told(7)).unwrap();
+        drop(kept);
+        assert_eq!(Kept::open(state.path(), &what(1)).unwrap().known(), [told(1), told(7)]);
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "commands have keys in them");
     }
 
     #[test]
@@ -194,6 +265,6 @@ mod tests {
         let mut kept = Kept::open(state.path(), &what(1)).unwrap();
         kept.add(&told(1)).unwrap();
         drop(kept);
-        assert_eq!(Kept::open(state.path(), &what(1)).unwrap().known, [told(1)]);
+        assert_eq!(Kept::open(state.path(), &what(1)).unwrap().known(), [told(1)]);
     }
 }

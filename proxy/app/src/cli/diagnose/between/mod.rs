@@ -7,35 +7,36 @@
 //! ```
 
 mod kept;
+mod servers;
+mod what;
 
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::UNIX_EPOCH;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::Args;
-use rustix::fs::FlockOperation;
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
-use warden_builder::{BackendWish, Builder, Kind, Request, Source};
-use warden_diagnose::between::{Line, NoServer, Searching, Serving};
+use warden_builder::{BackendWish, BuildId, Builder, Request, Source};
+use warden_diagnose::between::{Line, Searching, Serving, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report};
 use warden_patches::{Catalogue, Selection, Sets};
 use warden_policies::experiment::Workload;
 use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Symptom};
-use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{SoloSpec, Starter};
 
-use self::kept::{Kept, What};
+use self::kept::Kept;
+use self::servers::text_of;
 use super::display::Display;
 use super::target::Target;
 use super::{DiagnoseArgs, folder, interruptible, outputs};
 use crate::admin::instance;
 use crate::cli::build;
 use crate::config::machine::Machine;
-use crate::config::resolve::binary::Choice;
+use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
@@ -94,7 +95,14 @@ struct Between<'a> {
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
-    /// What is wrong with the machine, and with no revision.
+    /// As it was when the search began, with the model's place in it.
+    configured: Resolved,
+    index: usize,
+    /// What the configuration file was then.
+    file: Option<String>,
+    /// Builds that were made or found, by place, and those that were made and are not in the file of the search yet.
+    built: Mutex<(BTreeMap<usize, BuildId>, Vec<BuildId>)>,
+    /// What is wrong with the machine or the configuration, and with no revision.
     trouble: Mutex<Option<Failure>>,
 }
 
@@ -113,15 +121,31 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     outputs::prepare(args)?;
     let mut signals = Signals::new()?;
     let machine = Machine::read();
+    // What is wrong with the configuration is told before anything is fetched.
+    let (configured, index) = Target::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     build::with_builder(&loaded, &machine, async |mut builder| {
         // Never the builds that somebody serves with.
         builder.dirs.data = builder.dirs.data.join("between");
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
-        let (reference, offline) = (Some(range.newer.clone()), args.between.offline);
-        let commits = Commits { location: named.location, reference, offline, history: true };
-        let Obtained { repository, commit } = builder.repository(&commits).await?;
+        let commits = |reference| Commits {
+            location: named.location.clone(),
+            reference,
+            offline: args.between.offline,
+            history: true,
+        };
+        let (repository, commit) = match builder.repository(&commits(Some(range.newer.clone()))).await {
+            Ok(Obtained { repository, commit }) => (repository, commit),
+            // A server gives what its branches and tags lead to: an older commit is in their history.
+            Err(error) => {
+                let Ok(all) = builder.repository(&commits(named.reference.clone())).await else {
+                    return Err(error.into());
+                };
+                let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
+                (all.repository, commit)
+            }
+        };
         let line = repository.line(&range.older, &commit)?;
         let catalogue = Catalogue::embedded()?;
         let selection = Selection { catalogue, sets: Sets::None, allow_unverified: false };
@@ -130,7 +154,12 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             shown: repository.shown().to_owned(),
             commit,
         };
-        let plain = Request { backend: args.between.backend, ..build::request(source, selection, numbers) };
+        let plain = Request {
+            backend: args.between.backend,
+            // Nobody looks at it, and it takes longer than the server.
+            options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
+            ..build::request(source, selection, numbers)
+        };
         let between = Between {
             args,
             machine: &machine,
@@ -139,6 +168,10 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             repository: repository.path().to_owned(),
             shown: repository.shown().to_owned(),
             line,
+            configured,
+            index,
+            file: text_of(args),
+            built: Mutex::default(),
             trouble: Mutex::default(),
         };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
@@ -160,41 +193,39 @@ impl Between<'_> {
             "between: {count} after {}, up to {}",
             self.line[0].label, self.line[last].label
         ));
-        // What an experiment needs besides a server is the same for all; and without this one there is nothing to search.
-        let target = match self.target(last).await {
-            Ok(target) => target,
-            Err(NoServer::Interrupted) => return Err(self.take_trouble()),
-            Err(NoServer::Cannot(why)) => {
-                return Err(Failure::hinted(
-                    format!("{}, the newer end, cannot be run: {why}", self.line[last].label),
-                    "choose an end that builds and starts",
-                ));
-            }
-        };
-        for warning in &target.warnings {
+        for warning in &self.configured.warnings {
             out::error_line(&format!("warning: {warning}"));
         }
-        let numbers = target.resolved.diagnose.clone();
+        let numbers = self.configured.diagnose.clone();
         let steps = self.args.requests.unwrap_or(numbers.requests);
-        let mut kept = Kept::open(&target.resolved.dirs.state, &self.what(&target, &workloads, steps))?;
-        if !kept.known.is_empty() {
+        let mut kept = Kept::open(&self.configured.dirs.state, &self.what(&workloads, steps).await?)?;
+        let in_use = self.in_use()?;
+        let known = kept.known();
+        let (search, used) = resumed(&numbers, last, &known);
+        kept.keep(used)?;
+        if used > 0 {
             out::error_line(&format!(
                 "between: goes on after {}; to begin anew remove {}",
-                out::counted(kept.known.len(), "process"),
+                out::counted(used, "process"),
                 kept.path().display()
             ));
         }
-        let in_use = self.in_use()?;
-        let sockets = instance::private_dir(&target.runtime_dir)?;
-        let starter = Starter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
-        let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
-        let base = Experiment { spec: target.spec.clone(), workloads, steps, early: true, replay: recording };
+        let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
+        let model = &self.configured.fleet.models[self.index];
+        let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
+        let lab = Lab { numbers, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
+        let spec = SoloSpec {
+            command: model.command.clone(),
+            oom_score_adj: model.oom_score_adj,
+            socket: model.run.socket,
+            facts: model.facts,
+        };
+        let base = Experiment { spec, workloads, steps, early: true, replay: recording };
         let server = |revision: usize| -> Serving<'_> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
         let line = Line { base: base.clone(), last, server: &server };
         let stop = CancellationToken::new();
-        let known = std::mem::take(&mut kept.known);
         let mut display = Display::new(1);
         let mut watch = |searching: Searching<'_>| match searching {
             Searching::Next(ask, left) => {
@@ -202,97 +233,49 @@ impl Between<'_> {
                 display = Display::new(1);
             }
             Searching::Leg(progress) => display.see(&progress),
+            Searching::OnceMore(why) => {
+                display.close();
+                out::error_line(&format!("between: once more, because {why}"));
+            }
             Searching::Told(told) => {
                 display.close();
-                if let Err(failure) = kept.add(told) {
+                let new: Vec<BuildId> = lock(&self.built).1.drain(..).collect();
+                let kept =
+                    new.iter().try_for_each(|id| kept.add_build(id.as_str())).and_then(|()| kept.add(told));
+                if let Err(failure) = kept {
                     // The search goes on; it could only not be taken up again.
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }
             }
         };
-        let running = Box::pin(line.run(&lab, &known, &mut watch, &stop));
+        let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
         let conclusion = interruptible(signals, &stop, running).await?;
         display.close();
         let conclusion = conclusion?;
-        if let Some(failure) = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(failure) = lock(&self.trouble).take() {
             return Err(failure);
         }
         let report = self.report(conclusion);
         self.show(&report)?;
-        if let (Some(path), Ended::Found { revision }) = (&self.args.report, &report.conclusion.outcome) {
-            let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
-            let writing = Box::pin(self.write(path, ill, &report, &base, &lab, &stop));
-            interruptible(signals, &stop, writing).await??;
-        }
+        let written = match (&self.args.report, &report.conclusion.outcome) {
+            (Some(path), Ended::Found { revision }) => {
+                let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
+                let writing = Box::pin(self.write(path, ill, &report, &base, &lab, &stop));
+                interruptible(signals, &stop, writing).await?
+            }
+            (Some(path), _) => {
+                out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
+                Ok(())
+            }
+            (None, _) => Ok(()),
+        };
         drop(sockets);
-        self.tidy(&report.conclusion, &in_use);
-        end(&report.conclusion)
-    }
-
-    /// The server of a revision, built if it is not there.
-    async fn target(&self, revision: usize) -> Result<Target, NoServer> {
-        let Some(info) = self.line.get(revision) else {
-            return Err(NoServer::Cannot("there is no such revision".to_owned()));
-        };
-        let (repository, shown, commit) = (self.repository.clone(), self.shown.clone(), info.commit.clone());
-        let request = Request { source: Source::Commit { repository, shown, commit }, ..self.plain.clone() };
-        let built = match self.builder.build(&request).await {
-            Ok(built) => built,
-            Err(error) => match error.kind() {
-                Kind::Build | Kind::Refused | Kind::Input => return Err(NoServer::Cannot(error.to_string())),
-                Kind::Cancelled => return Err(NoServer::Interrupted),
-                Kind::Machine => {
-                    *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.into());
-                    return Err(NoServer::Interrupted);
-                }
-            },
-        };
-        let choice = Choice::Build(built.id.to_string());
-        let chosen =
-            Target::with(self.args, self.machine, Some(("--between", choice)), Some(&self.builder.dirs.data));
-        chosen.await.map_err(|failure| NoServer::Cannot(failure.lines().join("; ")))
-    }
-
-    /// A file that all who search here hold.
-    fn in_use(&self) -> Result<File, Failure> {
-        let path = self.builder.dirs.data.join("in-use");
-        let held = File::create(&path).and_then(|file| {
-            rustix::fs::flock(&file, FlockOperation::LockShared)?;
-            Ok(file)
-        });
-        held.map_err(|error| Failure::failed(format!("cannot hold {}: {error}", path.display())))
-    }
-
-    /// The reason for an end that no revision is to be blamed for.
-    fn take_trouble(&self) -> Failure {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take();
-        trouble.unwrap_or(Failure::Told { code: crate::exit::INTERRUPTED })
-    }
-
-    fn what(&self, target: &Target, workloads: &[Workload], requests: u64) -> What {
-        let command = &target.spec.command;
-        let files = command.args.iter().map(PathBuf::from).chain(self.args.replay.clone());
-        let facts = |path: PathBuf| {
-            let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
-            let changed = facts.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            Some((path.display().to_string(), facts.len(), changed.map_or(0, |since| since.as_secs())))
-        };
-        let text = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
-        What {
-            repository: self.shown.clone(),
-            older: self.line[0].commit.clone(),
-            newer: self.line[self.line.len() - 1].commit.clone(),
-            backend: self.args.between.backend.to_string(),
-            workloads: workloads.iter().map(ToString::to_string).collect(),
-            requests,
-            args: command.args.clone(),
-            env: command
-                .env
-                .iter()
-                .map(|(name, value)| (text(name.as_ref()), text(value.as_ref())))
-                .collect(),
-            files: files.filter_map(facts).collect(),
+        self.tidy(&report.conclusion, kept.built(), &in_use);
+        written?;
+        if stop.is_cancelled() {
+            return Err(Failure::Told { code: crate::exit::INTERRUPTED });
         }
+        end(&report.conclusion)
     }
 
     fn next(&self, ask: Ask, left: Option<usize>) -> String {
@@ -338,52 +321,36 @@ impl Between<'_> {
         lab: &Lab,
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
-        let target = self.target(ill).await.map_err(|_| self.take_trouble())?;
-        let (Symptom::Growth { control, .. } | Symptom::Crash { control, .. }) = between
-            .conclusion
-            .symptom
-            .clone()
-            .unwrap_or(Symptom::Crash { workload: Workload::ShortText, control: false });
-        let workloads = match &between.conclusion.symptom {
-            Some(Symptom::Growth { track, .. }) => vec![track.workload],
-            Some(Symptom::Crash { workload, .. }) => vec![*workload],
-            None => base.workloads.clone(),
+        let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
+        let (workload, control) = match symptom {
+            Symptom::Growth { track, control } => (track.workload, *control),
+            Symptom::Crash { workload, control } => (*workload, *control),
+        };
+        let Ok(target) = self.target(ill).await else {
+            let trouble = lock(&self.trouble).take();
+            return Err(trouble.unwrap_or(Failure::Told { code: crate::exit::INTERRUPTED }));
         };
         let mut spec = target.spec.clone();
         if control {
             // The last one counts.
             spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
         }
-        let experiment = Experiment { spec, workloads, ..base.clone() };
+        let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
         let mut display = Display::new(1);
         let outcome: Outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
         display.close();
+        if outcome.interrupted {
+            return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+        }
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
         report.about.system = folder::system(&target, &outcome).await;
         folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref())
     }
+}
 
-    /// Removes the builds that nobody needs any more: those of the line, but the two that matter. A search that is to go on keeps all, and so
-    /// does one beside which others go on.
-    fn tidy(&self, conclusion: &Conclusion, in_use: &File) {
-        if conclusion.outcome == Ended::Interrupted
-            || rustix::fs::flock(in_use, FlockOperation::NonBlockingLockExclusive).is_err()
-        {
-            return;
-        }
-        let place = |commit: &str| self.line.iter().position(|info| info.commit == commit);
-        let matters = |at: usize| conclusion.bounds.is_some_and(|(healthy, ill)| at == healthy || at == ill);
-        let store = self.builder.store();
-        for build in store.list().map(|listing| listing.builds).unwrap_or_default() {
-            let at = build.plan.source.revision.commit.as_deref().and_then(place);
-            if at.is_some_and(|at| !matters(at))
-                && let Err(error) = store.remove(&build.id)
-            {
-                out::error_line(&format!("build {} was not removed: {error}", build.id));
-            }
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How it ends for whoever looks at the exit code alone.
