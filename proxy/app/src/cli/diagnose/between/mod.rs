@@ -205,8 +205,8 @@ impl Between<'_> {
         kept.keep(used)?;
         if used > 0 {
             out::error_line(&format!(
-                "between: goes on after {}; to begin anew remove {}",
-                out::counted(used, "process"),
+                "between: goes on where it was, {used} {}; to begin anew remove {}",
+                if used == 1 { "process was run" } else { "processes were run" },
                 kept.path().display()
             ));
         }
