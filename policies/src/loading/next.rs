@@ -25,6 +25,12 @@ impl Loading {
         for who in &late {
             self.has_all(who);
         }
+        let missing = |model: &super::Model| model.renewed.is_some() && now >= model.renewed_until;
+        let missing: Vec<Who> =
+            self.models.iter().filter(|(_, model)| missing(model)).map(|(who, _)| who.clone()).collect();
+        for who in &missing {
+            self.kept(who);
+        }
         let mut waiting: Vec<(u64, Who, bool)> = self
             .models
             .iter()
@@ -41,6 +47,7 @@ impl Loading {
         orders.extend(self.renew(now, free));
         orders.extend(self.call_again(now));
         let mut kept = self.kept_for_called(now, free);
+        kept.extend(self.kept_for_remade());
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
         let mut blocked = false;
         for (number, name, urgent) in waiting {

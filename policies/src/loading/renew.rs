@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::room::{self, Ledger};
 use super::state::{Model, State};
-use super::{Amounts, Lacks, Loading, Order, Who};
+use super::{Amounts, Kept, Lacks, Loading, Order, Who};
 
 /// What becomes of one with other settings.
 enum Fate {
@@ -35,6 +35,25 @@ impl Loading {
         }
     }
 
+    /// The processes of its other settings do not come: it has what it had, and may be made anew later.
+    pub fn kept(&mut self, name: &Who) {
+        if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed.is_some()) {
+            model.renewed = None;
+            self.has_all(name);
+        }
+    }
+
+    /// Those that wait for what others have that leave, and what they need beyond what they have: nobody who came later gets it.
+    pub(super) fn kept_for_remade(&self) -> Kept {
+        let waiting = self.models.iter().filter(|(_, model)| model.remade.is_some());
+        let needs = |(who, model): (&Who, &Model)| {
+            let room = self.capacity.clone();
+            let (_, needed) = room::fit_at(who, model, &model.places, &room, self.numbers.make_room)?;
+            Some((who.clone(), needed.minus(&own(model))))
+        };
+        waiting.filter_map(needs).collect()
+    }
+
     /// Says so.
     pub(super) fn renew(&mut self, now: Duration, free: Option<&Amounts>) -> Vec<Order> {
         let remade: Vec<(Who, Duration)> =
@@ -55,18 +74,17 @@ impl Loading {
             Fate::Stays(Stays { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
                 let model = self.models.get_mut(&who)?;
-                // Until its processes are new ones the old ones have what they have, and may be some that were to take more.
-                let held = model.reading.as_ref().map(|reading| reading.held.clone());
-                let has = match (&held, &model.renewed) {
-                    (Some(held), None) => held.clone(),
-                    (held, _) => model.promised.max(held.as_ref().unwrap_or(&Amounts::none())),
-                };
+                // Until its processes are new ones the old ones have what they have.
+                let has = has(model);
                 if !model.is_taking() {
-                    // What the old ones have is free for it.
-                    self.before = before.map(|before| before.plus(&held.unwrap_or_default()));
+                    // What the old ones have is free for it where they go first, and is beside it where they do not.
+                    let returns = if beside { Amounts::none() } else { model.held() };
+                    self.before = before.map(|before| before.plus(&returns));
                     model.settles = Some(now.saturating_add(self.numbers.turn_most));
                 }
-                (model.promised, model.renewed) = (promised.max(&has), Some(promised));
+                let both = if beside { promised.plus(&has) } else { promised.max(&has) };
+                (model.promised, model.renewed) = (both, Some(promised));
+                model.renewed_until = now.saturating_add(self.numbers.short_for);
                 (model.mapped, model.alone) = (room::mapped(model).host.max(model.mapped), alone);
                 (model.remade, model.places) = (None, places.clone());
                 Some(Order::Stay { model: who, places, beside })
@@ -103,15 +121,16 @@ impl Loading {
             return Some(Fate::Leaves(soon));
         }
         let fit = |room: &Amounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
+        let of_file = Amounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
         let stays = |(places, promised): (Vec<Vec<usize>>, Amounts), room: &Amounts| {
-            let both = promised.plus(&model.held());
+            // Both map the same file, unless it is another one.
+            let both = promised.plus(&has(model)).plus(&of_file.max(&room::mapped(model)));
             Fate::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
         };
         // What others have that leave is not there yet.
         let now = Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[]).now;
-        let now = now.plus(&own(model)).min(&soon);
+        let now = now.plus(&own(model)).plus(&of_file).min(&soon);
         // No more than it was promised: that is its own, whoever waits.
-        let of_file = Amounts { host: model.mapped, gpus: Vec::new() };
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
         }
@@ -133,6 +152,14 @@ impl Loading {
                 Some(Fate::Stays(Stays { places, promised, alone: true, beside: false }))
             }
         }
+    }
+}
+
+/// What a model has, as far as is known; processes by settings that were others a moment ago may be taking what these needed.
+fn has(model: &Model) -> Amounts {
+    match &model.reading {
+        Some(reading) if model.renewed.is_none() => reading.held.clone(),
+        _ => own(model),
     }
 }
 

@@ -140,11 +140,8 @@ impl Ledger {
         let held = Model::held;
         // A mapped file is never shown by what is free.
         let owed = |model: &Model| model.owed().plus(&of_file(model));
-        // One with other settings will soon have what these need; where its processes do not come, it has what it had.
-        let will = |model: &Model| {
-            let renewed = model.renewed.as_ref().filter(|_| model.settles.is_some());
-            renewed.unwrap_or(&model.promised).plus(&of_file(model))
-        };
+        // One with other settings will have what these need.
+        let will = |model: &Model| model.renewed.as_ref().unwrap_or(&model.promised).plus(&of_file(model));
         let mut now = capacity.minus(&all(&mut there(), &promised));
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {

@@ -48,8 +48,10 @@ pub(super) struct Model {
     pub(super) places: Vec<Vec<usize>>,
     /// It has other settings since then, and was not told yet whether it may stay.
     pub(super) remade: Option<Duration>,
-    /// What it was promised with them, as long as processes with earlier ones are there.
+    /// What it was promised with them, as long as processes with earlier ones are there, ...
     pub(super) renewed: Option<Amounts>,
+    /// ... and until then at most.
+    pub(super) renewed_until: Duration,
     /// It was let in although it is too large by the book: what it was promised is everything.
     pub(super) alone: bool,
     pub(super) load_time: Duration,
@@ -79,6 +81,7 @@ impl Model {
             places: Vec::new(),
             remade: None,
             renewed: None,
+            renewed_until: Duration::ZERO,
             alone: false,
             load_time: Duration::ZERO,
             comes_again: false,

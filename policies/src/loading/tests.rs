@@ -953,3 +953,56 @@ fn company_that_is_there_stays_for_the_one_that_comes_to_it() {
     all.gone(&name("c"));
     assert_eq!(orders(&mut all, 501, &[]), ["+a"]);
 }
+
+#[test]
+fn the_file_of_a_model_is_counted_once_when_it_is_made_anew() {
+    let needs =
+        |gib: u64| Needs { mapped: 40 * GIB, host: vec![(Part::Cache, gib * GIB)], ..Needs::default() };
+    let own = |gib: u64| Spec { needs: Some(needs(gib)), replicas: 1, ..Spec::default() };
+    let mut all = Loading::new(numbers());
+    all.set_capacity(Amounts { host: 60 * GIB, gpus: Vec::new() });
+    all.set(&name("a"), own(4));
+    load(&mut all, &["a"]);
+    remake(&mut all, "a", own(8));
+    assert_eq!(orders(&mut all, 100, &[]), ["=a"]);
+    all.set(&name("b"), own(0));
+    remake(&mut all, "a", own(19));
+    assert_eq!(orders(&mut all, 101, &[]), ["=a"], "40 + 19 of 60");
+}
+
+#[test]
+fn while_both_processes_are_there_both_have_their_room() {
+    let mut all = loading(&[80], &[("a", model(20)), ("b", model(40))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(20));
+    remake(&mut all, "a", model(24));
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let told = all.next(secs(100), Some(&free(60)), idle);
+    assert!(matches!(&told[..], [Order::Stay { beside: true, .. }]), "{told:?}");
+    all.wants(&name("b"), false);
+    // The new one has 10 by now.
+    assert_eq!(words(all.next(secs(105), Some(&free(50)), idle)), [""; 0], "20 + 24 + 40 are more than 80");
+    all.read(&name("a"), holds(24));
+    assert_eq!(words(all.next(secs(110), Some(&free(56)), idle)), ["+b"]);
+}
+
+#[test]
+fn who_waits_to_be_made_anew_came_first_and_whose_process_does_not_come_has_what_it_had() {
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14)), ("c", model(10))]);
+    load(&mut all, &["a", "x"]);
+    for (of, gib) in [("a", 8), ("x", 14)] {
+        all.read(&name(of), holds(gib));
+    }
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 200, &[]), [""; 0]);
+    all.wants(&name("c"), false);
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0]);
+    all.gone(&name("x"));
+    assert_eq!(orders(&mut all, 202, &[]), ["=a"]);
+    all.kept(&name("a"));
+    assert_eq!(all.models[&name("a")].renewed, None);
+    assert_eq!(all.models[&name("a")].promised.gpus, [20 * GIB], "it is tried again");
+}

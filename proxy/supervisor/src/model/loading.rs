@@ -223,7 +223,8 @@ impl Model {
         // What was measured of a command is not known of another one, which may need just as much.
         let needs =
             |spec: &Spec| spec.needs.clone().map(|needs| Needs { measured: Measured::default(), ..needs });
-        let elsewhere = self.spec.choose_gpus && now.gpus != before.gpus;
+        let places = |spec: &Spec| (spec.gpus.clone(), spec.may_split);
+        let elsewhere = (self.spec.choose_gpus || remade) && places(&now) != places(before);
         if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
             return;
         }

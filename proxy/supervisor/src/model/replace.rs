@@ -21,6 +21,7 @@ use super::replacement::Replacement;
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
 use crate::error::{ControlError, Failure};
+use crate::memory::loading::Told;
 use crate::view::event::EventKind;
 use crate::view::ledger::{LedgerEntry, Mode};
 
@@ -208,6 +209,7 @@ impl Model {
     pub(super) fn fail(&mut self, replica: u32, failure: &Failure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
+            self.tell_loading(Told::Kept);
             self.timers.configuration =
                 Some(clock::again(Instant::now(), self.spec.recycle.common.min_interval));
         }

@@ -30,6 +30,8 @@ pub(crate) enum Told {
     Is(Box<Spec>),
     /// With them its processes are made anew, and it waits to be told whether it may stay for that. The number is that of the question.
     Remade(u64),
+    /// No process with them comes: it has what it had.
+    Kept,
     /// All its processes serve.
     Loaded,
     /// What they hold.
@@ -139,6 +141,7 @@ impl Debug for Told {
             Self::Wants { urgent: true, .. } => "Wants now",
             Self::Is(_) => "Is",
             Self::Remade(_) => "Remade",
+            Self::Kept => "Kept",
             Self::Loaded => "Loaded",
             Self::Read(_) => "Read",
             Self::Leaves => "Leaves",
