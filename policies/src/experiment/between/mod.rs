@@ -13,7 +13,7 @@
 //!                                     └─ not ─────────────────────────> unsteady
 //! ```
 //!
-//! Each revision is judged beside the ill end, by turns, by the tests that judge a switch: [`sequential`](super::sequential) for growth,
+//! Each revision is judged beside the ill end, by turns, by the tests that judge a switch: [`sequential`] for growth,
 //! [`crash`] for deaths. A revision that leaves so little of it as a cure may leave is healthy; one that has more is ill,
 //! so that the first revision with a part of it is found.
 //!
