@@ -47,7 +47,7 @@ impl Loading {
     fn is_short_of(&self, wish: &Wish<'_>) -> (bool, bool) {
         let left = self.left(wish.free);
         let Some(needed) = self.models.get(wish.name).and_then(room::needed) else { return (true, true) };
-        match (needed.host > left.host, needed.gpus.iter().max() > left.gpus.iter().max()) {
+        match needed.exceeds(&left) {
             (false, false) => (true, true),
             short => short,
         }

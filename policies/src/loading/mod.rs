@@ -90,8 +90,7 @@ impl Loading {
     pub fn waiting(&self, free: Option<&Amounts>) -> Vec<(Who, Lacks)> {
         let waiting = self.models.iter().filter(|(_, model)| matches!(model.state, State::Wants { .. }));
         let lacks = |who: &Who, model: &Model| {
-            let kept = self.kept.iter().filter(|(other, _)| other != who);
-            let kept = kept.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts));
+            let kept = room::kept_for_others(&self.kept, who);
             let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
             let company = self.company(&wish, &[]) == room::Company::Good;
             Lacks { needed: room::needed(model), left: self.left(free).minus(&kept), company: !company }

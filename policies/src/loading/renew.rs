@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::room::{self, Ledger};
+use super::room;
 use super::state::{Model, State};
 use super::{Amounts, Kept, Lacks, Loading, Order, Who};
 
@@ -105,9 +105,7 @@ impl Loading {
 
     /// What there would be for a model if all that leave, and it, were gone.
     fn left_without(&self, who: &Who, free: Option<&Amounts>) -> Amounts {
-        let kept = self.kept.iter().filter(|(other, _)| other != who);
-        let kept = kept.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts));
-        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[who]).soon.minus(&kept)
+        self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
     fn fate(&self, who: &Who, free: Option<&Amounts>) -> Option<Fate> {
@@ -128,8 +126,7 @@ impl Loading {
             Fate::Stays(Stays { places, promised, alone: false, beside: both.is_within(room) })
         };
         // What others have that leave is not there yet.
-        let now = Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[]).now;
-        let now = now.plus(&own(model)).plus(&of_file).min(&soon);
+        let now = self.left(free).plus(&own(model)).plus(&of_file).min(&soon);
         // No more than it was promised: that is its own, whoever waits.
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));

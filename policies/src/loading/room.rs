@@ -69,6 +69,11 @@ impl Amounts {
         self.both(other, u64::max)
     }
 
+    /// Whether the host has less than this much left, and whether each GPU has less than the most that one of these is to have.
+    pub fn exceeds(&self, left: &Self) -> (bool, bool) {
+        (self.host > left.host, self.gpus.iter().max() > left.gpus.iter().max())
+    }
+
     /// Whether there is any of the host's, or of a GPU's memory, as far as these are asked for.
     pub(super) fn is_any_of(&self, (host, gpus): (bool, bool)) -> bool {
         host && self.host > 0 || gpus && self.gpus.iter().any(|bytes| *bytes > 0)
@@ -120,7 +125,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// As if `leave` were on their way out, too.
-    pub(super) fn of(
+    fn of(
         models: &BTreeMap<Who, Model>,
         capacity: &Amounts,
         before: Option<&Amounts>,
@@ -180,7 +185,18 @@ impl Model {
     }
 }
 
+/// What is kept for others than this one.
+pub(super) fn kept_for_others(kept: &[(Who, Amounts)], name: &Who) -> Amounts {
+    let others = kept.iter().filter(|(who, _)| who != name);
+    others.fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts))
+}
+
 impl Loading {
+    /// What is left, as if `leave` were on their way out, too.
+    pub(super) fn ledger(&self, free: Option<&Amounts>, leave: &[&Who]) -> Ledger {
+        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
+    }
+
     /// Whether there is room for a model, beside what is kept for others, if `leave` were on their way out.
     pub(super) fn place(&self, wish: &Wish<'_>, leave: &[&Who]) -> Place {
         let Wish { name, kept, free, party } = *wish;
@@ -209,9 +225,9 @@ impl Loading {
                 Place::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
             };
         };
-        let ledger = Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave);
+        let ledger = self.ledger(free, leave);
         // Of what is free now the others' part is what they will have to have when all who leave are gone.
-        let soon = ledger.soon.minus(&others().fold(Amounts::none(), |sum, (_, amounts)| sum.plus(amounts)));
+        let soon = ledger.soon.minus(&kept_for_others(kept, name));
         if let Some((places, promised, guests)) =
             fit(&ledger.now.min(&soon)).filter(|_| company == Company::Good)
         {
@@ -252,7 +268,7 @@ impl Loading {
 
     /// What is left of the promises when these are gone, too.
     pub(super) fn left_if_gone(&self, gone: &[&Who]) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, None, None, gone).soon
+        self.ledger(None, gone).soon
     }
 }
 
@@ -312,7 +328,7 @@ pub(super) fn needed(model: &Model) -> Option<Amounts> {
 impl Loading {
     /// What nobody was promised and nobody has.
     pub(super) fn left(&self, free: Option<&Amounts>) -> Amounts {
-        Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, &[]).now
+        self.ledger(free, &[]).now
     }
 
     /// Those that are loaded, or could be without another one's leaving and beside what is kept for those who wait. `free`: what anybody

@@ -17,9 +17,9 @@ use warden_policies::experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
-use crate::leg::{Leg, Progress, run_leg};
+use crate::leg::{Leg, Progress, run_leg, told};
 
 /// The server of a revision; why there is none, if there is none.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer>> + Send + 'a>>;
@@ -132,8 +132,7 @@ impl Line<'_> {
             Err(NoServer::Interrupted) => return Ok(None),
         };
         let mut without_cache = spec.clone();
-        // The last one counts.
-        without_cache.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+        without_prompt_cache(&mut without_cache);
         let mut tried = 0;
         loop {
             tried += 1;
@@ -155,9 +154,7 @@ impl Line<'_> {
                     _ => return Ok(Some(Seen::Findings(findings))),
                 },
                 Err(DiagnoseError::Start(failure)) => {
-                    let last = failure.lines.iter().rev().find(|line| !line.trim().is_empty());
-                    let last = last.map(|line| format!("; its last line: {}", line.trim()));
-                    let why = format!("it did not start: {}{}", failure.message, last.unwrap_or_default());
+                    let why = format!("it did not start: {}", told(&failure));
                     if tried >= TRIES {
                         return Ok(Some(Seen::Cannot(why)));
                     }

@@ -16,7 +16,7 @@ use warden_supervisor::SoloSpec;
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
 use crate::lab::Lab;
-use crate::leg::Progress;
+use crate::leg::{Progress, told};
 
 /// Which switches to try on which server.
 pub struct Bisection<'a> {
@@ -99,9 +99,7 @@ impl Bisection<'_> {
                 }
                 Err(DiagnoseError::Interrupted) => return Ok(planner.interrupt()),
                 Err(DiagnoseError::Start(failure)) => {
-                    let last = failure.lines.iter().rev().find(|line| !line.trim().is_empty());
-                    let last = last.map(|line| format!("; its last line: {}", line.trim()));
-                    let why = format!("it did not start: {}{}", failure.message, last.unwrap_or_default());
+                    let why = format!("it did not start: {}", told(&failure));
                     planner.observe(&arm, &[self.crashed(why)]);
                 }
                 Err(error @ DiagnoseError::CannotDo { .. }) if !arm.is_baseline() => {

@@ -176,8 +176,7 @@ async fn control(
     watch: &mut (dyn FnMut(Progress<'_>) + Send),
     stop: &CancellationToken,
 ) -> Option<LegResult> {
-    // The last one counts.
-    leg.spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+    without_prompt_cache(&mut leg.spec);
     watch(Progress::Control(leg.workload));
     match run_leg(lab, &leg, watch, stop).await {
         Ok(mut result) => {
@@ -189,6 +188,12 @@ async fn control(
             None
         }
     }
+}
+
+/// The same server without its prompt cache.
+pub fn without_prompt_cache(spec: &mut SoloSpec) {
+    // The last one counts.
+    spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
 }
 
 /// Legs of different work tell together who pays.

@@ -399,7 +399,7 @@ pub(crate) fn stays(line: &str) -> String {
 }
 
 /// How it ended, with its last words.
-fn told(failure: &Failure) -> String {
+pub(crate) fn told(failure: &Failure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
         None => failure.message.clone(),

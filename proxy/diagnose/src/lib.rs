@@ -45,7 +45,7 @@ mod client;
 mod workload;
 
 pub use error::DiagnoseError;
-pub use experiment::{Experiment, Outcome, Skipped};
+pub use experiment::{Experiment, Outcome, Skipped, without_prompt_cache};
 pub use lab::Lab;
 pub use leg::{Leg, LegResult, Progress};
 pub use redact::Redactor;

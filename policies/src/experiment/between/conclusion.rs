@@ -91,12 +91,17 @@ impl Symptom {
         }
     }
 
-    /// Those findings of an end that are about it.
-    pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
-        let (workload, control) = match self {
+    /// The work under which it shows, and whether without the prompt cache.
+    pub const fn work(&self) -> (Workload, bool) {
+        match self {
             Self::Growth { track, control } => (track.workload, *control),
             Self::Crash { workload, control } => (*workload, *control),
-        };
+        }
+    }
+
+    /// Those findings of an end that are about it.
+    pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
+        let (workload, control) = self.work();
         let is_own = |finding: &&Finding| finding.workload == workload && finding.control == control;
         all.iter().filter(is_own).cloned().collect()
     }

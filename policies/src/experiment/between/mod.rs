@@ -165,11 +165,9 @@ impl Search {
     }
 
     fn ask(&self, revision: usize) -> Ask {
-        let (whole, control, workload) = match self.symptom {
-            Some(Symptom::Crash { control, workload }) => (true, control, Some(workload)),
-            Some(Symptom::Growth { control, track }) => (false, control, Some(track.workload)),
-            None => (false, false, None),
-        };
+        let whole = matches!(self.symptom, Some(Symptom::Crash { .. }));
+        let work = self.symptom.as_ref().map(Symptom::work);
+        let (workload, control) = (work.map(|work| work.0), work.is_some_and(|work| work.1));
         Ask { revision, is_end: false, whole, control, workload }
     }
 

@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::SurvivalReport;
 use warden_diagnose::survive::{Survival, Trying};
-use warden_diagnose::{Experiment, Lab, Leg, Outcome};
+use warden_diagnose::{Experiment, Lab, Leg, Outcome, without_prompt_cache};
 use warden_policies::experiment::Finding;
 use warden_policies::experiment::crash::Crash;
 
@@ -47,8 +47,7 @@ async fn one(
     let trials = Trials::new(target, machine, outcome, purpose)?;
     let mut leg = target.spec.clone();
     if finding.control {
-        // The last one counts.
-        leg.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+        without_prompt_cache(&mut leg);
     }
     let survival = Survival {
         leg: Leg {

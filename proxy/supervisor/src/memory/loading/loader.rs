@@ -291,8 +291,7 @@ fn amounts(free: &MachineMemory, capacity: &Amounts) -> Amounts {
 /// What a model that waits needs, and what is left, for people.
 fn words(lacks: &Lacks) -> String {
     let Lacks { needed, left, company } = lacks;
-    let is_short =
-        |needed: &&Amounts| needed.host > left.host || needed.gpus.iter().max() > left.gpus.iter().max();
+    let is_short = |needed: &&Amounts| needed.exceeds(left) != (false, false);
     if let Some(needed) = needed.as_ref().filter(is_short) {
         format!(
             "it needs {}; of what models may have, {} are left",

@@ -21,10 +21,10 @@ use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
 use warden_builder::{BackendWish, BuildId, Builder, Request, Source};
 use warden_diagnose::between::{Line, Searching, Serving, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
-use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report};
+use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report, without_prompt_cache};
 use warden_patches::{Catalogue, Selection, Sets};
 use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Symptom};
+use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
@@ -322,18 +322,14 @@ impl Between<'_> {
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let (workload, control) = match symptom {
-            Symptom::Growth { track, control } => (track.workload, *control),
-            Symptom::Crash { workload, control } => (*workload, *control),
-        };
+        let (workload, control) = symptom.work();
         let Ok(target) = self.target(ill).await else {
             let trouble = lock(&self.trouble).take();
             return Err(trouble.unwrap_or(Failure::Told { code: crate::exit::INTERRUPTED }));
         };
         let mut spec = target.spec.clone();
         if control {
-            // The last one counts.
-            spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
+            without_prompt_cache(&mut spec);
         }
         let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
         let mut display = Display::new(1);
