@@ -37,6 +37,7 @@ mod patched;
 mod patches;
 mod plan;
 mod policy;
+mod proof;
 mod quarantine;
 mod queue;
 mod real;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
+use crate::experiment::proof::Strictness;
 use crate::units::ByteSize;
 
 section!(
@@ -150,6 +151,46 @@ section!(
         baseline_failures: u32,
         /// Lines of a server that are kept of a crash.
         lines: usize,
+    }
+);
+
+section!(
+    /// When a build may take the place of another.
+    Proof of "proof" {
+        /// A new build may be slower than the one in use by this share: prefill, decode and the first token.
+        pub slower: f64 where Takes::Share,
+        /// Which differing answers keep a new build out: `near` those that differ by more than another order of additions makes them, `equal` all, `any` none.
+        pub answers: Strictness where Takes::OneOf(&["near", "equal", "any"]),
+        /// Answers are near each other up to this many nats.
+        distance: f64,
+        /// A start may take longer by this share.
+        slower_start: f64,
+        /// And by this beside it.
+        start_slack: Duration = "duration",
+        /// The first token may come later by this beside `slower`.
+        first_token_slack: Duration = "duration",
+        /// Memory may be more by this share.
+        more_memory: f64,
+        /// And by this beside it.
+        memory_slack: ByteSize,
+        /// Chance that a build which keeps to a limit is said not to, for each figure.
+        false_worse: f64,
+        /// Chance that one which does not is said to.
+        missed_worse: f64,
+        /// Rounds before anything is said; a round is a process of each build.
+        rounds_least: usize,
+        /// Rounds after which a figure stays unknown.
+        rounds_most: usize,
+        /// The ratio of a round is never known better than to this share.
+        least_noise: f64,
+        /// Requests of a kind whose median is the pace of a process.
+        repeats: usize,
+        /// Tokens of an answer that is compared or timed.
+        answer: u64,
+        /// Tokens of the prompt that is timed, at most.
+        prompt: u64,
+        /// Likeliest tokens that are asked for.
+        top: u32,
     }
 );
 

@@ -57,7 +57,7 @@ mod replacing;
 mod serving;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
-pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
@@ -120,6 +120,8 @@ section!(
         build: Build,
         /// Experiments with fresh servers.
         diagnose: Diagnose,
+        /// When one build may take the place of another.
+        proof: Proof,
     }
 );
 

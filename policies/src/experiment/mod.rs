@@ -24,6 +24,7 @@ pub mod bisect;
 pub mod crash;
 pub mod headroom;
 mod judge;
+pub mod proof;
 pub mod sequential;
 mod student;
 pub mod survive;

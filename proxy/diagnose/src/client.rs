@@ -42,6 +42,8 @@ pub(crate) struct Answer {
     pub(crate) output_tokens: u64,
     /// Time for them, as the server tells it.
     pub(crate) output_ms: Option<f64>,
+    /// Time for the prompt tokens that were evaluated, likewise.
+    pub(crate) prompt_ms: Option<f64>,
     /// From sending to the first token.
     pub(crate) first_token: Option<Duration>,
     pub(crate) text: String,
@@ -97,6 +99,21 @@ impl Client {
         }
     }
 
+    /// Sends a request whose answer is one piece of JSON.
+    pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, AskError> {
+        let exchange = async {
+            let response = self.accepted(ask).await?;
+            response.json().await.map_err(|error| AskError::Broken(chain(&error)))
+        };
+        tokio::time::timeout(limit, exchange).await.unwrap_or(Err(AskError::Late(limit)))
+    }
+
+    /// Sends a request and waits for the head of its answer; the rest is not read.
+    pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), AskError> {
+        let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
+        accepted.unwrap_or(Err(AskError::Late(limit))).map(drop)
+    }
+
     /// How many tokens a text has; `None` if the server does not say.
     pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
         let body = serde_json::json!({ "content": text });
@@ -116,15 +133,21 @@ impl Client {
         request
     }
 
-    async fn exchange(&self, ask: &Ask) -> Result<Answer, AskError> {
-        let sent = Instant::now();
-        let broken = |error: reqwest::Error| AskError::Broken(chain(&error));
-        let mut response = self.request(ask).send().await.map_err(broken)?;
+    /// An answer that is no refusal.
+    async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, AskError> {
+        let response = self.request(ask).send().await.map_err(|error| AskError::Broken(chain(&error)))?;
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
             return Err(AskError::Refused { status: status.as_u16(), message: message(&text) });
         }
+        Ok(response)
+    }
+
+    async fn exchange(&self, ask: &Ask) -> Result<Answer, AskError> {
+        let sent = Instant::now();
+        let broken = |error: reqwest::Error| AskError::Broken(chain(&error));
+        let mut response = self.accepted(ask).await?;
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if !streams {
@@ -182,6 +205,7 @@ impl Answer {
         let timings = &json["timings"];
         if let Some(tokens) = number(&timings["prompt_n"]) {
             self.prompt_tokens = tokens;
+            self.prompt_ms = timings["prompt_ms"].as_f64();
             self.prompt_size = self.prompt_size.max(tokens + number(&timings["cache_n"]).unwrap_or(0));
         }
         if let Some(tokens) = number(&timings["predicted_n"]) {

@@ -1,6 +1,6 @@
 //! What all legs share: where processes come from, and by which numbers they are judged.
 
-use warden_policies::defaults::Diagnose;
+use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::Starter;
 
@@ -13,11 +13,14 @@ pub struct Lab {
     pub growth: GrowthPolicy,
     /// The numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
     pub numbers: Diagnose,
+    /// When a build may take the place of another. Reasons: `defaults.toml`, section `[proof]`.
+    pub proof: Proof,
 }
 
 impl Lab {
     /// With the numbers of the product.
     pub fn new(starter: Starter, growth: GrowthPolicy) -> Self {
-        Self { starter, growth, numbers: warden_policies::defaults().diagnose.clone() }
+        let defaults = warden_policies::defaults();
+        Self { starter, growth, numbers: defaults.diagnose.clone(), proof: defaults.proof.clone() }
     }
 }

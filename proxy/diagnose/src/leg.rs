@@ -372,7 +372,7 @@ async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended 
 }
 
 /// What has to be known to make requests of the right size.
-async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
+pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
     let props = solo.props();
     let tokens = client.tokens(&Words::sample(), limit).await;
     let per_word = tokens.map_or(0.0, |tokens| f64::from(tokens) / f64::from(SAMPLE_WORDS));

@@ -19,6 +19,7 @@
 //! | [`cure`] | the same with switches and without, until it is known which ones help |
 //! | [`survive`] | the same for what stops a crash |
 //! | [`between`] | the same for the revisions of a line: which one brought it |
+//! | [`proof`] | whether one build may take the place of another |
 //! | [`headroom`] | prompts up to the context, and what they take |
 //! | `workload` | what is asked: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
@@ -35,6 +36,7 @@ pub mod experiment;
 pub mod headroom;
 pub mod lab;
 pub mod leg;
+pub mod proof;
 pub mod redact;
 pub mod replay;
 pub mod report;

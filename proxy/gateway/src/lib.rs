@@ -71,6 +71,7 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
+pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
 
 #[cfg(test)]

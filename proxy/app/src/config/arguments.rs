@@ -51,7 +51,7 @@ const REMOTE: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
 /// A flag of llama-server as it reads it.
-pub(in crate::config) fn normal(word: &str) -> String {
+pub(crate) fn normal(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 

@@ -66,6 +66,9 @@ pub(crate) struct Settings {
     /// Experiments with fresh servers: `llama-warden diagnose`.
     #[schemars(with = "Of<defaults::Diagnose>")]
     pub(crate) diagnose: defaults::Diagnose,
+    /// When one build may take the place of another.
+    #[schemars(with = "Of<defaults::Proof>")]
+    pub(crate) proof: defaults::Proof,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "AllModels")]
     pub(crate) defaults: Dict,

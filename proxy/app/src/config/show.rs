@@ -14,9 +14,9 @@ use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "server", "admin", "paths", "log", "upstream", "sensors", "health", "shared", "child", "build",
-    "diagnose", "defaults", "models",
+    "diagnose", "proof", "defaults", "models",
 ];
 
 /// The whole configuration. `reveal`: with its secrets.

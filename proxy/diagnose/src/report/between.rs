@@ -161,7 +161,7 @@ impl BetweenReport {
 }
 
 /// `growth of host memory under same-image`
-fn symptom(symptom: &Symptom) -> String {
+pub(super) fn symptom(symptom: &Symptom) -> String {
     match symptom {
         Symptom::Growth { track, .. } => {
             let memory = match track.series {

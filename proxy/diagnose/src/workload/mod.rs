@@ -51,7 +51,7 @@ pub(crate) struct Script {
 }
 
 /// Tokens that a template puts around a prompt, generously.
-const TEMPLATE: u64 = 96;
+pub(crate) const TEMPLATE: u64 = 96;
 
 impl Script {
     pub(crate) fn new(

@@ -120,6 +120,11 @@ pub(crate) fn plain(path: &str) -> Cow<'_, str> {
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
 }
 
+/// All paths of llama-server that we know, each once.
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    table::ROWS.iter().map(|row| row.path)
+}
+
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
     table::route(*method == Method::POST, &plain(path))

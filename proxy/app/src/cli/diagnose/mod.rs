@@ -5,10 +5,12 @@
 //!                                                       Ctrl-C ──> ends the leg; the table so far
 //!   --bisect    the same with mitigations and without: which ones stop it; --write: into the configuration
 //!   --between   the same with builds of commits: which one brought it
+//!   --against   the same requests to two builds: whether one may take the place of the other
 //!   --headroom  prompts up to the context: what they take, whether that fits
 //!   --report    a folder for others, with a script that shows the growth
 //! ```
 
+pub(crate) mod against;
 mod between;
 mod bisect;
 mod candidates;
@@ -51,7 +53,7 @@ use crate::serve::{self, Signals};
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not."
+    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may take the place of the old one, 3 it is worse, 5 it cannot be told."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
@@ -102,6 +104,8 @@ pub(crate) struct DiagnoseArgs {
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["bisect", "headroom"])]
     wrap: Option<String>,
     #[command(flatten)]
+    against: against::AgainstArgs,
+    #[command(flatten)]
     between: between::BetweenArgs,
     /// llama-server's own flags, in place of a configuration.
     #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
@@ -142,6 +146,9 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), Failure> {
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     if args.searches() {
         return Box::pin(between::run(&args, nursery)).await;
+    }
+    if args.compares() {
+        return Box::pin(against::run(&args, nursery)).await;
     }
     let workloads = args.workloads()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);

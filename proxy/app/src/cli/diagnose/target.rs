@@ -135,10 +135,15 @@ fn program(args: &DiagnoseArgs, machine: &Machine) -> Option<(&'static str, Choi
     let Some(binary) = &args.binary else {
         return Some(("--build", Choice::Build(args.build.clone()?)));
     };
-    // Where we are, not where the file is; a bare word that is no file is looked for in PATH, as a shell would.
+    Some(("--binary", file(binary, machine)))
+}
+
+/// The program at a path that was typed: where we are, not where the configuration is; a bare word that is no file is looked for in PATH, as
+/// a shell would.
+pub(super) fn file(binary: &Path, machine: &Machine) -> Choice {
     let path = machine.cwd.join(binary);
     let bare = binary.components().count() == 1 && !path.is_file();
-    Some(("--binary", if bare { Choice::InPath(binary.clone()) } else { Choice::Path(path) }))
+    if bare { Choice::InPath(binary.to_owned()) } else { Choice::Path(path) }
 }
 
 /// The model that is meant: by name or alias, or the only one.

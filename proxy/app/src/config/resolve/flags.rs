@@ -47,7 +47,8 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
     problems
 }
 
-async fn known(binary: &Path, timeout: Duration) -> Option<BTreeSet<String>> {
+/// All flags of a llama-server, by its help; `None` if it tells none.
+pub(crate) async fn known(binary: &Path, timeout: Duration) -> Option<BTreeSet<String>> {
     let help = tokio::time::timeout(timeout, ask(binary, "--help")).await.ok()?.ok()?;
     let flags = flags(&help);
     (flags.len() >= FEWEST).then_some(flags)

@@ -50,6 +50,7 @@ pub(crate) struct Resolved {
     pub(crate) upstream: defaults::Upstream,
     pub(crate) log: defaults::Log,
     pub(crate) diagnose: defaults::Diagnose,
+    pub(crate) proof: defaults::Proof,
     pub(crate) child: defaults::Child,
     /// Where things are kept.
     pub(crate) dirs: Dirs,
@@ -216,6 +217,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         upstream: settings.upstream.clone(),
         log: settings.log.clone(),
         diagnose: settings.diagnose.clone(),
+        proof: settings.proof.clone(),
         child: settings.child,
         dirs,
         admin_socket,

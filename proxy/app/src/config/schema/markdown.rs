@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 21] = [
+const TABLES: [(&str, &[&str]); 22] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -21,6 +21,7 @@ const TABLES: [(&str, &[&str]); 21] = [
     ("build", &["build"]),
     ("build.sources", &["build", "sources"]),
     ("diagnose", &["diagnose"]),
+    ("proof", &["proof"]),
     ("models.\"name\"", &["models", "*"]),
     ("models.\"name\".request", &["models", "*", "request"]),
     ("models.\"name\".queue", &["models", "*", "queue"]),

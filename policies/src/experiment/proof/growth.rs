@@ -1,0 +1,30 @@
+//! Growth and crashes of two builds: what a search between two revisions says of its ends.
+
+use serde::{Deserialize, Serialize};
+
+use super::Ruling;
+use crate::experiment::between::{Conclusion, Outcome};
+
+/// What is known of growth and crashes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    /// How they stand.
+    pub ruling: Ruling,
+    /// What the search found; the old build is revision 0, the new one 1.
+    pub conclusion: Conclusion,
+}
+
+impl Growth {
+    /// Of a search whose older end is the old build.
+    pub fn of(conclusion: Conclusion) -> Self {
+        let ruling = match &conclusion.outcome {
+            Outcome::Found { .. } if conclusion.ill_is_newer == Some(false) => Ruling::Better,
+            Outcome::Found { .. } => Ruling::Worse,
+            Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
+            // Both do it, or neither: the new build is no change.
+            Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => Ruling::Same,
+            _ => Ruling::Unknown,
+        };
+        Self { ruling, conclusion }
+    }
+}

@@ -1,0 +1,142 @@
+//! Runs what a proof asks for: a process of the old build, one of the new one, the same requests to both, round by round.
+//!
+//! ```text
+//!   Rounds ── Next::Visit ──> a fresh process ── start, memory ── questions ── pace ── the longest prompt ──> Visit ──> Rounds ── … ──> Proof
+//!   then, if it is wanted: the search between two revisions (`between`), of which the builds are the ends ──> growth, crashes
+//! ```
+//!
+//! A build that does not start, dies, or does not answer ends the proof: what it was asked, any build has to do.
+
+mod questions;
+mod routes;
+mod visit;
+
+use tokio_util::sync::CancellationToken;
+use warden_policies::experiment::between::{Ask, Conclusion, Search};
+use warden_policies::experiment::proof::{Faces, Growth, Next, Proof, Rounds, Side};
+use warden_supervisor::SoloSpec;
+
+use crate::between::{Line, Searching, Serving};
+use crate::error::DiagnoseError;
+use crate::experiment::Experiment;
+use crate::lab::Lab;
+
+/// Two builds with the same model and work.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The server of the build in use.
+    pub old: SoloSpec,
+    /// The same with the new build.
+    pub new: SoloSpec,
+    /// All flags of both, as their help tells them; `None` where one tells none.
+    pub flags: Option<(Vec<String>, Vec<String>)>,
+    /// Flags that both are started with, as the help spells them.
+    pub used: Vec<String>,
+    /// Paths that both are asked for.
+    pub paths: Vec<String>,
+    /// The work under which both are watched for growth and crashes, and how much of it; no work: they are not.
+    pub work: Experiment,
+}
+
+/// What happens, for whoever watches.
+#[derive(Debug)]
+pub enum Proving<'a> {
+    /// A process comes next, in this round.
+    Next(Side, usize),
+    /// What it said and did.
+    Seen(&'a Rounds),
+    /// Growth and crashes are looked for from here on.
+    Searching(&'a Searching<'a>),
+}
+
+impl Pair {
+    /// Runs it to its end. Cancel `stop` for an early one, with what is known by then.
+    ///
+    /// # Errors
+    /// Nothing that a build could be blamed for.
+    pub async fn prove(
+        &self,
+        lab: &Lab,
+        watch: &mut (dyn FnMut(Proving<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Proof, DiagnoseError> {
+        let mut rounds = Rounds::new(&lab.proof);
+        let mut paths = Routes::default();
+        while let Next::Visit { side, asks } = rounds.next() {
+            if stop.is_cancelled() {
+                break;
+            }
+            watch(Proving::Next(side, rounds.count() + 1));
+            let (spec, known) = match side {
+                Side::Old => (&self.old, &mut paths.old),
+                Side::New => (&self.new, &mut paths.new),
+            };
+            let wanted = (known.is_none()).then_some(self.paths.as_slice());
+            let visiting = visit::run(lab, spec, asks, wanted);
+            let seen = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                seen = visiting => seen?,
+            };
+            match seen {
+                Ok(visited) => {
+                    if let Some(routes) = visited.routes {
+                        *known = Some(routes);
+                    }
+                    rounds.observe(side, visited.visit);
+                }
+                Err(why) => rounds.failed(side, why),
+            }
+            watch(Proving::Seen(&rounds));
+        }
+        let faces = self.faces(paths);
+        let growth = if rounds.next() == Next::Done
+            && !stop.is_cancelled()
+            && !self.work.workloads.is_empty()
+            && Proof::of(&rounds, Faces::default(), None).fault.is_none()
+        {
+            Some(Growth::of(self.search(lab, watch, stop).await?))
+        } else {
+            None
+        };
+        let mut proof = Proof::of(&rounds, faces, growth);
+        proof.interrupted |= stop.is_cancelled();
+        Ok(proof)
+    }
+
+    fn faces(&self, routes: Routes) -> Faces {
+        let empty = (Vec::new(), Vec::new());
+        let flags = self.flags.as_ref().unwrap_or(&empty);
+        let routes = routes.old.zip(routes.new).unwrap_or_default();
+        Faces::of((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
+    }
+
+    /// Growth and crashes of both: they are the two revisions of a line.
+    async fn search(
+        &self,
+        lab: &Lab,
+        watch: &mut (dyn FnMut(Proving<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Conclusion, DiagnoseError> {
+        let server = |revision: usize| -> Serving<'_> {
+            let spec = if revision == 0 { &self.old } else { &self.new };
+            Box::pin(async move { Ok(spec.clone()) })
+        };
+        let line = Line { base: self.work.clone(), last: 1, server: &server };
+        let search = Search::new(&lab.numbers.cure, &lab.numbers.crash, 1);
+        let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
+        Box::pin(line.run(lab, search, &mut show, stop)).await
+    }
+}
+
+/// Paths that builds have.
+#[derive(Debug, Default)]
+struct Routes {
+    old: Option<Vec<String>>,
+    new: Option<Vec<String>>,
+}
+
+/// Which build a process of the search is of.
+pub const fn side(ask: Ask) -> Side {
+    if ask.revision == 0 { Side::Old } else { Side::New }
+}

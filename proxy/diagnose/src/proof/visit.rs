@@ -1,0 +1,180 @@
+//! One process of a proof, from its start to its end.
+
+use serde_json::json;
+use tokio::time::Instant;
+use warden_policies::MemoryKind;
+use warden_policies::experiment::proof::{Metric, Reply, Visit};
+use warden_policies::sample::{Edge, Work};
+use warden_policies::units::exact;
+use warden_supervisor::{Solo, SoloReading, SoloSpec};
+
+use super::{questions, routes};
+use crate::client::{Answer, Ask, AskError, Client};
+use crate::error::DiagnoseError;
+use crate::lab::Lab;
+use crate::leg::{facts, stays, told};
+use crate::workload::{Facts, Words};
+
+/// What a process showed.
+pub(super) struct Visited {
+    pub(super) visit: Visit,
+    /// Those of the paths that it has, if it was asked for them.
+    pub(super) routes: Option<Vec<String>>,
+}
+
+/// Runs one. An inner error is the build's own, in words.
+pub(super) async fn run(
+    lab: &Lab,
+    spec: &SoloSpec,
+    asks: bool,
+    paths: Option<&[String]>,
+) -> Result<Result<Visited, String>, DiagnoseError> {
+    let solo = match lab.starter.start(spec).await {
+        Ok(solo) => solo,
+        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+    };
+    let client = Client::new(&solo)?;
+    let deadline = Instant::now() + lab.numbers.leg_limit;
+    let seen = tokio::select! {
+        biased;
+        failure = solo.ended() => Err(format!("it ended: {}", told(&failure))),
+        line = solo.crashed_and_stays() => Err(stays(&line)),
+        () = tokio::time::sleep_until(deadline) => {
+            Err(format!("it did not answer everything within {}", warden_policies::units::span(lab.numbers.leg_limit)))
+        }
+        seen = all(lab, &solo, &client, asks, paths) => match seen {
+            Ok(visited) => Ok(visited),
+            Err(error) => Err(match tokio::time::timeout(lab.numbers.noticed, solo.ended()).await {
+                Ok(failure) => format!("it ended: {}", told(&failure)),
+                Err(_) => format!("a request failed: {error}"),
+            }),
+        },
+    };
+    drop(client);
+    solo.stop().await;
+    Ok(seen)
+}
+
+async fn all(
+    lab: &Lab,
+    solo: &Solo,
+    client: &Client,
+    asks: bool,
+    paths: Option<&[String]>,
+) -> Result<Visited, AskError> {
+    let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
+    let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+    held(&reading, Metric::AtReady, &mut measured);
+    let facts = facts(solo, client, lab.numbers.question_limit).await;
+    let mut replies = Vec::new();
+    if asks {
+        for question in questions::all(&lab.numbers, &lab.proof, facts, solo.props())? {
+            replies.push(ask(lab, client, &question).await?);
+        }
+    }
+    pace(lab, client, facts, &mut measured).await?;
+    if fill(lab, client, facts).await? {
+        tokio::time::sleep(lab.numbers.settle).await;
+        let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
+        held(&reading, Metric::AtLongest, &mut measured);
+    }
+    let routes = match paths {
+        Some(paths) => Some(routes::of(lab, client, paths).await),
+        None => None,
+    };
+    Ok(Visited { visit: Visit { measured, replies }, routes })
+}
+
+async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, AskError> {
+    match client.json(&question.ask, lab.numbers.request_limit).await {
+        Ok(json) => Ok(question.read(&json)),
+        Err(AskError::Refused { status, message }) => Ok(Reply {
+            request: question.name.clone(),
+            refused: Some(format!("{message} (status {status})")),
+            ..Reply::default()
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+fn held(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut Vec<(Metric, f64)>) {
+    let host = reading.sample.host.map(|host| (MemoryKind::Host, host.charged()));
+    let vram = reading.sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
+}
+
+/// Times some requests of each kind. A model that writes nothing has no pace.
+async fn pace(
+    lab: &Lab,
+    client: &Client,
+    facts: Facts,
+    measured: &mut Vec<(Metric, f64)>,
+) -> Result<(), AskError> {
+    let (numbers, words) = (&lab.numbers, Words::new(facts.tokens_per_word));
+    let answer = lab.proof.answer;
+    let long = questions::fitting(facts, lab.proof.prompt, answer);
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    // The first is a warm-up.
+    for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
+        let timed = completion(&words.text(PACE + at, long), answer);
+        let (prefill, decode) = match client.send(&timed, numbers.request_limit).await {
+            Ok(answer) => (per_prompt_token(&answer), per_token(&answer)),
+            Err(AskError::Refused { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let short = questions::chat(&words.text(PACE + at, numbers.short_prompt), 1, true);
+        let first = match client.send(&short, numbers.request_limit).await {
+            Ok(answer) => answer.first_token.map(|time| time.as_secs_f64()),
+            Err(AskError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        if at > 0 {
+            for (all, one) in times.iter_mut().zip([prefill, decode, first]) {
+                all.extend(one);
+            }
+        }
+    }
+    for (metric, mut all) in [Metric::Prefill, Metric::Decode, Metric::FirstToken].into_iter().zip(times) {
+        all.sort_unstable_by(f64::total_cmp);
+        measured.extend(all.get(all.len() / 2).map(|middle| (metric, *middle)));
+    }
+    Ok(())
+}
+
+/// Texts for timing are none of those that are compared.
+const PACE: u64 = 1000;
+
+fn completion(text: &str, answer: u64) -> Ask {
+    let body = json!({
+        "prompt": text,
+        "n_predict": answer,
+        "ignore_eos": true,
+        "temperature": 0,
+        "cache_prompt": false,
+        "stream": true,
+    });
+    Ask::post("/completion", body)
+}
+
+fn per_prompt_token(answer: &Answer) -> Option<f64> {
+    let ms = answer.prompt_ms.filter(|ms| *ms > 0.0 && answer.prompt_tokens > 0)?;
+    Some(ms / 1000.0 / exact(answer.prompt_tokens))
+}
+
+fn per_token(answer: &Answer) -> Option<f64> {
+    // Of some builds the time of the first token is the prompt's.
+    let ms = answer.output_ms.filter(|ms| *ms > 0.0 && answer.output_tokens > 1)?;
+    Some(ms / 1000.0 / exact(answer.output_tokens))
+}
+
+/// Evaluates as long a prompt as there is room for; whether it did.
+async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
+    let Some(context) = facts.n_ctx else { return Ok(false) };
+    let tokens = questions::fitting(facts, context.min(lab.numbers.sweep_most), 1);
+    let text = Words::new(facts.tokens_per_word).text(2 * PACE, tokens);
+    match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
+        Ok(_) => Ok(true),
+        Err(AskError::Refused { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
