@@ -128,6 +128,12 @@ pub enum Error {
     /// More than one build in the store has this prefix.
     #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), list(.ids))]
     AmbiguousBuild { prefix: String, ids: Vec<BuildId> },
+    /// The file that says which build is in use is none of ours.
+    #[error("{path} cannot be understood: {why}")]
+    DamagedChoices { path: PathBuf, why: String },
+    /// Nothing was in use before the build that is.
+    #[error("there is no build to go back to in {store}: none was in use before this one, or it was removed")]
+    NoWayBack { store: PathBuf },
     /// A build's folder cannot be used.
     #[error("the build in {path} is damaged: {why}")]
     DamagedBuild { path: PathBuf, why: String },
@@ -183,6 +189,8 @@ impl Error {
             | Self::Target { .. }
             | Self::NoSuchBuild { .. }
             | Self::AmbiguousBuild { .. }
+            | Self::DamagedChoices { .. }
+            | Self::NoWayBack { .. }
             | Self::ForeignInBuild { .. } => Kind::Input,
             Self::MissingProgram { .. }
             | Self::Program { .. }
@@ -239,6 +247,8 @@ impl Error {
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
             Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it".into(),
+            Self::DamagedChoices { .. } => "remove it to begin anew: then the newest build is in use".into(),
+            Self::NoWayBack { .. } => "`llama-warden builds list` shows what there is, `builds use ID` takes one".into(),
             Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
             Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
             Self::Git(fault) => return fault.hint(),

@@ -102,6 +102,8 @@ fn errors() -> Vec<Error> {
         Error::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
         Error::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
         Error::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },
+        Error::DamagedChoices { path: "/store/.chosen.json".into(), why: "it is no JSON".into() },
+        Error::NoWayBack { store: "/store".into() },
         Error::DamagedBuild { path: "/store/90b6".into(), why: "it has no provenance.json".into() },
         Error::ForeignInBuild { path: "/store/90b6".into(), why: "there is a folder `mine` in it".into() },
         io(io::ErrorKind::StorageFull.into()),

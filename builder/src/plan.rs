@@ -93,6 +93,9 @@ pub struct Plan {
     /// What it has beside serving, in words.
     #[serde(default)]
     pub extras: Extras,
+    /// The user's own options for cmake; builds from before this was kept have none here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
 }
 
 /// What a plan is made of, found by those who know where to look.
@@ -117,6 +120,7 @@ impl Plan {
     /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
         let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools } = from;
+        let asked = user.to_vec();
         let user: Vec<&String> = user.iter().filter(|option| !options::wants_page(option)).collect();
         let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
         let extras = extras::choose(&offers, &tools, decided);
@@ -143,7 +147,8 @@ impl Plan {
             searched,
         };
         let (toolkit, why) = (chosen.toolkit, chosen.why);
-        Ok(Self { id: recipe.id()?, recipe, source, compilers, toolkit, why, patches, extras: extras.words })
+        let (id, extras, options) = (recipe.id()?, extras.words, asked);
+        Ok(Self { id, recipe, source, compilers, toolkit, why, patches, extras, options })
     }
 
     /// Whether npm is to make the web page.

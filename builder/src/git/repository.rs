@@ -156,6 +156,25 @@ impl Repository {
         Ok(found)
     }
 
+    /// The tag whose name fits a pattern (`b*`, as git has them) and whose commit is the newest, with that commit; `None` if none fits.
+    ///
+    /// # Errors
+    ///
+    /// The tags cannot be read.
+    pub fn newest_tag(&self, pattern: &str) -> Result<Option<(String, String)>> {
+        let repo = self.lock();
+        let failed = || self.failed("listing the tags of");
+        let tags = repo.references_glob(&format!("refs/tags/{pattern}")).map_err(failed())?;
+        let dated = tags.flatten().filter_map(|tag| {
+            let commit = tag.peel_to_commit().ok()?;
+            let name = tag.name().ok().and_then(short_name)?.to_owned();
+            // Of several on one second, or on one commit, the one with the greater number.
+            let number = name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().ok();
+            Some((commit.time().seconds(), number, name, commit.id().to_string()))
+        });
+        Ok(dated.max().map(|(_, _, name, commit)| (name, commit)))
+    }
+
     /// The tree of a commit, given as 40 digits.
     ///
     /// # Errors

@@ -5,12 +5,14 @@
 //!                          provenance.json     its provenance
 //!  builds/.incoming-0123456789abcdef/          being written or removed; becomes the above by one rename
 //!  builds/.lock                                held by whoever writes or removes
+//!  builds/.chosen.json                         which build is in use, and the way back
 //! ```
 //!
 //! What does not look like a build is reported and never touched. A build is removed file by file, and only if nothing
 //! but a build's files is in its folder. A process that runs keeps its file; but the next one would not start, so whoever
 //! removes builds asks first which are in use.
 
+mod chosen;
 mod gc;
 pub(crate) mod id;
 mod provenance;
@@ -19,6 +21,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use chosen::{Choices, Decided};
 pub use gc::{Keep, Sweep};
 pub use id::{BuildId, NotAnId};
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
@@ -34,6 +37,8 @@ const PROVENANCE: &str = "provenance.json";
 const INCOMING: &str = ".incoming-";
 /// Held while anything is written or removed here.
 const LOCK: &str = ".lock";
+/// Which build is in use.
+const CHOSEN: &str = ".chosen.json";
 /// All that we write into a build's folder, and so all that is removed with it.
 const FILES: [&str; 2] = [BINARY, PROVENANCE];
 
@@ -85,6 +90,7 @@ impl Store {
                     Err(error) => listing.damaged.push((path, error.to_string())),
                 },
                 Err(_) if name_of(&path).starts_with(INCOMING) || name_of(&path) == LOCK => {}
+                Err(_) if name_of(&path).starts_with(CHOSEN) => {}
                 Err(_) => listing.foreign.push(path),
             }
         }

@@ -77,6 +77,45 @@ fn a_folder_with_other_things_is_not_removed_and_neither_is_a_link() {
 }
 
 #[test]
+fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let times = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"];
+    let (store, ids) = store(folder.path(), &times);
+    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    assert_eq!(in_use(), ids[2]);
+    assert!(store.go_back("no").unwrap_err().to_string().contains("no build to go back to"));
+    store.choose(&ids[0], "by hand").unwrap();
+    assert_eq!((in_use(), store.kept_by_choice()), (ids[0].clone(), vec![ids[0].clone()]));
+    store.choose(&ids[2], "it is better").unwrap();
+    store.choose(&ids[2], "twice is once").unwrap();
+    assert_eq!((in_use(), store.kept_by_choice()), (ids[2].clone(), vec![ids[2].clone(), ids[0].clone()]));
+    // The file is no stranger, and no build.
+    assert!(store.list().unwrap().foreign.is_empty());
+    assert_eq!(store.go_back("it leaks").unwrap(), ids[0]);
+    assert_eq!(in_use(), ids[0]);
+    assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
+    assert!(store.go_back("again").is_err(), "there is nothing before it");
+    // Chosen after all.
+    store.choose(&ids[2], "by hand").unwrap();
+    assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
+    store.remove(&ids[2]).unwrap();
+    assert_eq!(in_use(), ids[0], "one that is gone serves nobody");
+    assert!(store.choose(&ids[2], "gone").is_err());
+}
+
+#[test]
+fn choices_that_nobody_understands_keep_no_server_down_and_are_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);
+    fs::write(store.root().join(CHOSEN), "{\"schema\": 9}").unwrap();
+    assert_eq!(store.in_use().unwrap().map(|build| build.id), Some(ids[0].clone()));
+    for error in [store.choose(&ids[0], "x").unwrap_err(), store.reject(&ids[0], "x").unwrap_err()] {
+        assert!(error.to_string().contains("cannot be understood"), "{error}");
+    }
+    assert_eq!(fs::read_to_string(store.root().join(CHOSEN)).unwrap(), "{\"schema\": 9}");
+}
+
+#[test]
 fn removing_waits_for_whoever_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);

@@ -8,6 +8,7 @@
 //! | `serving` | between a client and a backend |
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
+//! | `updating` | renewing builds |
 //! | `replacing` | when a backend is replaced |
 //! | `duration` | how durations are written |
 //! | `key` | what is written about a key |
@@ -55,6 +56,7 @@ mod duration;
 mod key;
 mod replacing;
 mod serving;
+mod updating;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Trace, Wrap};
@@ -62,6 +64,7 @@ pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
+pub use updating::Update;
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
@@ -122,6 +125,8 @@ section!(
         diagnose: Diagnose,
         /// When one build may take the place of another.
         proof: Proof,
+        /// How llama-server is renewed.
+        update: Update,
     }
 );
 

@@ -1,7 +1,7 @@
 //! `llama-warden builds list|show|rm|gc`.
 
 use clap::Subcommand;
-use warden_builder::{BuildId, Keep, Provenance, Store};
+use warden_builder::{BuildId, Choices, Keep, Provenance, Store};
 use warden_policies::ByteSize;
 
 use super::ConfigArgs;
@@ -25,6 +25,13 @@ pub(crate) enum BuildsCommand {
     },
     /// Shows all that is known about one.
     Show {
+        /// Its id, or the beginning of it.
+        id: String,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Takes one into use where the configuration names none; running instances take it when they read their configuration again.
+    Use {
         /// Its id, or the beginning of it.
         id: String,
         #[command(flatten)]
@@ -66,6 +73,17 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             let id = store.resolve(&id)?;
             out::json(&store.show(&id)?)
         }
+        BuildsCommand::Use { id, config } => {
+            let store = store(&config)?;
+            let id = store.resolve(&id)?;
+            if store.choices()?.chosen.is_empty()
+                && let Some(before) = store.in_use()?
+            {
+                store.choose(&before.id, "it was the newest build")?;
+            }
+            store.choose(&id, "it was chosen by hand")?;
+            out::line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
+        }
         BuildsCommand::Rm { ids, force, config } => {
             let place = Place::find(&config)?;
             // All names first: a wrong one must not leave the job half done.
@@ -90,6 +108,7 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
     let Place { store, loaded, .. } = place;
     let newest = keep.unwrap_or(loaded.settings.build.keep);
     let mut keep = Keep { newest, ids: named(store, loaded) };
+    keep.ids.extend(store.kept_by_choice());
     if !force {
         let without = store.superfluous(&keep)?;
         let in_use = place.in_use()?;
@@ -193,12 +212,33 @@ fn list(store: &Store, json: bool) -> Result<(), Failure> {
     if listing.builds.is_empty() {
         return out::line(&format!("no builds in {}", store.root().display()));
     }
-    out::write(&table(&listing.builds))
+    let choices = store.choices().unwrap_or_default();
+    let in_use = store.in_use()?.map(|build| build.id);
+    out::write(&table(&listing.builds, |id| stands(id, in_use.as_ref(), &choices)))
 }
 
-fn table(builds: &[Provenance]) -> String {
-    let head = ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE"].map(str::to_owned).to_vec();
-    out::table(&std::iter::once(head).chain(builds.iter().map(row)).collect::<Vec<_>>())
+/// What a build is to whoever names none.
+fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) -> &'static str {
+    if in_use == Some(id) {
+        "in use"
+    } else if choices.rejected(id).is_some() {
+        "rejected"
+    } else if choices.chosen.iter().any(|one| one.build == *id) {
+        "was in use"
+    } else {
+        ""
+    }
+}
+
+fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> String {
+    let head =
+        ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE", ""].map(str::to_owned).to_vec();
+    let rows = builds.iter().map(|build| {
+        let mut row = row(build);
+        row.push(stands(&build.id).to_owned());
+        row
+    });
+    out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
 fn row(build: &Provenance) -> Vec<String> {
@@ -244,9 +284,11 @@ mod tests {
             }));
             read.unwrap()
         };
-        insta::assert_snapshot!(table(&[
+        let builds = [
             build("90b61a0bd726c6ae", Some(8827), &["86", "90"], &["graph-cache-cap", "pool-purge"]),
             build("3a37063580c49344", None, &[], &[]),
-        ]));
+        ];
+        let in_use: BuildId = "3a37063580c49344".parse().unwrap();
+        insta::assert_snapshot!(table(&builds, |id| stands(id, Some(&in_use), &Choices::default())));
     }
 }

@@ -31,6 +31,7 @@ mod quickstart;
 mod sample_model;
 mod serve;
 mod status;
+mod update;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
 #[derive(Debug, Parser)]
@@ -51,6 +52,10 @@ enum Command {
     /// Lists, shows and removes builds.
     #[command(subcommand)]
     Builds(builds::BuildsCommand),
+    /// Renews llama-server: builds what is new, proves it beside the build in use, and brings it in.
+    Update(Box<update::UpdateArgs>),
+    /// Goes back to the build that was in use before.
+    Rollback(update::RollbackArgs),
     /// Lists patch sets, judges them in a source, applies, exports.
     #[command(subcommand)]
     Patches(Box<patches::PatchesCommand>),
@@ -159,6 +164,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Quickstart(args) => quickstart::run(args),
         Command::Serve(args) => serve::run(*args),
         Command::Build(args) => build::run(args),
+        Command::Update(args) => update::run(*args),
+        Command::Rollback(args) => update::rollback(&args),
         Command::Builds(command) => builds::run(command),
         Command::Patches(command) => patches::run(*command),
         Command::Mitigations(command) => mitigations::run(&command),

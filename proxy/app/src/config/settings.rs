@@ -69,6 +69,9 @@ pub(crate) struct Settings {
     /// When one build may take the place of another.
     #[schemars(with = "Of<defaults::Proof>")]
     pub(crate) proof: defaults::Proof,
+    /// Renewing llama-server: `llama-warden update`.
+    #[schemars(with = "Of<defaults::Update>")]
+    pub(crate) update: defaults::Update,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "AllModels")]
     pub(crate) defaults: Dict,

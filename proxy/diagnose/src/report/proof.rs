@@ -49,6 +49,19 @@ impl ProofReport {
         }
     }
 
+    /// All that was compared, in a line.
+    pub fn summary(&self) -> String {
+        let proof = &self.proof;
+        let mut parts = Vec::new();
+        if proof.answers.asked > 0 {
+            parts.push(format!("answers {}", answers(&proof.answers)));
+        }
+        let told = |ratio: &Ratio| format!("{} {}", name(ratio.metric), change(ratio));
+        parts.extend(proof.ratios.iter().map(told));
+        parts.extend(proof.growth.as_ref().map(|growth| format!("growth and crashes: {}", grown(growth))));
+        parts.join("; ")
+    }
+
     /// A row for each aspect; the first is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let proof = &self.proof;

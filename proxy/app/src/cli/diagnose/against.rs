@@ -12,6 +12,7 @@ use warden_diagnose::between::Searching;
 use warden_diagnose::proof::{Pair, Proving, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
+use warden_policies::defaults::Proof;
 use warden_policies::experiment::proof::{Ruling, Side};
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
@@ -63,6 +64,20 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let report = Box::pin(prove(args, nursery, &mut signals, old, new)).await?;
     show(args, &report)?;
     end(&report)
+}
+
+/// The same for others, by numbers of theirs.
+pub(crate) async fn compare(
+    args: &DiagnoseArgs,
+    nursery: NurseryHandle,
+    signals: &mut Signals,
+    proof: Proof,
+) -> Result<ProofReport, Failure> {
+    let machine = Machine::read();
+    let old = args.against.against.as_deref().unwrap_or_default();
+    let (old, mut new) = both(args, &machine, old).await?;
+    new.resolved.proof = proof;
+    Box::pin(prove(args, nursery, signals, old, new)).await
 }
 
 /// The servers of both builds, the old one first.

@@ -112,7 +112,20 @@ pub(crate) struct DiagnoseArgs {
     flags: Vec<String>,
 }
 
+/// `diagnose` as a command line of its own.
+#[derive(Debug, clap::Parser)]
+struct Alone {
+    #[command(flatten)]
+    args: DiagnoseArgs,
+}
+
 impl DiagnoseArgs {
+    /// What these words mean, the first of which is the command.
+    pub(crate) fn parsed(words: &[String]) -> Result<Self, Failure> {
+        let parsed = <Alone as clap::Parser>::try_parse_from(words);
+        parsed.map(|alone| alone.args).map_err(|error| Failure::failed(error.to_string()))
+    }
+
     /// What to run, in order: what was asked for, or all.
     fn workloads(&self) -> Result<Vec<Workload>, Failure> {
         let mut wanted = self.workload.clone();

@@ -51,6 +51,7 @@ pub(crate) struct Resolved {
     pub(crate) log: defaults::Log,
     pub(crate) diagnose: defaults::Diagnose,
     pub(crate) proof: defaults::Proof,
+    pub(crate) update: defaults::Update,
     pub(crate) child: defaults::Child,
     /// Where things are kept.
     pub(crate) dirs: Dirs,
@@ -218,6 +219,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         log: settings.log.clone(),
         diagnose: settings.diagnose.clone(),
         proof: settings.proof.clone(),
+        update: settings.update.clone(),
         child: settings.child,
         dirs,
         admin_socket,

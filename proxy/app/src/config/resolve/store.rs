@@ -19,13 +19,13 @@ pub(crate) async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(
     binary::fill(resolved, machine, &look).await
 }
 
-/// A build: by id or the beginning of one, or the newest. `Ok(None)` if there is none; an error if the beginning fits
+/// A build: by id or the beginning of one, or the one in use. `Ok(None)` if there is none; an error if the beginning fits
 /// several, or the build is damaged.
 pub(crate) fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
     let store = Store::new(data_dir);
     let found = match id {
         Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
-        None => match store.newest() {
+        None => match store.in_use() {
             Ok(Some(build)) => Ok(build),
             Ok(None) => return Ok(None),
             Err(error) => Err(error),

@@ -39,7 +39,7 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 21] = [
+static PARTS: [Part; 22] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -52,6 +52,7 @@ static PARTS: [Part; 21] = [
     part::<defaults::Build>(&["build"]),
     part::<defaults::Diagnose>(&["diagnose"]),
     part::<defaults::Proof>(&["proof"]),
+    part::<defaults::Update>(&["update"]),
     part::<defaults::Model>(&["defaults"]),
     part::<defaults::Queue>(&["defaults", "queue"]),
     part::<defaults::Quarantine>(&["defaults", "quarantine"]),

@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 22] = [
+const TABLES: [(&str, &[&str]); 23] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -22,6 +22,7 @@ const TABLES: [(&str, &[&str]); 22] = [
     ("build.sources", &["build", "sources"]),
     ("diagnose", &["diagnose"]),
     ("proof", &["proof"]),
+    ("update", &["update"]),
     ("models.\"name\"", &["models", "*"]),
     ("models.\"name\".request", &["models", "*", "request"]),
     ("models.\"name\".queue", &["models", "*", "queue"]),

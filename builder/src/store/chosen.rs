@@ -1,0 +1,167 @@
+//! Which build is in use where nobody names one, and the way back.
+//!
+//! ```text
+//!  builds/.chosen.json    chosen:   those that were brought in, the last one in use, the one before it the way back
+//!                         rejected: those that were found worse, which nobody tries again by himself
+//! ```
+//!
+//! Without such a file the newest build is in use. Once a build was chosen, a newer one waits until it is chosen, too: what is in
+//! use changes by a decision, and not because somebody compiled something.
+
+use std::fs;
+use std::io::{self, Write as _};
+
+use serde::{Deserialize, Serialize};
+
+use super::{BuildId, CHOSEN, Provenance, Store};
+use crate::clock;
+use crate::error::{Error, Result, io_error};
+
+/// Builds that are remembered of each kind; older ones are no way back that anybody would take.
+const REMEMBERED: usize = 20;
+/// Raised when the file's shape changes.
+const SCHEMA: u32 = 1;
+
+/// A build, and when and why something was decided of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decided {
+    /// The build.
+    pub build: BuildId,
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// Why, in a sentence.
+    pub why: String,
+}
+
+/// What was decided of the builds of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choices {
+    schema: u32,
+    /// Those that were brought in, the oldest first.
+    pub chosen: Vec<Decided>,
+    /// Those that were found worse, the oldest first.
+    pub rejected: Vec<Decided>,
+}
+
+impl Default for Choices {
+    fn default() -> Self {
+        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
+    }
+}
+
+impl Choices {
+    /// Why a build was found worse, if it was.
+    pub fn rejected(&self, build: &BuildId) -> Option<&Decided> {
+        self.rejected.iter().rev().find(|one| one.build == *build)
+    }
+}
+
+impl Store {
+    /// What was decided so far.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read or understood.
+    pub fn choices(&self) -> Result<Choices> {
+        let path = self.root.join(CHOSEN);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Choices::default()),
+            Err(error) => return Err(io_error("reading", path)(error)),
+        };
+        match serde_json::from_slice::<Choices>(&text) {
+            Ok(choices) if choices.schema == SCHEMA => Ok(choices),
+            Ok(choices) => {
+                Err(Error::DamagedChoices { path, why: format!("it is of version {}", choices.schema) })
+            }
+            Err(error) => Err(Error::DamagedChoices { path, why: error.to_string() }),
+        }
+    }
+
+    /// The build in use where nobody names one: the last that was chosen and is usable, else the newest; `None` if there is none. A file of
+    /// choices that cannot be understood keeps no server down: the newest is taken.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn in_use(&self) -> Result<Option<Provenance>> {
+        let choices = self.choices().unwrap_or_default();
+        let chosen = choices.chosen.iter().rev().find_map(|one| self.show(&one.build).ok());
+        chosen.map_or_else(|| self.newest(), |build| Ok(Some(build)))
+    }
+
+    /// Brings a build in. The one that was chosen before it becomes the way back.
+    ///
+    /// # Errors
+    /// There is no such build, or the file of choices cannot be read or written.
+    pub fn choose(&self, build: &BuildId, why: &str) -> Result<()> {
+        self.show(build)?;
+        let _lock = self.lock()?;
+        let mut choices = self.choices()?;
+        if choices.chosen.last().is_none_or(|last| last.build != *build) {
+            choices.chosen.push(decided(build, why));
+        }
+        choices.rejected.retain(|one| one.build != *build);
+        self.write_choices(choices)
+    }
+
+    /// Goes back to the build before the one in use, which is rejected. The build that is in use then.
+    ///
+    /// # Errors
+    /// There is no usable build before it, or the file of choices cannot be read or written.
+    pub fn go_back(&self, why: &str) -> Result<BuildId> {
+        let _lock = self.lock()?;
+        let mut choices = self.choices()?;
+        let usable = |one: &Decided| self.show(&one.build).is_ok();
+        let last = choices.chosen.iter().rposition(usable);
+        let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
+        let (Some(last), Some(before)) = (last, before) else {
+            return Err(Error::NoWayBack { store: self.root.clone() });
+        };
+        let (left, back) = (choices.chosen[last].build.clone(), choices.chosen[before].build.clone());
+        choices.chosen.truncate(before + 1);
+        choices.rejected.push(decided(&left, why));
+        self.write_choices(choices)?;
+        Ok(back)
+    }
+
+    /// Remembers that a build was found worse.
+    ///
+    /// # Errors
+    /// The file of choices cannot be read or written.
+    pub fn reject(&self, build: &BuildId, why: &str) -> Result<()> {
+        let _lock = self.lock()?;
+        let mut choices = self.choices()?;
+        choices.rejected.retain(|one| one.build != *build);
+        choices.rejected.push(decided(build, why));
+        self.write_choices(choices)
+    }
+
+    /// The builds that are in use or the way back: nobody removes them by age.
+    pub fn kept_by_choice(&self) -> Vec<BuildId> {
+        let choices = self.choices().unwrap_or_default();
+        let usable = choices.chosen.into_iter().rev().filter(|one| self.show(&one.build).is_ok());
+        usable.take(2).map(|one| one.build).collect()
+    }
+
+    fn write_choices(&self, mut choices: Choices) -> Result<()> {
+        for list in [&mut choices.chosen, &mut choices.rejected] {
+            let old = list.len().saturating_sub(REMEMBERED);
+            list.drain(..old);
+        }
+        let path = self.root.join(CHOSEN);
+        let write = || -> io::Result<()> {
+            let mut new = tempfile::Builder::new().prefix(CHOSEN).tempfile_in(&self.root)?;
+            new.write_all(&serde_json::to_vec_pretty(&choices)?)?;
+            new.write_all(b"\n")?;
+            // Half a file would be no way back.
+            new.as_file().sync_all()?;
+            new.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(io_error("writing", &path))
+    }
+}
+
+fn decided(build: &BuildId, why: &str) -> Decided {
+    Decided { build: build.clone(), at: clock::now(), why: why.to_owned() }
+}

@@ -1,0 +1,309 @@
+//! `llama-warden update`, `llama-warden rollback`: what is in use changes by a decision, and there is a way back.
+//!
+//! ```text
+//!   the source ── what is new ── plan: patch sets judged ── build, verified ── the configuration with it ── proof beside the build in use
+//!                                                                                   v worse: rejected, nobody tries it again by himself
+//!   rejected, the way back <── something dies ── watched <── every instance reads its configuration again <── canary <── chosen
+//! ```
+//!
+//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store.
+
+mod live;
+mod prove;
+mod source;
+mod told;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::fs::FlockOperation;
+use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
+use warden_patches::Sets;
+use warden_policies::experiment::proof::Ruling;
+use warden_supervisor::nursery::NurseryHandle;
+
+use self::prove::Both;
+use self::told::{Outcome, UpdateReport};
+use super::{ConfigArgs, build};
+use crate::config::machine::Machine;
+use crate::config::problem::Place;
+use crate::config::resolve::binary::Choice;
+use crate::config::resolve::dirs::Dirs;
+use crate::config::source::layers::Loaded;
+use crate::exit::Failure;
+use crate::out;
+use crate::serve::{self, Signals};
+
+/// What `update` takes.
+#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 it is in use, or nothing is new; 3 the new build is worse, or was found worse before; 5 that cannot be told; 1 anything else, 2 wrong use, 130 interrupted."
+)]
+pub(crate) struct UpdateArgs {
+    /// The tag, branch or commit to go to. Default: the newest that `update.track` means.
+    #[arg(long, value_name = "REV", conflicts_with_all = ["source", "sdist"])]
+    to: Option<String>,
+    /// A repository: a URL, a folder, or a name from `[build.sources]`. Default: `build.source`.
+    #[arg(long, value_name = "URL|PATH|NAME", conflicts_with_all = ["source", "sdist"])]
+    git: Option<String>,
+    /// Never uses the network for it.
+    #[arg(long)]
+    offline: bool,
+    /// Folder or archive with llama.cpp in it, in place of a repository.
+    #[arg(long, value_name = "PATH", conflicts_with = "sdist")]
+    source: Option<PathBuf>,
+    /// Takes the pinned source archive of llama-cpp-python, through pip.
+    #[arg(long)]
+    sdist: bool,
+    /// What it computes on. Default: what the build in use does.
+    #[arg(long, value_name = "NAME", value_parser = build::flags::hinted::<BackendWish>)]
+    backend: Option<BackendWish>,
+    #[command(flatten)]
+    patches: build::PatchArgs,
+    /// An option for cmake, as NAME=VALUE. May be repeated. Those of the build in use are taken over.
+    #[arg(short = 'D', value_name = "NAME=VALUE")]
+    options: Vec<String>,
+    /// Proves it with this model of the configuration, beside what is being served. Default: with a tiny sample model.
+    #[arg(long, value_name = "NAME", conflicts_with = "unproved")]
+    model: Option<String>,
+    /// Brings it in without a proof.
+    #[arg(long)]
+    unproved: bool,
+    /// Tries a build again that was found worse.
+    #[arg(long)]
+    again: bool,
+    /// Shows what is new and what would be built, and changes nothing.
+    #[arg(long)]
+    plan: bool,
+    /// Prints the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// What `rollback` takes.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RollbackArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+impl UpdateArgs {
+    /// The configuration, as it is given on a command line.
+    fn config_words(&self) -> Vec<String> {
+        let file =
+            self.config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
+        file.chain(self.config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
+    }
+}
+
+/// Runs it, on the main thread.
+pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
+    serve::with_nursery(|nursery| update(args, nursery))
+}
+
+async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure> {
+    let mut signals = Signals::new()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let dirs = loaded.dirs(&machine)?;
+    let _only = only_one(&dirs)?;
+    let report = build::with_builder(&loaded, &machine, async |builder| {
+        let store = builder.store();
+        let run = Run { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
+        Box::pin(run.all(nursery, &mut signals)).await
+    })
+    .await?;
+    report.show(args.json)?;
+    report.end()
+}
+
+/// Two at once would decide of each other's builds.
+fn only_one(dirs: &Dirs) -> Result<File, Failure> {
+    let path = dirs.state.join("update.lock");
+    let held = std::fs::create_dir_all(&dirs.state).and_then(|()| File::create(&path)).and_then(|file| {
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file)
+    });
+    held.map_err(|error| {
+        if error.kind() == std::io::ErrorKind::WouldBlock {
+            Failure::hinted("another `llama-warden update` is under way", "wait until it has ended")
+        } else {
+            Failure::failed(format!("cannot hold {}: {error}", path.display()))
+        }
+    })
+}
+
+struct Run<'a> {
+    args: &'a UpdateArgs,
+    machine: &'a Machine,
+    loaded: &'a Loaded,
+    dirs: &'a Dirs,
+    builder: Builder,
+    store: Store,
+}
+
+impl Run<'_> {
+    async fn all(&self, nursery: NurseryHandle, signals: &mut Signals) -> Result<UpdateReport, Failure> {
+        let numbers = &self.loaded.settings.update;
+        let old = self.store.in_use()?.ok_or_else(|| {
+            Failure::hinted(
+                format!("there is no build in {} to be renewed", self.store.root().display()),
+                "make the first one with `llama-warden build`",
+            )
+        })?;
+        let new = source::newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)
+            .await?;
+        let request = self.request(new.source.clone(), &old)?;
+        let plan = self.builder.plan(&request).await?;
+        let mut report = UpdateReport::new(&old, &plan, &new, numbers.listed);
+        if plan.id == old.id {
+            return Ok(report.ends(Outcome::NothingNew));
+        }
+        if let Some(decided) = self.store.choices()?.rejected(&plan.id).filter(|_| !self.args.again) {
+            report.reasons.push(format!("{}: {}", decided.at, decided.why));
+            return Ok(report.ends(Outcome::WasRejected));
+        }
+        if self.args.plan {
+            return Ok(report.ends(Outcome::Planned));
+        }
+        // From here on a newer build in the store is in use for nobody.
+        if self.store.choices()?.chosen.is_empty() {
+            self.store.choose(&old.id, "it was in use when the first update began")?;
+        }
+        out::error_line(&format!("update: {}", report.news()));
+        let built = self.builder.build(&request).await?;
+        self.fits(&built.id).await?;
+        if !self.args.unproved {
+            let both = Both {
+                old: self.store.binary(&old.id)?,
+                new: built.binary.clone(),
+                provenance: &built.provenance,
+                cache: &self.dirs.cache,
+            };
+            let proof = Box::pin(prove::run(self.args, self.loaded, &both, &nursery, signals)).await?;
+            let verdict = proof.verdict;
+            report.prove(proof);
+            match verdict {
+                Ruling::Worse => {
+                    self.store.reject(&built.id, &report.why())?;
+                    return Ok(report.ends(Outcome::Rejected));
+                }
+                Ruling::Unknown => return Ok(report.ends(Outcome::Unknown)),
+                Ruling::Better | Ruling::Same => {}
+            }
+        }
+        let binary = self.store.binary(&old.id)?;
+        self.bring_in(report, &binary, &built.id).await
+    }
+
+    /// What is to be built: as the build in use, of another source.
+    fn request(&self, source: warden_builder::Source, old: &Provenance) -> Result<Request, Failure> {
+        let recipe = &old.plan.recipe;
+        let mut patches = self.args.patches.selection()?;
+        if patches.sets == Sets::Default && old.plan.patches.is_empty() {
+            patches.sets = Sets::None;
+        }
+        let arch = recipe.arch().parse().unwrap_or_default();
+        Ok(Request {
+            backend: self.args.backend.unwrap_or(BackendWish::This(recipe.backend)),
+            arch,
+            options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
+            ..build::request(source, patches, &self.loaded.settings.build)
+        })
+    }
+
+    /// Whether everything that is configured works with it: mitigations that it lacks, flags that it does not know.
+    async fn fits(&self, id: &BuildId) -> Result<(), Failure> {
+        if self.loaded.models.is_empty() {
+            return Ok(());
+        }
+        let plan = serve::Plan { config: self.args.config.clone(), flags: Vec::new(), any_name: false };
+        let resolving = plan.resolve_with(self.machine, |resolved| {
+            for (choice, place) in &mut resolved.choices {
+                if *choice == Choice::Newest {
+                    (*choice, *place) = (Choice::Build(id.to_string()), Place::Flag("update".to_owned()));
+                }
+            }
+            Ok(())
+        });
+        let refuse = |lines: String| {
+            Failure::hinted(
+                format!("build {id} cannot be used as it is configured: {lines}"),
+                "nothing was changed; change what the lines name, or wait for another revision",
+            )
+        };
+        let resolved = resolving.await.map_err(|failure| refuse(failure.lines().join("; ")))?;
+        let strangers = crate::config::resolve::flags::unknown(self.loaded, &resolved).await;
+        match strangers.first() {
+            None => Ok(()),
+            Some(problem) => Err(refuse(problem.to_string())),
+        }
+    }
+
+    /// Chooses it, tells every instance, and watches; what dies is taken back.
+    async fn bring_in(
+        &self,
+        mut report: UpdateReport,
+        before: &Path,
+        id: &BuildId,
+    ) -> Result<UpdateReport, Failure> {
+        let numbers = &self.loaded.settings.update;
+        let instances = live::using(self.dirs, self.machine, before).await?;
+        self.store.choose(id, &report.news())?;
+        let binary = self.store.binary(id)?;
+        for (at, live) in instances.iter().enumerate() {
+            let mut taken = live.takes(&binary, numbers).await;
+            if taken.is_ok() {
+                taken = live.watch(numbers.watch, numbers).await;
+            }
+            if let Err(why) = taken {
+                let back = self.store.go_back(&why)?;
+                let back = self.store.binary(&back)?;
+                report.reasons.push(why);
+                for live in &instances[..=at] {
+                    if let Err(why) = live.takes(&back, numbers).await {
+                        report.reasons.push(format!("on the way back: {why}"));
+                    }
+                }
+                return Ok(report.ends(Outcome::TakenBack));
+            }
+            report.used_by.push(live.name());
+        }
+        Ok(report.ends(Outcome::InUse))
+    }
+}
+
+/// Goes back, and tells every instance.
+pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
+    super::block_on(async {
+        let machine = Machine::read();
+        let loaded = args.config.load(&machine, Vec::new())?;
+        let dirs = loaded.dirs(&machine)?;
+        let _only = only_one(&dirs)?;
+        let store = Store::new(&dirs.data);
+        let numbers = &loaded.settings.update;
+        let left = store.in_use()?.map(|build| build.id);
+        let binary = left.as_ref().and_then(|id| store.binary(id).ok());
+        let instances = match &binary {
+            Some(binary) => live::using(&dirs, &machine, binary).await?,
+            None => Vec::new(),
+        };
+        let back = store.go_back("it was taken back by hand")?;
+        out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
+        let binary = store.binary(&back)?;
+        for live in &instances {
+            live.takes(&binary, numbers).await.map_err(Failure::failed)?;
+            out::line(&format!("{} runs it", live.name()))?;
+        }
+        Ok(())
+    })?
+}
+
+/// `, build 8827, commit 1234abcd`
+fn described(store: &Store, id: &BuildId) -> String {
+    store.show(id).map_or_else(|_| String::new(), |build| format!(", {}", build.plan.source.revision))
+}

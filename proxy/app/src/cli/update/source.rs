@@ -1,0 +1,75 @@
+//! What is new: the commit or the archive that a build would be made of, and what lies between it and the build in use.
+
+use warden_builder::git::{Named, Request as Commits, RevisionInfo};
+use warden_builder::{Builder, Provenance, Source};
+use warden_policies::defaults::Build;
+
+use super::UpdateArgs;
+use crate::cli::build;
+use crate::exit::Failure;
+
+/// A source, and how it is called.
+pub(super) struct New {
+    pub(super) source: Source,
+    /// What the configuration or the command line follows, in words.
+    pub(super) follows: String,
+    /// The commits since the build in use, the oldest first; `None` where that cannot be told.
+    pub(super) commits: Option<Vec<RevisionInfo>>,
+}
+
+/// Asks the source what is new.
+pub(super) async fn newest(
+    args: &UpdateArgs,
+    builder: &Builder,
+    numbers: &Build,
+    track: &str,
+    old: &Provenance,
+) -> Result<New, Failure> {
+    if args.source.is_some() || args.sdist {
+        let source = build::source(builder, args.source.as_deref(), numbers).await?;
+        let follows = match &args.source {
+            Some(path) => path.display().to_string(),
+            None => format!("llama-cpp-python {}", numbers.sdist_version),
+        };
+        return Ok(New { source, follows, commits: None });
+    }
+    let named = Named::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+    let wanted = args.to.as_deref().unwrap_or(track);
+    let is_pattern = wanted.contains(['*', '?']);
+    let commits = |reference: Option<&str>| Commits {
+        location: named.location.clone(),
+        reference: reference.map(str::to_owned),
+        offline: args.offline,
+        history: true,
+    };
+    let obtained = builder.repository(&commits(Some(wanted).filter(|_| !is_pattern))).await?;
+    let repository = obtained.repository;
+    let (name, commit) = if is_pattern {
+        repository.newest_tag(wanted)?.ok_or_else(|| {
+            Failure::hinted(
+                format!("{} has no tag that fits `{wanted}`", repository.shown()),
+                "name a branch in `update.track`, or a tag, branch or commit with --to",
+            )
+        })?
+    } else {
+        (wanted.to_owned(), obtained.commit)
+    };
+    let before = old.plan.source.revision.commit.as_deref();
+    // A build of another repository, or of an archive, has no place in this line.
+    let between = before.and_then(|before| repository.line(before, &commit).ok());
+    let commits = match between {
+        Some(mut line) => {
+            line.remove(0);
+            Some(line)
+        }
+        None if before == Some(commit.as_str()) => Some(Vec::new()),
+        None => None,
+    };
+    let follows = format!("{name} of {}", repository.shown());
+    let source = Source::Commit {
+        repository: repository.path().to_owned(),
+        shown: repository.shown().to_owned(),
+        commit,
+    };
+    Ok(New { source, follows, commits })
+}

@@ -1,0 +1,194 @@
+//! What an update found and did, as one paragraph for people and as JSON.
+
+use serde::Serialize;
+use warden_builder::git::RevisionInfo;
+use warden_builder::{BuildId, Plan, Provenance};
+use warden_diagnose::report::ProofReport;
+
+use super::source::New;
+use crate::exit::Failure;
+use crate::out;
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Outcome {
+    /// It is in use.
+    InUse,
+    /// The build in use is what would be built.
+    NothingNew,
+    /// Somebody only wanted to know.
+    Planned,
+    /// The proof found it worse.
+    Rejected,
+    /// An earlier proof did, or it was taken back.
+    WasRejected,
+    /// The proof cannot tell.
+    Unknown,
+    /// It was brought in and taken back.
+    TakenBack,
+}
+
+/// What became of an update.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct UpdateReport {
+    outcome: Option<Outcome>,
+    old: Named,
+    new: Named,
+    /// Where the new one is from.
+    follows: String,
+    /// How many commits lie between them; absent where that cannot be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commits: Option<usize>,
+    /// The newest of them, `b1234 subject`.
+    subjects: Vec<String>,
+    /// Fixes that only the build in use has.
+    fixes_lost: Vec<String>,
+    /// Fixes that only the new one has.
+    fixes_new: Vec<String>,
+    /// Why it is not in use.
+    pub(super) reasons: Vec<String>,
+    /// Instances that use it.
+    pub(super) used_by: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proof: Option<ProofReport>,
+    #[serde(skip)]
+    plan: String,
+}
+
+/// A build, as people know it.
+#[derive(Clone, Debug, Serialize)]
+struct Named {
+    build: BuildId,
+    revision: String,
+}
+
+impl UpdateReport {
+    pub(super) fn new(old: &Provenance, plan: &Plan, new: &New, listed: usize) -> Self {
+        let fixes = plan.fixes();
+        let without = |these: &[String], those: &[String]| -> Vec<String> {
+            these.iter().filter(|one| !those.contains(one)).cloned().collect()
+        };
+        let commits = new.commits.as_deref();
+        let told = |info: &RevisionInfo| format!("{} {}", info.label, info.subject);
+        Self {
+            outcome: None,
+            old: Named { build: old.id.clone(), revision: old.plan.source.revision.to_string() },
+            new: Named { build: plan.id.clone(), revision: plan.source.revision.to_string() },
+            follows: new.follows.clone(),
+            commits: commits.map(<[RevisionInfo]>::len),
+            subjects: commits.into_iter().flat_map(|all| all.iter().rev().take(listed).map(told)).collect(),
+            fixes_lost: without(old.fixes(), &fixes),
+            fixes_new: without(&fixes, old.fixes()),
+            reasons: Vec::new(),
+            used_by: Vec::new(),
+            proof: None,
+            plan: plan.to_string(),
+        }
+    }
+
+    pub(super) fn ends(mut self, outcome: Outcome) -> Self {
+        self.outcome = Some(outcome);
+        self
+    }
+
+    pub(super) fn prove(&mut self, proof: ProofReport) {
+        self.reasons.clone_from(&proof.reasons);
+        self.proof = Some(proof);
+    }
+
+    /// Why it is not in use, in a line.
+    pub(super) fn why(&self) -> String {
+        self.reasons.join("; ")
+    }
+
+    /// `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`
+    pub(super) fn news(&self) -> String {
+        let commits =
+            self.commits.map_or_else(String::new, |count| format!(": {}", out::counted(count, "commit")));
+        format!("{} to {}{commits} ({})", self.old.revision, self.new.revision, self.follows)
+    }
+
+    fn paragraph(&self) -> String {
+        let (old, new) = (&self.old, &self.new);
+        let mut text = match self.outcome {
+            Some(Outcome::NothingNew) => {
+                return format!(
+                    "nothing is new: build {} is what {} gives ({})",
+                    old.build, self.follows, old.revision
+                );
+            }
+            Some(Outcome::InUse) if self.used_by.is_empty() => {
+                format!(
+                    "build {} is in use from now on; no running instance used build {}",
+                    new.build, old.build
+                )
+            }
+            Some(Outcome::InUse) => format!("build {} is in use by {}", new.build, self.used_by.join("; ")),
+            Some(Outcome::Rejected) => format!("build {} is worse and is not used", new.build),
+            Some(Outcome::WasRejected) => {
+                format!("build {} was found worse before and is not tried again (--again)", new.build)
+            }
+            Some(Outcome::Unknown) => {
+                format!("it cannot be told whether build {} is as good; build {} stays", new.build, old.build)
+            }
+            Some(Outcome::TakenBack) => {
+                format!("build {} was brought in and taken back; build {} is in use", new.build, old.build)
+            }
+            Some(Outcome::Planned) | None => format!("build {} would be made", new.build),
+        };
+        text += &format!(". It goes from {}.", self.news());
+        let list = |text: &mut String, what: &str, names: &[String]| {
+            if !names.is_empty() {
+                *text += &format!(" {what}: {}.", names.join(", "));
+            }
+        };
+        list(&mut text, "Fixes that are gone", &self.fixes_lost);
+        list(&mut text, "New fixes", &self.fixes_new);
+        if let Some(proof) = &self.proof {
+            text += &format!(" Proof: {}.", proof.summary());
+        }
+        if !self.reasons.is_empty() {
+            text += &format!(" Because: {}.", self.why());
+        }
+        if self.outcome == Some(Outcome::InUse) {
+            text += " The way back: `llama-warden rollback`.";
+        }
+        text
+    }
+
+    pub(super) fn show(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return out::json(self);
+        }
+        let mut text = format!("{}\n", self.paragraph());
+        if self.outcome == Some(Outcome::Planned) {
+            let more = self.commits.unwrap_or(0).saturating_sub(self.subjects.len());
+            text.extend(self.subjects.iter().map(|line| format!("  {line}\n")));
+            if more > 0 {
+                text += &format!("  and {}\n", out::counted(more, "older commit"));
+            }
+            text += &format!("\n{}\n", self.plan);
+        }
+        if let Some(proof) = &self.proof {
+            text += &format!("\n{}", out::table(&proof.rows()));
+            text.extend(proof.notes.iter().map(|note| format!("note: {note}\n")));
+        }
+        out::write(&text)
+    }
+
+    /// For whoever looks at the exit code alone.
+    pub(super) fn end(&self) -> Result<(), Failure> {
+        let code = match self.outcome {
+            Some(Outcome::InUse | Outcome::NothingNew | Outcome::Planned) => return Ok(()),
+            Some(Outcome::Rejected | Outcome::WasRejected | Outcome::TakenBack) => crate::exit::LEAKS,
+            Some(Outcome::Unknown) | None => crate::exit::TOO_FEW,
+        };
+        let code = if self.proof.as_ref().is_some_and(|proof| proof.proof.interrupted) {
+            crate::exit::INTERRUPTED
+        } else {
+            code
+        };
+        Err(Failure::Told { code })
+    }
+}

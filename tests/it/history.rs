@@ -1,0 +1,86 @@
+//! Repositories of invented servers that are built as llama.cpp is, and the tools for building them.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use warden_rig::home::Home;
+use warden_rig::{Context as _, Outcome, Trouble, binaries};
+
+/// The tools for builds as the other tests have them, and a store of its own.
+pub(crate) fn tools(home: &mut Home) -> Outcome {
+    home.env.insert("LLAMA_WARDEN_PATHS__CACHE_DIR".into(), binaries::store()?.join("cache").into());
+    let data = home.path().join("data");
+    home.env.insert("LLAMA_WARDEN_PATHS__DATA_DIR".into(), data.into());
+    for name in ["PIP_CERT", "PIP_FIND_LINKS", "CCACHE_DIR", "SSL_CERT_FILE"] {
+        if let Some(value) = std::env::var_os(name) {
+            home.env.insert(name.into(), value);
+        }
+    }
+    Ok(())
+}
+
+/// A tree that is built as llama.cpp is, into a program that becomes a fake-llama.
+const CMAKE: &str = "cmake_minimum_required(VERSION 3.14)
+project(\"llama.cpp\" C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(llama-server tools/server/server.c)
+";
+
+/// The program, with what is planted in it.
+fn server(planted: &str) -> Result<String, Trouble> {
+    let fake = binaries::fake_llama()?;
+    Ok(format!(
+        "#include <stdlib.h>\n#include <unistd.h>\nint main(int argc, char ** argv) {{\n    (void) argc;\n{planted}\n    \
+         execv(\"{}\", argv);\n    return 127;\n}}\n",
+        fake.display()
+    ))
+}
+
+/// A line of C that sets a variable of a fake-llama.
+pub(crate) fn sets(name: &str, value: &str) -> String {
+    format!("    setenv(\"FAKE_LLAMA_{name}\", \"{value}\", 1);")
+}
+
+/// A repository with one commit for each of these.
+pub(crate) struct History {
+    /// Where it is.
+    pub(crate) folder: PathBuf,
+}
+
+impl History {
+    pub(crate) fn new(folder: PathBuf, planted: &[&str]) -> Result<Self, Trouble> {
+        let history = Self { folder };
+        for (name, text) in [
+            ("CMakeLists.txt", CMAKE),
+            ("ggml/CMakeLists.txt", "# nothing here\n"),
+            ("tools/server/CMakeLists.txt", "# nothing here\n"),
+        ] {
+            let path = history.folder.join(name);
+            std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+            std::fs::write(path, text)?;
+        }
+        history.git(&["init", "--quiet", "--initial-branch", "main"])?;
+        for (number, planted) in planted.iter().enumerate() {
+            let mut text = server(planted)?;
+            // So that each commit is another one.
+            let _ = writeln!(text, "/* {number} */");
+            std::fs::write(history.folder.join("tools/server/server.c"), text)?;
+            history.git(&["add", "--all"])?;
+            history.git(&["commit", "--quiet", "--message", &format!("server : change number {number}")])?;
+            history.git(&["tag", &format!("b{}", 9000 + number)])?;
+        }
+        Ok(history)
+    }
+
+    fn git(&self, args: &[&str]) -> Result<(), Trouble> {
+        let settings =
+            ["user.name=t", "user.email=t@example.org", "commit.gpgsign=false", "tag.gpgsign=false"];
+        let mut command = Command::new("git");
+        command.arg("-C").arg(&self.folder);
+        let settings = settings.iter().flat_map(|setting| ["-c", setting]);
+        let output = command.args(settings).args(args).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(Trouble::new(format!("git {args:?}: {said}"))) }
+    }
+}

@@ -1,0 +1,222 @@
+//! `llama-warden update` in a history of invented servers: what is as good comes in under load, what is worse does not, what dies in service
+//! is taken back, and `rollback` leads back. No request fails.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use warden_rig::home::Ran;
+use warden_rig::real::SERVER_VARIABLE;
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Context as _, Http, Outcome, Trouble, Warden};
+
+use crate::history::{History, sets, tools};
+
+/// A build, a proof and a replacement.
+const LONG: Duration = Duration::from_secs(400);
+
+/// Short proofs and short watches.
+const NUMBERS: &str = "internal.proof.rounds_least = 2\ninternal.proof.rounds_most = 2\ninternal.proof.repeats = 1\n\
+    internal.proof.answer = 8\ninternal.proof.prompt = 64\ninternal.update.sample_requests = 5\ninternal.update.watch = \"3s\"\n\
+    internal.update.look = \"100ms\"\n";
+
+/// Clients at a time.
+const CLIENTS: usize = 4;
+
+struct Renewed {
+    warden: Warden,
+    history: History,
+    config: PathBuf,
+}
+
+impl Renewed {
+    /// An instance with the oldest of these servers.
+    async fn new(planted: &[&str]) -> Result<Self, Trouble> {
+        let mut setup = Setup::new()?.top(NUMBERS);
+        tools(&mut setup.home)?;
+        let history = History::new(setup.home.path().join("history"), planted)?;
+        let script =
+            setup.home.file("script.json", json!({ "report": "none", "ms_per_token": 2 }).to_string())?;
+        let model = setup.home.path().join("model.gguf");
+        let lines = format!(
+            "model = '{}'\nenv = {{ FAKE_LLAMA_SCRIPT = '{}' }}\nargs = [\"-np\", \"8\"]\npreload = true\non_death = \"continue\"\n",
+            model.display(),
+            script.display()
+        );
+        let setup = setup.model("m", &lines);
+        let config = setup.home.file("warden.toml", setup.config())?;
+        let git = history.folder.display().to_string();
+        let built = [
+            "build",
+            "--git",
+            &git,
+            "--ref",
+            "b9000",
+            "--backend",
+            "cpu",
+            "--plain",
+            "-D",
+            "LLAMA_BUILD_UI=OFF",
+        ];
+        let ran = setup.home.warden(built, LONG).await?;
+        assert_eq!(ran.code, 0, "{}", ran.all());
+        let warden = setup.start().await?;
+        let renewed = Self { warden, history, config };
+        renewed.warden.until_ready(1).await?;
+        Ok(renewed)
+    }
+
+    async fn update(&self, more: &[&str]) -> Result<(Ran, Value), Trouble> {
+        let own: [OsString; 6] = [
+            "update".into(),
+            "--config".into(),
+            self.config.clone().into(),
+            "--git".into(),
+            self.history.folder.clone().into(),
+            "--json".into(),
+        ];
+        let args = own.into_iter().chain(more.iter().map(OsString::from));
+        let ran = self.warden.setup.home.warden(args, LONG).await?;
+        let report = serde_json::from_str(&ran.stdout).context(ran.all())?;
+        Ok((ran, report))
+    }
+
+    async fn rollback(&self) -> Result<Ran, Trouble> {
+        self.warden
+            .setup
+            .home
+            .warden([OsString::from("rollback"), "--config".into(), self.config.clone().into()], LONG)
+            .await
+    }
+
+    /// The builds that processes are of.
+    fn programs(&self) -> Vec<String> {
+        let folder = self.warden.setup.home.path().join("data/builds");
+        let of = |word: &str| {
+            let build = Path::new(word).parent()?;
+            (build.parent()? == folder)
+                .then(|| build.file_name().map(|name| name.to_string_lossy().into_owned()))?
+        };
+        let backends = self.warden.backends();
+        backends.iter().filter_map(|process| of(process.command_line().first()?)).collect()
+    }
+
+    /// The build of the only process that serves.
+    fn serves(&self) -> Option<String> {
+        let mut all = self.programs();
+        (all.len() == 1).then(|| all.remove(0))
+    }
+}
+
+/// Asks without a pause until it is told to stop; how many were answered, and what went wrong.
+async fn load(http: &Http, stop: &CancellationToken) -> (usize, Vec<String>) {
+    let (mut answered, mut wrong) = (0, Vec::new());
+    while !stop.is_cancelled() {
+        let stream = answered % 2 == 0;
+        let body = chat(&format!("r{answered}"), "m", &format!("word {answered}"), 12, stream);
+        match http.post(CHAT, &body).await {
+            Ok(answer) if answer.status.is_success() && !answer.text().contains("\"error\"") => answered += 1,
+            Ok(answer) => wrong.push(format!("{}: {}", answer.status, answer.text())),
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    (answered, wrong)
+}
+
+/// Runs something under load, and fails if a request does.
+async fn under_load<T>(http: &Http, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    let stop = CancellationToken::new();
+    let clients = futures_util::future::join_all((0..CLIENTS).map(|_| load(http, &stop)));
+    let working = async {
+        let done = work.await;
+        stop.cancel();
+        done
+    };
+    let (done, answers) = tokio::join!(working, clients);
+    let wrong: Vec<&String> = answers.iter().flat_map(|(_, wrong)| wrong).collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of many failed: {:?}",
+        wrong.len(),
+        wrong.iter().take(3).collect::<Vec<_>>()
+    );
+    assert!(answers.iter().all(|(answered, _)| *answered > 0), "nobody asked");
+    done
+}
+
+#[tokio::test]
+async fn a_build_that_is_as_good_comes_in_under_load_and_rollback_leads_back() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let renewed = Renewed::new(&["", "", ""]).await?;
+    let old = renewed.serves().context("a process of the first build")?;
+    let (ran, plan) = renewed.update(&["--plan"]).await?;
+    assert_eq!(
+        (ran.code, &plan["outcome"], &plan["commits"]),
+        (0, &json!("planned"), &json!(2)),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(plan["subjects"][0], "b9002 server : change number 2", "{}", ran.all());
+    assert_eq!(renewed.serves().as_ref(), Some(&old), "a plan changes nothing");
+    let http = renewed.warden.http.clone();
+    let (ran, report) = under_load(&http, renewed.update(&[])).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("in_use")), "{}", ran.all());
+    let new = report["new"]["build"].as_str().context("a build")?.to_owned();
+    assert_ne!(new, old);
+    assert_eq!(renewed.serves(), Some(new.clone()), "{}", ran.all());
+    assert_eq!(report["proof"]["verdict"], "same", "{}", ran.all());
+    let (ran, report) = renewed.update(&[]).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+    let ran = under_load(&http, renewed.rollback()).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
+    // What was taken back is not tried again by itself, and there is nothing before the first.
+    let (ran, report) = renewed.update(&[]).await?;
+    assert_eq!((ran.code, &report["outcome"]), (3, &json!("was_rejected")), "{}", ran.all());
+    let ran = renewed.rollback().await?;
+    assert!(ran.code == 2 && ran.stderr.contains("no build to go back to"), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_taken_back() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let other_answers = sets("TOKEN_BYTES", "24");
+    let dies = sets("FAULTS", "[{\\\"from\\\":150,\\\"do\\\":\\\"crash\\\"}]");
+    let renewed = Renewed::new(&["", &other_answers, &dies]).await?;
+    let old = renewed.serves().context("a process of the first build")?;
+    let http = renewed.warden.http.clone();
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9001"])).await?;
+    assert_eq!((ran.code, &report["outcome"]), (3, &json!("rejected")), "{}", ran.all());
+    assert!(report["reasons"][0].as_str().is_some_and(|why| why.starts_with("answers: ")), "{}", ran.all());
+    assert_eq!(renewed.serves().as_ref(), Some(&old), "{}", ran.all());
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002"])).await?;
+    assert_eq!((ran.code, &report["outcome"]), (3, &json!("taken_back")), "{}", ran.all());
+    assert!(report["reasons"][0].as_str().is_some_and(|why| why.contains("died")), "{}", ran.all());
+    assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
+    let listed = renewed.warden.setup.home.warden(["builds", "list"], SOON).await?;
+    assert_eq!(listed.stdout.matches("rejected").count(), 2, "{}", listed.all());
+    assert_eq!(listed.stdout.matches("in use").count(), 1, "{}", listed.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_renewed_is_told_and_nothing_changes() -> Outcome {
+    let mut setup = Setup::new()?.top(NUMBERS);
+    tools(&mut setup.home)?;
+    let history = History::new(setup.home.path().join("history"), &[""])?;
+    let git = history.folder.display().to_string();
+    let ran = setup.home.warden(["update", "--git", &git], SOON).await?;
+    assert!(ran.code == 1 && ran.stderr.contains("llama-warden build"), "{}", ran.all());
+    let ran = setup.home.warden(["rollback"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("no build to go back to"), "{}", ran.all());
+    let ran = setup.home.warden(["builds", "use", "0123456789abcdef"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("there is no build"), "{}", ran.all());
+    Ok(())
+}
