@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use warden_rig::home::Ran;
 use warden_rig::real::SERVER_VARIABLE;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, Warden};
+use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 use crate::history::{History, sets, tools};
 
@@ -33,7 +33,7 @@ struct Renewed {
 
 impl Renewed {
     /// An instance with the oldest of these servers.
-    async fn new(planted: &[&str]) -> Result<Self, Trouble> {
+    async fn new(planted: &[&str], more: &str) -> Result<Self, Trouble> {
         let mut setup = Setup::new()?.top(NUMBERS);
         tools(&mut setup.home)?;
         let history = History::new(setup.home.path().join("history"), planted)?;
@@ -45,7 +45,8 @@ impl Renewed {
             model.display(),
             script.display()
         );
-        let setup = setup.model("m", &lines);
+        let source = format!("build.source = '{}'\n{more}", history.folder.display());
+        let setup = setup.top(&source).model("m", &lines);
         let config = setup.home.file("warden.toml", setup.config())?;
         let git = history.folder.display().to_string();
         let built = [
@@ -151,7 +152,7 @@ async fn a_build_that_is_as_good_comes_in_under_load_and_rollback_leads_back() -
     if std::env::var_os(SERVER_VARIABLE).is_some() {
         return Ok(());
     }
-    let renewed = Renewed::new(&["", "", ""]).await?;
+    let renewed = Renewed::new(&["", "", ""], "").await?;
     let old = renewed.serves().context("a process of the first build")?;
     let (ran, plan) = renewed.update(&["--plan"]).await?;
     assert_eq!(
@@ -189,7 +190,7 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
     }
     let other_answers = sets("TOKEN_BYTES", "24");
     let dies = sets("FAULTS", "[{\\\"from\\\":150,\\\"do\\\":\\\"crash\\\"}]");
-    let renewed = Renewed::new(&["", &other_answers, &dies]).await?;
+    let renewed = Renewed::new(&["", &other_answers, &dies], "").await?;
     let old = renewed.serves().context("a process of the first build")?;
     let http = renewed.warden.http.clone();
     let (ran, report) = under_load(&http, renewed.update(&["--to", "b9001"])).await?;
@@ -203,6 +204,21 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
     let listed = renewed.warden.setup.home.warden(["builds", "list"], SOON).await?;
     assert_eq!(listed.stdout.matches("rejected").count(), 2, "{}", listed.all());
     assert_eq!(listed.stdout.matches("in use").count(), 1, "{}", listed.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn by_its_own_schedule_a_branch_is_followed_and_the_log_says_so() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let mut renewed = Renewed::new(&["", ""], "update.every = \"2s\"\nupdate.track = \"main\"\n").await?;
+    let old = renewed.serves().context("a process of the first build")?;
+    wait_until("the new build serves", LONG, async || renewed.serves().is_some_and(|build| build != old))
+        .await?;
+    renewed.warden.says("is in use by pid").await?;
+    let answer = renewed.warden.http.post(CHAT, &chat("x", "m", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
     Ok(())
 }
 

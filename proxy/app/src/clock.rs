@@ -10,6 +10,12 @@ pub(crate) fn now_text() -> String {
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
+/// Local time in minutes of the day.
+pub(crate) fn minute() -> u16 {
+    let now = jiff::Zoned::now();
+    u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0)
+}
+
 /// Now, for comparing with times that were written.
 pub(crate) fn now() -> Timestamp {
     Timestamp::now()

@@ -195,6 +195,13 @@ async fn history_is_fetched_whole_and_used_from_then_on() {
     let (obtained, _) = ask(scene.cache.path(), &wanted).await.unwrap();
     assert!(obtained.repository.is_complete());
     assert_eq!(obtained.repository.range("b2", "main", 1).unwrap().len(), 2);
+    // Tags come along, those on older commits too, and new ones each time.
+    scene.made.tag("b2", scene.line[1]);
+    scene.made.annotated("b3", scene.line[2]);
+    wanted.reference = None;
+    let (obtained, _) = ask(scene.cache.path(), &wanted).await.unwrap();
+    let newest = obtained.repository.newest_tag("b*").unwrap();
+    assert_eq!(newest, Some(("b3".to_owned(), scene.line[2].to_string())));
     let next = scene.made.llama(&[], &[scene.line[3]]);
     scene.made.branch("main", next);
     scene.made.branch("main2", next);

@@ -14,6 +14,21 @@ fn open(made: &Made) -> Arc<Repository> {
 }
 
 #[test]
+fn the_newest_tag_is_that_of_the_newest_commit_and_of_the_greatest_number_on_it() {
+    let made = Made::new();
+    let line = made.line(4);
+    made.tag("b20", line[3]);
+    made.annotated("b9", line[3]);
+    made.tag("b100", line[1]);
+    made.tag("v2.0", line[2]);
+    let repository = open(&made);
+    let newest = |pattern: &str| repository.newest_tag(pattern).unwrap();
+    assert_eq!(newest("b*"), Some(("b20".to_owned(), line[3].to_string())), "b100 is on an older commit");
+    assert_eq!(newest("v*"), Some(("v2.0".to_owned(), line[2].to_string())));
+    assert_eq!(newest("x*"), None);
+}
+
+#[test]
 fn tags_branches_and_commits_are_found_by_name() {
     let made = Made::new();
     let line = made.line(3);

@@ -31,7 +31,7 @@ mod quickstart;
 mod sample_model;
 mod serve;
 mod status;
-mod update;
+pub(crate) mod update;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
 #[derive(Debug, Parser)]

@@ -33,11 +33,13 @@ mod live;
 mod measure;
 mod observe;
 mod reload;
+mod renewing;
 mod server;
 mod signals;
 
 pub(crate) use describe::describe;
 use folders::Folders;
+use renewing::Renewing;
 pub(crate) use server::Server;
 use signals::Asked;
 pub(crate) use signals::Signals;
@@ -145,6 +147,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     let looks = resolved.child.models_look;
     let mut folders = Folders::new(resolved.dirs.models.clone(), looks).await;
     let deadline = resolved.server.shutdown_deadline;
+    let mut renewing = Renewing::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
     let mut server = Box::pin(Server::start(resolved, &machine, nursery)).await?;
     let views = server.fleet().subscribe();
@@ -167,8 +170,12 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             }
             asked = signals.next() => match asked {
                 Asked::End => break,
-                Asked::Reload => folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await),
+                Asked::Reload => {
+                    folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+                    renewing.set(server.renews_every());
+                }
             },
+            () = renewing.go_on() => {}
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
                 folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);

@@ -227,6 +227,11 @@ impl Server {
         Ok(())
     }
 
+    /// How often llama-server is renewed; zero: never.
+    pub(crate) const fn renews_every(&self) -> Duration {
+        self.resolved.update.every
+    }
+
     /// Folders of models.
     pub(crate) fn folders(&self) -> &[PathBuf] {
         &self.resolved.dirs.models

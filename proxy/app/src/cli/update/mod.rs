@@ -14,7 +14,9 @@ mod source;
 mod told;
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use rustix::fs::FlockOperation;
@@ -74,6 +76,9 @@ pub(crate) struct UpdateArgs {
     /// Tries a build again that was found worse.
     #[arg(long)]
     again: bool,
+    /// Somebody else's schedule wants it: with little of the processor, and brought in when all models may be replaced.
+    #[arg(long, hide = true)]
+    scheduled: bool,
     /// Shows what is new and what would be built, and changes nothing.
     #[arg(long)]
     plan: bool,
@@ -91,14 +96,25 @@ pub(crate) struct RollbackArgs {
     config: ConfigArgs,
 }
 
-impl UpdateArgs {
-    /// The configuration, as it is given on a command line.
-    fn config_words(&self) -> Vec<String> {
-        let file =
-            self.config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
-        file.chain(self.config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
-    }
+/// The configuration, as it is given on a command line.
+fn config_words(config: &ConfigArgs) -> Vec<String> {
+    let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
+    file.chain(config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
 }
+
+/// The command line of an update that nobody watches.
+pub(crate) fn words(config: &ConfigArgs) -> Vec<String> {
+    let own = ["update".to_owned(), "--scheduled".to_owned()];
+    own.into_iter().chain(config_words(config)).collect()
+}
+
+/// How long ago an update was begun with this state directory.
+pub(crate) fn last_run(state: &Path) -> Option<Duration> {
+    std::fs::metadata(state.join(LOCK)).ok()?.modified().ok()?.elapsed().ok()
+}
+
+/// Held while an update runs, and written when it begins.
+const LOCK: &str = "update.lock";
 
 /// Runs it, on the main thread.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
@@ -111,6 +127,10 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     let loaded = args.config.load(&machine, Vec::new())?;
     let dirs = loaded.dirs(&machine)?;
     let _only = only_one(&dirs)?;
+    if args.scheduled {
+        // What is being served comes first; that it cannot be helped is no reason to stop.
+        rustix::process::nice(BESIDE).ok();
+    }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         let store = builder.store();
         let run = Run { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
@@ -121,11 +141,17 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     report.end()
 }
 
+/// By how much an update that nobody waits for stands back.
+const BESIDE: i32 = 10;
+
 /// Two at once would decide of each other's builds.
 fn only_one(dirs: &Dirs) -> Result<File, Failure> {
-    let path = dirs.state.join("update.lock");
-    let held = std::fs::create_dir_all(&dirs.state).and_then(|()| File::create(&path)).and_then(|file| {
+    let path = dirs.state.join(LOCK);
+    let open = || File::options().create(true).append(true).open(&path);
+    let held = std::fs::create_dir_all(&dirs.state).and_then(|()| open()).and_then(|mut file| {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        file.set_len(0)?;
+        writeln!(file, "{}", crate::clock::now_text())?;
         Ok(file)
     });
     held.map_err(|error| {
@@ -136,6 +162,9 @@ fn only_one(dirs: &Dirs) -> Result<File, Failure> {
         }
     })
 }
+
+/// Windows of the day open and close with the minute.
+const LOOK: Duration = Duration::from_secs(20);
 
 struct Run<'a> {
     args: &'a UpdateArgs,
@@ -244,6 +273,20 @@ impl Run<'_> {
         }
     }
 
+    /// Waits until all models may be replaced at this time of the day.
+    async fn until_quiet(&self) -> Result<(), Failure> {
+        let plan = serve::Plan { config: self.args.config.clone(), flags: Vec::new(), any_name: false };
+        if self.loaded.models.is_empty() {
+            return Ok(());
+        }
+        let resolved = plan.as_configured(self.machine)?;
+        let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
+        while windows().any(|only| !only.open(crate::clock::minute())) {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     /// Chooses it, tells every instance, and watches; what dies is taken back.
     async fn bring_in(
         &self,
@@ -253,6 +296,9 @@ impl Run<'_> {
     ) -> Result<UpdateReport, Failure> {
         let numbers = &self.loaded.settings.update;
         let instances = live::using(self.dirs, self.machine, before).await?;
+        if self.args.scheduled {
+            self.until_quiet().await?;
+        }
         self.store.choose(id, &report.news())?;
         let binary = self.store.binary(id)?;
         for (at, live) in instances.iter().enumerate() {

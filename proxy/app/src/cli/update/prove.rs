@@ -35,7 +35,7 @@ pub(super) async fn run(
 ) -> Result<ProofReport, Failure> {
     let proof = &loaded.settings.proof;
     if let Some(model) = &args.model {
-        let args = command(both, &[], args.config_words(), &["--model", model])?;
+        let args = command(both, &[], super::config_words(&args.config), &["--model", model])?;
         return against::compare(&args, nursery.clone(), signals, proof.clone()).await;
     }
     let numbers = &loaded.settings.update;
