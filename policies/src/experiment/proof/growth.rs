@@ -19,8 +19,7 @@ impl Growth {
     pub fn of(conclusion: Conclusion) -> Self {
         let ruling = match &conclusion.outcome {
             Outcome::Found { .. } if conclusion.ill_is_newer == Some(false) => Ruling::Better,
-            Outcome::Found { .. } => Ruling::Worse,
-            Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
+            Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
             // Both do it, or neither: the new build is no change.
             Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => Ruling::Same,
             _ => Ruling::Unknown,

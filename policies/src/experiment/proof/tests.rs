@@ -67,6 +67,7 @@ fn quiet_builds_are_told_after_the_fewest_rounds_and_no_build_takes_more_than_th
 
 #[test]
 fn who_comes_first_changes_and_answers_are_asked_for_in_two_rounds() {
+    use Side::{New, Old};
     let mut rounds = Rounds::new(&policy());
     let mut order = Vec::new();
     for _ in 0..6 {
@@ -74,7 +75,6 @@ fn who_comes_first_changes_and_answers_are_asked_for_in_two_rounds() {
         order.push((side, asks));
         rounds.observe(side, Visit::default());
     }
-    use Side::{New, Old};
     assert_eq!(order, [(Old, true), (New, true), (New, true), (Old, true), (Old, false), (New, false)]);
 }
 
@@ -151,10 +151,10 @@ fn what_the_old_build_does_not_say_twice_is_held_against_nobody() {
 fn a_refusal_is_worse_and_an_answer_more_is_not() {
     let refused = Reply { refused: Some("no".to_owned()), ..reply("a", &[]) };
     let answered = [reply("a", &[("x", &[])])];
-    let refuses = std::slice::from_ref(&refused);
-    assert_eq!(judged(&answered, refuses, &answered, Strictness::Any).ruling, Ruling::Worse);
-    assert_eq!(judged(refuses, &answered, refuses, Strictness::Near).ruling, Ruling::Same);
-    let neither = judged(refuses, refuses, refuses, Strictness::Near);
+    let says_no = std::slice::from_ref(&refused);
+    assert_eq!(judged(&answered, says_no, &answered, Strictness::Any).ruling, Ruling::Worse);
+    assert_eq!(judged(says_no, &answered, says_no, Strictness::Near).ruling, Ruling::Same);
+    let neither = judged(says_no, says_no, says_no, Strictness::Near);
     assert_eq!((neither.asked, neither.ruling), (0, Ruling::Unknown), "nothing was compared");
 }
 

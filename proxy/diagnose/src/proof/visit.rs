@@ -116,8 +116,8 @@ async fn pace(
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     // The first is a warm-up.
     for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
-        let timed = completion(&words.text(PACE + at, long), answer);
-        let (prefill, decode) = match client.send(&timed, numbers.request_limit).await {
+        let long_one = completion(&words.text(PACE + at, long), answer);
+        let (prefill, decode) = match client.send(&long_one, numbers.request_limit).await {
             Ok(answer) => (per_prompt_token(&answer), per_token(&answer)),
             Err(AskError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error),

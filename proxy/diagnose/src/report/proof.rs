@@ -175,16 +175,16 @@ fn answers(answers: &Answers) -> String {
     if answers.equal < answers.asked
         && let Some(agreement) = answers.agreement
     {
-        text += &format!(", {:.0} % of the tokens", agreement * 100.0);
+        text.extend([format!(", {:.0} % of the tokens", agreement * 100.0)]);
     }
     if let Some(distance) = answers.distance {
-        text += &format!(", at most {distance:.3} nats apart");
+        text.extend([format!(", at most {distance:.3} nats apart")]);
     }
     if let Some(noise) = answers.noise.filter(|noise| *noise >= 0.0005) {
-        text += &format!(" (the old one from itself: {noise:.3})");
+        text.extend([format!(" (the old one from itself: {noise:.3})")]);
     }
     if answers.unsteady > 0 {
-        text += &format!(", {} that the old one does not answer alike twice", answers.unsteady);
+        text.extend([format!(", {} that the old one does not answer alike twice", answers.unsteady)]);
     }
     text
 }
@@ -332,8 +332,8 @@ mod tests {
             for row in report.rows() {
                 text += &(row.join(" | ") + "\n");
             }
-            text += &format!("{}\n- {}\n", report.sentence(), report.reasons.join("\n- "));
-            text += &format!("notes\n- {}\n\n", report.notes.join("\n- "));
+            text.extend([format!("{}\n- {}\n", report.sentence(), report.reasons.join("\n- "))]);
+            text.extend([format!("notes\n- {}\n\n", report.notes.join("\n- "))]);
         }
         insta::assert_snapshot!(text);
     }

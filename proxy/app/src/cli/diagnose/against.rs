@@ -166,7 +166,7 @@ fn show(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Failure> {
         return out::json(report);
     }
     let mut text = out::table(&report.rows());
-    text += &format!("\n{}\n", report.sentence());
+    text.extend([format!("\n{}\n", report.sentence())]);
     text.extend(report.reasons.iter().map(|line| format!("- {line}\n")));
     text.extend(report.notes.iter().map(|line| format!("note: {line}\n")));
     out::write(&text)

@@ -22,6 +22,7 @@ use clap::Args;
 use rustix::fs::FlockOperation;
 use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
 use warden_patches::Sets;
+use warden_policies::experiment::Workload;
 use warden_policies::experiment::proof::Ruling;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -70,6 +71,10 @@ pub(crate) struct UpdateArgs {
     /// Proves it with this model of the configuration, beside what is being served. Default: with a tiny sample model.
     #[arg(long, value_name = "NAME", conflicts_with = "unproved")]
     model: Option<String>,
+    /// The work under which both are watched for growth and crashes, as for `diagnose`; may be repeated. Default: everything that the
+    /// model can do.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "model")]
+    workload: Vec<Workload>,
     /// Brings it in without a proof.
     #[arg(long)]
     unproved: bool,

@@ -35,7 +35,9 @@ pub(super) async fn run(
 ) -> Result<ProofReport, Failure> {
     let proof = &loaded.settings.proof;
     if let Some(model) = &args.model {
-        let args = command(both, &[], super::config_words(&args.config), &["--model", model])?;
+        let mut more = vec!["--model", model];
+        more.extend(args.workload.iter().flat_map(|workload| ["--workload", workload.as_str()]));
+        let args = command(both, &[], super::config_words(&args.config), &more)?;
         return against::compare(&args, nursery.clone(), signals, proof.clone()).await;
     }
     let numbers = &loaded.settings.update;

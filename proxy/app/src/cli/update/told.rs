@@ -137,19 +137,19 @@ impl UpdateReport {
             }
             Some(Outcome::Planned) | None => format!("build {} would be made", new.build),
         };
-        text += &format!(". It goes from {}.", self.news());
+        text.extend([format!(". It goes from {}.", self.news())]);
         let list = |text: &mut String, what: &str, names: &[String]| {
             if !names.is_empty() {
-                *text += &format!(" {what}: {}.", names.join(", "));
+                text.extend([format!(" {what}: {}.", names.join(", "))]);
             }
         };
         list(&mut text, "Fixes that are gone", &self.fixes_lost);
         list(&mut text, "New fixes", &self.fixes_new);
         if let Some(proof) = &self.proof {
-            text += &format!(" Proof: {}.", proof.summary());
+            text.extend([format!(" Proof: {}.", proof.summary())]);
         }
         if !self.reasons.is_empty() {
-            text += &format!(" Because: {}.", self.why());
+            text.extend([format!(" Because: {}.", self.why())]);
         }
         if self.outcome == Some(Outcome::InUse) {
             text += " The way back: `llama-warden rollback`.";
@@ -166,12 +166,12 @@ impl UpdateReport {
             let more = self.commits.unwrap_or(0).saturating_sub(self.subjects.len());
             text.extend(self.subjects.iter().map(|line| format!("  {line}\n")));
             if more > 0 {
-                text += &format!("  and {}\n", out::counted(more, "older commit"));
+                text.extend([format!("  and {}\n", out::counted(more, "older commit"))]);
             }
-            text += &format!("\n{}\n", self.plan);
+            text.extend([format!("\n{}\n", self.plan)]);
         }
         if let Some(proof) = &self.proof {
-            text += &format!("\n{}", out::table(&proof.rows()));
+            text.extend([format!("\n{}", out::table(&proof.rows()))]);
             text.extend(proof.notes.iter().map(|note| format!("note: {note}\n")));
         }
         out::write(&text)

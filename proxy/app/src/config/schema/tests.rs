@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 20] = [
+const TEXTS: [&str; 21] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -61,6 +61,7 @@ const TEXTS: [&str; 20] = [
     "remotes.*.url",
     "server.api_prefix",
     "server.host",
+    "update.track",
 ];
 
 #[test]
