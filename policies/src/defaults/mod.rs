@@ -9,6 +9,7 @@
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
 //! | `replacing` | when a backend is replaced |
+//! | `trying` | another build beside the one that serves |
 //! | `duration` | how durations are written |
 //! | `key` | what is written about a key |
 
@@ -55,6 +56,7 @@ mod duration;
 mod key;
 mod replacing;
 mod serving;
+mod trying;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Trace, Wrap};
@@ -62,6 +64,7 @@ pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
+pub use trying::Canary;
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
 pub const TEXT: &str = include_str!("../defaults.toml");
@@ -116,6 +119,8 @@ section!(
         loading: Loading,
         /// Models that somebody else's endpoint serves.
         remote: Remote,
+        /// Another build that is tried beside the one that serves.
+        canary: Canary,
         /// Building llama-server.
         build: Build,
         /// Experiments with fresh servers.
