@@ -36,6 +36,9 @@ pub struct Spec {
     pub ttl: Option<Duration>,
     /// If this is too much, it can be started with less: then it is not tried.
     pub can_do_with_less: bool,
+    /// It is loaded only where there is room beside all others, nobody waits behind it, and it leaves before anybody else does, in use or
+    /// not.
+    pub guest: bool,
 }
 
 /// What is seen of a model at one moment.

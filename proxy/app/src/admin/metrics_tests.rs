@@ -152,7 +152,7 @@ fn recycled() -> EventKind {
 fn crashed() -> EventKind {
     let failure =
         Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
-    EventKind::Crashed { failure }
+    EventKind::Crashed { failure, outside: false }
 }
 
 fn too_large() -> EventKind {

@@ -35,7 +35,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         }
         EventKind::FallsBack { message } => format!("falls back: {message}"),
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
-        EventKind::Crashed { failure } => format!("crashed: {}", failure.message),
+        EventKind::Crashed { failure, .. } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {
             format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
         }

@@ -141,7 +141,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
         tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
     // Its lines are in the log already, unless they are kept out of it.
-    if let EventKind::Crashed { failure } = &event.kind
+    if let EventKind::Crashed { failure, .. } = &event.kind
         && !logging::shows_children()
     {
         for line in &failure.lines {

@@ -507,7 +507,8 @@ async fn a_process_made_of_something_else_does_not_go_on() {
         let dying = dying(said("Hel"));
         let (next, asked) = next(Odd::Well);
         let rig = Rig::with(going_on(), &[&dying, &next]).await;
-        *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
+        *rig.backends.kin_of_later.lock().unwrap() =
+            kin.map(|made_of| Kin { made_of, but_for_binary: made_of, answer_tokens: None });
         let drawn = BODY.replace("\"temperature\":0", "\"temperature\":0.7");
         let (_, answer) = rig.ask(&post(CHAT, &drawn)).await;
         assert!(answer.contains("started from something else"), "{answer}");

@@ -63,7 +63,7 @@ const NEW: ServerFacts = ServerFacts {
 };
 
 /// What all generations are made of.
-const KIN: Kin = Kin { made_of: 1, answer_tokens: None };
+const KIN: Kin = Kin { made_of: 1, but_for_binary: 1, answer_tokens: None };
 
 /// Nothing in these tests takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -111,6 +111,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,
+        canary: None,
     }
 }
 
