@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use warden_policies::canary::{Exchange, Trial, Verdict};
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::{ModelName, QuickMap};
+use warden_policies::{ModelName, QuickMap, units};
 
 use super::{Change, Fleet};
 use crate::clock;
@@ -136,51 +136,63 @@ impl Running {
 }
 
 /// The canary of a model, as requests see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CanaryRoute {
-    running: Arc<Running>,
+    /// Under which name its leases are.
+    pub name: ModelName,
+    /// The share of conversations whose clients it answers; 0: of none.
+    pub share: f64,
+    /// Of each canary another one, so that each gets other conversations.
+    pub seed: u64,
+    /// For how long the beginning of its answer may be awaited before the model's own build is asked.
+    pub patience: Duration,
 }
 
 impl CanaryRoute {
-    /// Under which name its leases are.
-    pub fn name(&self) -> &ModelName {
-        &self.running.name
-    }
-
     /// Whether it answers the clients of this conversation. The same at each turn of it.
     pub fn takes(&self, conversation: u64) -> bool {
-        let Traffic::Share(share) = self.running.spec.traffic else { return false };
-        // Of each canary other ones, spread evenly whatever the hash is like (the finalizer of SplitMix64).
-        let mut mixed = conversation ^ self.running.seed;
+        // Spread evenly whatever the hash is like (the finalizer of SplitMix64).
+        let mut mixed = conversation ^ self.seed;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         mixed ^= mixed >> 31;
-        warden_policies::units::exact(mixed >> 11) < share * warden_policies::units::exact(1 << 53)
-    }
-
-    /// For how long the beginning of its answer may be awaited before the model's own build is asked.
-    pub fn patience(&self) -> Duration {
-        lock(&self.running.trial).patience()
-    }
-
-    /// A request of the model has ended, on either side.
-    pub fn note(&self, exchange: &Exchange) {
-        if *self.running.stage.borrow() == Stage::Runs {
-            lock(&self.running.trial).note(exchange);
-            self.running.told.notify_one();
-        }
+        // 53 bits are exact as a number.
+        units::exact(mixed >> 11) < self.share * units::exact(1 << 53)
     }
 }
 
 impl Fleet {
-    /// The canary of a model that runs, if it has one. Costs one load where there is none at all.
+    /// The canary of a model that runs, if it has one. Costs one load where there is none at all. None, too, while clients have set
+    /// something in the model's own processes, which the canary's do not have.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
+        let running = self.running_canary(model)?;
+        if !self.leases(model).ok()?.settings.are_untouched() {
+            return None;
+        }
+        let share = match running.spec.traffic {
+            Traffic::Share(share) => share,
+            Traffic::Shadow => 0.0,
+        };
+        let patience = lock(&running.trial).patience();
+        Some(CanaryRoute { name: running.name.clone(), share, seed: running.seed, patience })
+    }
+
+    fn running_canary(&self, model: &ModelName) -> Option<Arc<Running>> {
         let canaries = &self.inner.canaries;
         if !canaries.any.load(Ordering::Relaxed) {
             return None;
         }
-        let running = canaries.running.load().get(model).cloned()?;
-        Some(CanaryRoute { running })
+        canaries.running.load().get(model).cloned()
+    }
+
+    /// A request of a model that has a canary has ended, on either side. Nothing, if it has none.
+    pub fn note_exchange(&self, model: &ModelName, exchange: &Exchange) {
+        if let Some(running) = self.running_canary(model)
+            && *running.stage.borrow() == Stage::Runs
+        {
+            lock(&running.trial).note(exchange);
+            running.told.notify_one();
+        }
     }
 
     /// A lease that can be had at once: nobody waits, is refused, or is loaded for it.
@@ -262,8 +274,7 @@ impl Fleet {
     /// There is no such model, or it has no canary.
     pub async fn stop_canary(&self, model: &str) -> Result<CanaryView, CanaryError> {
         let model = self.inner.roster.load().resolve(Some(model))?;
-        let route = self.canary(&model).ok_or(CanaryError::None(model))?;
-        let running = route.running;
+        let running = self.running_canary(&model).ok_or(CanaryError::None(model))?;
         let (verdict, _) = lock(&running.trial).judge(running.elapsed());
         let verdict = match verdict {
             Verdict::Undecided { mut missing } => {

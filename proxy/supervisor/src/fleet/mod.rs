@@ -469,6 +469,7 @@ impl Fleet {
         let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
         leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
         leases.set_quarantine(spec.quarantine);
+        leases.set_canary(spec.canary_of.is_some());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let (mut model, sender) =
             Model::new(Arc::clone(context), Arc::clone(&leases), Arc::clone(&logs), spec.clone(), watch);

@@ -81,6 +81,11 @@ impl Lease {
         self.leases.name()
     }
 
+    /// Whether it is one of a build that is tried beside its model's own.
+    pub fn is_canary(&self) -> bool {
+        self.leases.is_canary()
+    }
+
     /// The generation.
     pub fn generation(&self) -> GenerationId {
         self.cell.id

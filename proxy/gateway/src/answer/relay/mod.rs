@@ -26,6 +26,7 @@ mod ending;
 mod onward;
 mod terms;
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -56,6 +57,8 @@ use crate::refusal::Dialect;
 
 pub(crate) struct Relay {
     incoming: Incoming,
+    /// What was read of it before its head passed.
+    ahead: VecDeque<Bytes>,
     flight: Flight,
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
@@ -93,7 +96,7 @@ pub(crate) struct Relay {
 
 impl Relay {
     pub(crate) fn new(
-        incoming: Incoming,
+        (incoming, ahead): (Incoming, VecDeque<Bytes>),
         flight: Flight,
         backend: Backend,
         again: Option<Box<Again>>,
@@ -106,6 +109,7 @@ impl Relay {
         let heard = continues.map(|continues| Box::new(continues.transcript()));
         let mut relay = Self {
             incoming,
+            ahead,
             flight,
             revoked,
             lease: Some(lease),
@@ -138,7 +142,7 @@ impl Relay {
 
     /// An answer begins, with whatever of the request is still on its way.
     fn begin(&mut self) {
-        if self.incoming.is_end_stream() {
+        if self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
@@ -155,7 +159,14 @@ impl Relay {
 
     /// A stream that is cut gets more bytes than its backend meant to send.
     pub(super) fn size_hint(&self) -> SizeHint {
-        if self.ended || self.events.is_some() { SizeHint::new() } else { self.incoming.size_hint() }
+        if self.ended || self.events.is_some() {
+            return SizeHint::new();
+        }
+        let ahead: u64 = self.ahead.iter().map(|piece| piece.len() as u64).sum();
+        match self.incoming.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(ahead + rest),
+            None => SizeHint::new(),
+        }
     }
 
     pub(super) fn poll(
@@ -206,6 +217,11 @@ impl Relay {
                 let comment = self.comment(": another process is not there yet\n\n");
                 return Poll::Ready(Some(Ok(Frame::data(comment))));
             }
+            if let Some(ahead) = self.ahead.pop_front()
+                && let Ok(piece) = self.piece(ahead)
+            {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
             // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
@@ -254,6 +270,13 @@ impl Relay {
                 Poll::Pending => match self.overdue(context) {
                     None => return Poll::Pending,
                     Some((end @ (Outcome::Revoked | Outcome::UpstreamDied), _)) if self.goes_on(end) => {
+                        continue;
+                    }
+                    // Of a canary that says nothing any more nobody has to wait for the end.
+                    Some((Outcome::UpstreamStalled, _))
+                        if self.lease.as_ref().is_some_and(|lease| lease.is_canary())
+                            && self.goes_on(Outcome::UpstreamDied) =>
+                    {
                         continue;
                     }
                     Some((outcome, why)) => {
@@ -313,7 +336,7 @@ impl Relay {
             self.flight.passed(piece.len());
         }
         // A body of known length ends with its last byte: the client's side may never ask for more.
-        if self.events.is_none() && self.incoming.is_end_stream() {
+        if self.events.is_none() && self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         }
         Ok(piece)
