@@ -260,6 +260,11 @@ impl Fleet {
         // Before its model's task is there, so that no event of it is missed.
         let watching = self.clone().watch_canary(Arc::clone(&running));
         inner.tasks.spawn(watching);
+        if running.spec.traffic == Traffic::Shadow
+            && let Ok(base) = self.leases(&model)
+        {
+            inner.tasks.spawn(self.clone().cast_shadow(Arc::clone(&running), base));
+        }
         inner.canaries.insert(Arc::clone(&running));
         inner.context.journal.tell(Some(&model), None, EventKind::CanaryBegan { binary, share });
         let configured = change.configured.clone();

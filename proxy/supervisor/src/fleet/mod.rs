@@ -2,6 +2,7 @@
 
 mod canary;
 mod roster;
+mod shadow;
 mod trial;
 
 use std::collections::BTreeMap;

@@ -231,6 +231,7 @@ impl Relay {
                         self.leave_off(why);
                         continue;
                     }
+                    Err(_) if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) => continue,
                     Err(why) => {
                         if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
                             return self.break_off(error, context);
@@ -274,8 +275,7 @@ impl Relay {
                     }
                     // Of a canary that says nothing any more nobody has to wait for the end.
                     Some((Outcome::UpstreamStalled, _))
-                        if self.lease.as_ref().is_some_and(|lease| lease.is_canary())
-                            && self.goes_on(Outcome::UpstreamDied) =>
+                        if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) =>
                     {
                         continue;
                     }
@@ -310,6 +310,7 @@ impl Relay {
         if let Some(meter) = &mut self.meter {
             meter.feed(&piece);
         }
+        let is_canarys = self.is_canarys();
         let piece = if let Some(events) = &mut self.events {
             let before = events.seen();
             let piece = events.pass(piece);
@@ -318,6 +319,10 @@ impl Relay {
             }
             let begins = before == 0 && events.seen() > 0;
             let is_torn = events.is_torn();
+            if is_canarys && self.heard.is_some() && tells_of_an_error(&piece) {
+                // Neither its client nor the transcript has that piece.
+                return Err("it ended with an error");
+            }
             match &mut self.voice {
                 Some(voice) if !piece.is_empty() => voice.say(&piece)?,
                 Some(_) => piece,
@@ -340,6 +345,11 @@ impl Relay {
             self.end(Outcome::Ok);
         }
         Ok(piece)
+    }
+
+    /// Whether a build answers that is only tried.
+    fn is_canarys(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_canary())
     }
 
     /// What passes of a stream that may have to go on elsewhere. One that cannot is let go of.
@@ -423,4 +433,15 @@ impl Relay {
         }
         is_due
     }
+}
+
+/// Whether one of these events says that computing the answer failed.
+fn tells_of_an_error(events: &[u8]) -> bool {
+    let Ok(events) = std::str::from_utf8(events) else { return false };
+    events.contains("error")
+        && events.lines().any(|line| {
+            let data = line.strip_prefix("data:").or_else(|| line.strip_prefix("error:"));
+            let data = data.and_then(|data| serde_json::from_str::<serde_json::Value>(data.trim()).ok());
+            data.is_some_and(|data| data["error"].is_object() || data["type"] == "error")
+        })
 }
