@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use warden_rig::process::ProcessId;
 use warden_rig::swarm::{Answers, all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
-use warden_rig::{Context as _, Fake, Outcome, ProcessId, Trouble, Warden, binaries, wait_for, wait_until};
+use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
 /// Crashes are forgiven fast, readings come often, and nobody waits long for a canary that says nothing.
 const HASTY: &str = "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\

@@ -17,8 +17,9 @@ struct Made {
 
 const SOUND: Made = Made { fails: 0.0, slow: 1.0 };
 
+/// As declared, but for memory, which these trials are not about.
 fn numbers() -> Numbers {
-    crate::defaults().canary
+    Numbers { memory_requests: 0, ..crate::defaults().canary }
 }
 
 fn steady() -> Memory {
@@ -168,7 +169,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
 
 #[test]
 fn a_trial_has_an_end_and_says_what_is_missing() {
-    let mut trial = Trial::new(Numbers { requests: 3, ..numbers() }, false);
+    let mut trial = Trial::new(Numbers { requests: 3, memory_requests: 400, ..numbers() }, false);
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(!over);
     insta::assert_snapshot!(verdict.words().join("\n"));
@@ -198,6 +199,23 @@ fn a_shadow_is_not_judged_by_its_latency_and_answers_are_counted() {
     assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
     let answers = Answers { same: 1, different: 2, dropped: 2, first_difference_at: Some(7) };
     assert_eq!(trial.report().answers, Some(answers));
+}
+
+#[test]
+fn memory_that_had_no_time_to_show_itself_is_missing() {
+    let mut trial = ready(false, Numbers { memory_requests: 300, ..numbers() });
+    for conversation in 0..300 {
+        let (verdict, _) = trial.judge(Duration::ZERO);
+        assert_ne!(verdict, Verdict::BetterOrEqual, "after {conversation}");
+        for arm in [Arm::Base, Arm::Canary] {
+            let (latency_ms, token_ms) = (Some(5.0), Some(5.0));
+            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+        }
+    }
+    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
+    trial.memory(Arm::Canary, Memory::default());
+    let (verdict, over) = trial.judge(Duration::ZERO);
+    assert!(!over && verdict.words() == ["a reading of its memory"], "{verdict:?}");
 }
 
 #[test]

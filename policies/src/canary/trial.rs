@@ -313,6 +313,13 @@ impl Trial {
                 growth.series,
                 growth.verdict.as_str()
             )),
+            None if self.canary.report.requests < self.numbers.memory_requests => {
+                let Numbers { memory_requests, .. } = self.numbers;
+                missing.push(format!(
+                    "work, to tell that it does not leak ({} of {memory_requests} requests)",
+                    self.canary.report.requests
+                ));
+            }
             None if self.canary.growth.is_empty() => missing.push("a reading of its memory".to_owned()),
             None => {}
         }

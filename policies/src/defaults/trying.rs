@@ -36,6 +36,8 @@ section!(
         beside: usize,
         /// Latencies kept for the medians that are shown.
         shown: usize,
+        /// Requests that it must have answered before its memory says that it does not leak.
+        memory_requests: u64,
         /// Tokens that an answer must have to tell a speed.
         pace_tokens: u64,
         /// After so many answers that tell no speed, none is waited for.

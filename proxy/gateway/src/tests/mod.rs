@@ -4,6 +4,7 @@
 mod again;
 mod assemble;
 mod behind_its_text;
+mod canary;
 mod cancel;
 mod choice;
 mod death;

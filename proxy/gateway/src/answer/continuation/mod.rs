@@ -399,3 +399,22 @@ impl Plan {
         Ok(((kind == Kind::Chat).then_some("/completion"), rest, voice))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_canary_is_gone_on_with_by_another_binary_and_by_nothing_else() {
+        let kin = |made_of, but_for_binary| Kin { made_of, but_for_binary, answer_tokens: None };
+        let begun = |by_canary| Begun { kin: kin(1, 7), by_canary };
+        for by_canary in [false, true] {
+            assert!(begun(by_canary).goes_on_by(Some(kin(1, 7))));
+            assert!(!begun(by_canary).goes_on_by(Some(kin(2, 8))), "another model, or another context");
+            assert!(!begun(by_canary).goes_on_by(None));
+            assert_eq!(begun(by_canary).goes_on_by(Some(kin(2, 7))), by_canary);
+        }
+        let shorter = Kin { answer_tokens: Some(5), ..kin(2, 7) };
+        assert!(!begun(true).goes_on_by(Some(shorter)));
+    }
+}
