@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use warden_rig::process::ProcessId;
 use warden_rig::swarm::{Answers, all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -185,27 +186,27 @@ async fn a_canary_that_is_killed_with_all_streams_open_fails_nobody_and_every_te
     let all = requests("k", "m", 60, 40);
     let wanted = undisturbed(&all, &json!({})).await?;
     let (http, batch) = (warden.http.clone(), all.clone());
-    let load = tokio::spawn(async move { swarm(&http, &batch, 12).await });
-    for _ in 0..3 {
-        let victims = wait_for("the canary is at work", SOON, async || {
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 12).await });
+    let mut kills = 0;
+    let answers = loop {
+        let at_work = wait_for("the canary is at work", SOON * 4, async || {
             let now = canaries(&warden);
-            let busy = match now.first()?.http() {
-                Some(http) => http.get("/fake/state").await.ok()?.json().ok()?["busy"].as_u64()?,
-                None => 0,
-            };
-            (busy > 1).then_some(now)
-        })
-        .await;
-        // The load may be over before the third one.
-        let Ok(victims) = victims else { break };
-        for victim in &victims {
-            victim.signal(Signal::KILL);
+            let state = now.first()?.http()?.get("/fake/state").await.ok()?.json().ok()?;
+            (state["busy"].as_u64()? > 1).then_some(now)
+        });
+        tokio::select! {
+            answers = load.join_next() => break answers.context("a load")??,
+            victims = at_work, if kills < 3 => {
+                for victim in victims? {
+                    victim.signal(Signal::KILL);
+                }
+                kills += 1;
+            }
         }
-        if load.is_finished() {
-            break;
-        }
-    }
-    same(&wanted, &load.await?)?;
+    };
+    assert!(kills > 0, "the load was over before");
+    same(&wanted, &answers)?;
     let view = view_of(&warden).await?;
     assert!(view["report"]["canary"]["failures"].as_u64() > Some(0), "{view}");
     Ok(())
@@ -312,7 +313,8 @@ async fn reload_replacement_drain_stop_and_the_end_during_a_canary_fail_nobody()
     let all = requests("r", "m", 200, 20);
     let wanted = undisturbed(&all, &json!({})).await?;
     let (http, batch) = (warden.http.clone(), all.clone());
-    let load = tokio::spawn(async move { swarm(&http, &batch, 8).await });
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 8).await });
     // Other settings: it goes on.
     warden.reload(&(config.clone() + "\nqueue.depth = 77\n"))?;
     warden.says("configuration applied").await?;
@@ -323,7 +325,7 @@ async fn reload_replacement_drain_stop_and_the_end_during_a_canary_fail_nobody()
     let stopped = warden.cli(&["canary", "stop", "m", "--json"]).await?;
     assert_eq!(stopped.code, 0, "{stopped:?}");
     wait_until("no process of it is left", SOON, async || canaries(&warden).is_empty()).await?;
-    same(&wanted, &load.await?)?;
+    same(&wanted, &load.join_next().await.context("a load")??)?;
     // Another command of its model ends it with a word.
     start(&warden, &binary, &[]).await?;
     warden.reload(&config.replace("\"-np\", \"8\"", "\"-np\", \"6\""))?;
@@ -334,14 +336,15 @@ async fn reload_replacement_drain_stop_and_the_end_during_a_canary_fail_nobody()
     let long = requests("e", "m", 8, 60);
     let wanted = undisturbed(&long, &json!({})).await?;
     let (http, batch) = (warden.http.clone(), long.clone());
-    let load = tokio::spawn(async move { swarm(&http, &batch, 8).await });
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 8).await });
     wait_until("all are begun", SOON, async || {
         executed_by(&warden).is_ok_and(|by| by.keys().filter(|id| id.starts_with("e-")).count() == 8)
     })
     .await?;
     let processes = warden.backends();
     assert_eq!(warden.terminate(SOON).await?, 0);
-    same(&wanted, &load.await?)?;
+    same(&wanted, &load.join_next().await.context("a load")??)?;
     Warden::until_gone(&processes, Duration::from_secs(1)).await?;
     let ledger = json_lines(&warden.recycles())?;
     let last = ledger.iter().rfind(|entry| entry["kind"] == "canary").context("an entry")?;

@@ -153,7 +153,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     undecided(&trial);
 
     let leak = |low, high| {
-        let slope = Some(Interval { value: (low + high) / 2.0, low, high });
+        let slope = Some(Interval { value: f64::midpoint(low, high), low, high });
         let growth = Growth { verdict: growth::Verdict::Leaking, slope, ..Growth::of(MemoryKind::Host) };
         Memory { growth: vec![growth], host_at_ready: None }
     };

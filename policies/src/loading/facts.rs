@@ -16,6 +16,7 @@ pub struct Who {
 }
 
 /// What is configured of a model.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spec {
     /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.

@@ -116,14 +116,14 @@ impl Wish {
     async fn spec(self, tries: &Tries) -> Result<CanarySpec, String> {
         let look = |id: Option<&str>| store::find(&tries.data, id);
         let machine = Machine::read();
-        let tried = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
+        let found = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
         let mut numbers = tries.numbers;
         numbers.requests = self.requests.unwrap_or(numbers.requests);
         numbers.time = self.time.unwrap_or(numbers.time);
         numbers.slower = self.slower.unwrap_or(numbers.slower);
         let traffic =
             if self.shadow { Traffic::Shadow } else { Traffic::Share(self.share.unwrap_or(numbers.share)) };
-        Ok(CanarySpec { binary: tried.binary, build: tried.build, facts: tried.facts, traffic, numbers })
+        Ok(CanarySpec { binary: found.binary, build: found.build, facts: found.facts, traffic, numbers })
     }
 }
 

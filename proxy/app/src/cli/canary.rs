@@ -226,13 +226,13 @@ fn text(view: &CanaryView) -> String {
     text.extend(out::table(&rows).lines().map(|line| format!("  {line}\n")));
     if let Some(answers) = &view.report.answers {
         let at = answers.first_difference_at.map(|at| format!(", the first at character {at}"));
-        text.push_str(&format!(
+        text.extend([format!(
             "  answers without chance: {} the same, {} different{}; {} requests were not copied\n",
             answers.same,
             answers.different,
             at.unwrap_or_default(),
             answers.dropped
-        ));
+        )]);
     }
     text
 }

@@ -176,7 +176,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             problem = server.ended() => return Err(problem),
         }
     }
-    stop(server, deadline, &mut signals).await
+    Box::pin(stop(server, deadline, &mut signals)).await
 }
 
 async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {

@@ -158,7 +158,7 @@ impl Attempts<'_> {
             // Rare: not a part of every request's future.
             match Box::pin(self.by_canary(lease, message, deadline)).await? {
                 Canary::Answers(relayed) => return Ok(*relayed),
-                Canary::Left(other, back) => (lease, message) = (other, back),
+                Canary::Left(other, back) => (lease, message) = (other, *back),
             }
         }
         loop {
@@ -324,7 +324,7 @@ impl Attempts<'_> {
                             lease.doubt();
                         }
                         let other = self.instead(lease, why).await?;
-                        return Ok(Canary::Left(other, message));
+                        return Ok(Canary::Left(other, Box::new(message)));
                     }
                 }
             }
@@ -356,7 +356,7 @@ impl Attempts<'_> {
         };
         drop(revoked);
         let other = self.instead(lease, why).await?;
-        Ok(Canary::Left(other, message))
+        Ok(Canary::Left(other, Box::new(message)))
     }
 
     /// A lease of the model's own build in the place of a canary's.
@@ -528,7 +528,7 @@ impl Attempts<'_> {
 enum Canary {
     Answers(Box<Relayed>),
     /// Nothing: here is a lease of the model's own build, and the request.
-    Left(Arc<dyn BackendLease>, Message),
+    Left(Arc<dyn BackendLease>, Box<Message>),
 }
 
 /// Why a canary was left.

@@ -265,10 +265,10 @@ impl Fleet {
         {
             inner.tasks.spawn(self.clone().cast_shadow(Arc::clone(&running), base));
         }
-        inner.canaries.insert(Arc::clone(&running));
+        inner.canaries.insert(&running);
         inner.context.journal.tell(Some(&model), None, EventKind::CanaryBegan { binary, share });
         let configured = change.configured.clone();
-        self.put_in_place(&mut change, configured).await;
+        Box::pin(self.put_in_place(&mut change, configured)).await;
         Ok(running)
     }
 
@@ -314,7 +314,7 @@ impl Fleet {
         if is_its {
             change.canaries.remove(&running.model);
             let configured = change.configured.clone();
-            self.put_in_place(&mut change, configured).await;
+            Box::pin(self.put_in_place(&mut change, configured)).await;
         }
     }
 
@@ -365,10 +365,10 @@ impl Fleet {
 }
 
 impl Canaries {
-    fn insert(&self, running: Arc<Running>) {
+    fn insert(&self, running: &Arc<Running>) {
         self.running.rcu(|map| {
             let mut map = QuickMap::clone(map);
-            map.insert(running.model.clone(), Arc::clone(&running));
+            map.insert(running.model.clone(), Arc::clone(running));
             map
         });
         self.any.store(true, Ordering::Relaxed);

@@ -125,7 +125,7 @@ impl Fleet {
             }),
         };
         fleet.inner.tasks.spawn(loader.run(fleet.inner.loader_ends.clone()));
-        fleet.take_over(config).await?;
+        Box::pin(fleet.take_over(config)).await?;
         Ok(fleet)
     }
 
@@ -374,7 +374,8 @@ impl Fleet {
         }
         self.keep_canaries(&mut change, &config);
         inner.canaries.forget_others(&config);
-        Ok(self.put_in_place(&mut change, config).await)
+        // Rare and large: not a part of the caller's future.
+        Ok(Box::pin(self.put_in_place(&mut change, config)).await)
     }
 
     /// Makes the models those of a configuration and the canaries that there are.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use warden_policies::canary::{Arm, Memory, Verdict};
 use warden_policies::growth::Growth;
+use warden_policies::sample::HostMemory;
 
 use super::Fleet;
 use super::canary::{Running, Stage};
@@ -146,5 +147,5 @@ fn memory(model: &ModelView) -> Memory {
         }
     }
     let ready = model.backends.iter().filter_map(|backend| backend.host_at_ready);
-    Memory { growth, host_at_ready: ready.map(|host| host.charged()).max() }
+    Memory { growth, host_at_ready: ready.map(HostMemory::charged).max() }
 }
