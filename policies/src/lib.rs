@@ -23,6 +23,7 @@
 //! | [`share`] | who goes first where backends share a budget or a GPU |
 //! | [`admission`] | whether a prompt fits into the memory that is left |
 //! | [`simulate`] | what a policy would do to a backend that leaks, before it does it to a real one |
+//! | [`canary`] | whether another build is as good as the one that serves |
 //! | [`experiment`] | what an experiment with a fresh server found out about its memory |
 //! | [`server_facts`] | nothing: it names what is known of how a llama-server behaves |
 //! | [`hosts`] | by which host names we may be reached |
@@ -38,6 +39,7 @@
 pub mod admission;
 pub mod backoff;
 pub mod book;
+pub mod canary;
 pub mod cooldown;
 pub mod declared_memory;
 pub mod defaults;

@@ -5,6 +5,7 @@ mod assembled;
 mod bad_input;
 mod between;
 mod build;
+mod canary;
 mod cancel;
 mod clients;
 mod continued;

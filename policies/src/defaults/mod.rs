@@ -10,6 +10,7 @@
 //! | `diagnosing` | experiments |
 //! | `updating` | renewing builds |
 //! | `replacing` | when a backend is replaced |
+//! | `trying` | another build beside the one that serves |
 //! | `duration` | how durations are written |
 //! | `key` | what is written about a key |
 
@@ -56,6 +57,7 @@ mod duration;
 mod key;
 mod replacing;
 mod serving;
+mod trying;
 mod updating;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
@@ -64,6 +66,7 @@ pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
+pub use trying::Canary;
 pub use updating::Update;
 
 /// The text of `defaults.toml`, with its reasons, for `llama-warden config show --defaults`.
@@ -119,6 +122,8 @@ section!(
         loading: Loading,
         /// Models that somebody else's endpoint serves.
         remote: Remote,
+        /// Another build that is tried beside the one that serves.
+        canary: Canary,
         /// Building llama-server.
         build: Build,
         /// Experiments with fresh servers.

@@ -70,6 +70,9 @@ impl Loading {
 
     /// Whether a model may leave now: not while it is in use, until it has had its turn.
     fn may_leave(&self, model: &Model, now: Duration, seen: Seen) -> bool {
+        if model.spec.guest {
+            return matches!(model.state, State::Comes { .. } | State::Serves { .. });
+        }
         let State::Serves { since } = model.state else { return false };
         let is_used = seen.is_in_use()
             || model.demand.expected(seen.idle_for) < model.load_time.as_secs_f64() * self.numbers.turn_soon;
@@ -86,6 +89,9 @@ impl Loading {
     /// What it is worth to keep a model: the load, and the prompts of its conversations, that it saves, the more, the sooner it is asked
     /// again.
     fn worth(&self, model: &Model, seen: Seen) -> f64 {
+        if model.spec.guest {
+            return 0.0;
+        }
         let expected =
             if seen.is_in_use() { SOONEST } else { model.demand.expected(seen.idle_for).max(SOONEST) };
         let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);

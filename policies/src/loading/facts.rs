@@ -16,6 +16,7 @@ pub struct Who {
 }
 
 /// What is configured of a model.
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spec {
     /// What one process needs; `None`: not known, so it is let in, and counts with what it holds.
@@ -36,6 +37,9 @@ pub struct Spec {
     pub ttl: Option<Duration>,
     /// If this is too much, it can be started with less: then it is not tried.
     pub can_do_with_less: bool,
+    /// It is loaded only where there is room beside all others, nobody waits behind it, and it leaves before anybody else does, in use or
+    /// not.
+    pub guest: bool,
 }
 
 /// What is seen of a model at one moment.

@@ -20,6 +20,7 @@ mod demand;
 mod evict;
 mod facts;
 mod give_back;
+mod guests;
 mod next;
 mod renew;
 mod room;

@@ -31,18 +31,19 @@ impl Loading {
         for who in &missing {
             self.kept(who);
         }
-        let mut waiting: Vec<(u64, Who, bool)> = self
+        let mut waiting: Vec<(bool, u64, Who, bool)> = self
             .models
             .iter()
             .filter_map(|(name, model)| match model.state {
                 State::Wants { place, urgent } => {
-                    Some((place, name.clone(), urgent || seen[name].waiting > 0))
+                    let guest = model.spec.guest;
+                    Some((guest, place, name.clone(), !guest && (urgent || seen[name].waiting > 0)))
                 }
                 _ => None,
             })
             .collect();
         waiting.sort();
-        let mut orders = Vec::new();
+        let mut orders = self.guests_leave_for_remade(free);
         // What earlier ones wait for is not given to later ones.
         orders.extend(self.renew(now, free));
         orders.extend(self.call_again(now));
@@ -50,7 +51,7 @@ impl Loading {
         kept.extend(self.kept_for_remade());
         // Nobody leaves for those who came after one that waits for others' turns to end: it would never find all of them ended.
         let mut blocked = false;
-        for (number, name, urgent) in waiting {
+        for (guest, number, name, urgent) in waiting {
             let mut party = self.party(&name);
             // What is kept for them already is kept once.
             party.retain(|who| !kept.iter().any(|(known, _)| known == who));
@@ -63,6 +64,17 @@ impl Loading {
             }
             let wish = Wish { party: &party, ..alone };
             let mut place = self.place(&wish, &[]);
+            if guest && !matches!(place, Place::Now(..)) {
+                // Nothing is kept for it.
+                continue;
+            }
+            if matches!(place, Place::Nowhere) {
+                let guests = self.guests_leaving_for(&wish);
+                if !guests.is_empty() {
+                    orders.extend(guests.into_iter().map(|guest| self.unload(guest, &name)));
+                    place = self.place(&wish, &[]);
+                }
+            }
             if urgent && !blocked && matches!(place, Place::Nowhere) {
                 match self.giving_for(&wish, now) {
                     Giving::Asked(asked) => {
@@ -70,10 +82,8 @@ impl Loading {
                     }
                     Giving::Awaited => {}
                     Giving::Nobody => {
-                        for victim in self.leaving_for(&wish, now, &seen) {
-                            self.part(&victim);
-                            orders.push(Order::Unload { model: victim, makes_room_for: name.clone() });
-                        }
+                        let victims = self.leaving_for(&wish, now, &seen);
+                        orders.extend(victims.into_iter().map(|victim| self.unload(victim, &name)));
                         place = self.place(&wish, &[]);
                     }
                 }
@@ -105,6 +115,11 @@ impl Loading {
         }
         self.kept = kept;
         orders
+    }
+
+    fn unload(&mut self, model: Who, makes_room_for: &Who) -> Order {
+        self.part(&model);
+        Order::Unload { model, makes_room_for: makes_room_for.clone() }
     }
 
     /// The place that there is once everybody has left who may leave for others.

@@ -108,6 +108,11 @@ impl Loading {
         self.ledger(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
+    /// Whether a model with other settings may be made anew beside all that are there, its own old processes included.
+    pub(super) fn stays_beside_all(&self, who: &Who, free: Option<&Amounts>) -> bool {
+        matches!(self.fate(who, free), None | Some(Fate::Stays(Stays { beside: true, .. })))
+    }
+
     fn fate(&self, who: &Who, free: Option<&Amounts>) -> Option<Fate> {
         let model = self.models.get(who)?;
         let soon = self.left_without(who, free);

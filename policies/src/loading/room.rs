@@ -339,7 +339,8 @@ impl Loading {
             State::Leaves => false,
             State::Out | State::Called { .. } | State::Wants { .. } => {
                 let wish = Wish { name: who, kept: &self.kept, free, party: &[] };
-                matches!(self.place(&wish, &[]), Place::Now(..))
+                // Guests leave for whoever asks.
+                matches!(self.place(&wish, &[]), Place::Now(..)) || !self.guests_leaving_for(&wish).is_empty()
             }
         };
         let roomy = self.models.iter().filter(|(who, model)| has_room(who, model));

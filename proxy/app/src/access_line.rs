@@ -212,6 +212,7 @@ pub(crate) mod tests {
             bytes_out: 6,
             work: Work { prompt_tokens: 7, output_tokens: 8, ..Work::default() },
             retries: 1,
+            tried: None,
             continued: true,
         }
     }

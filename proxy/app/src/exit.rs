@@ -5,9 +5,9 @@
 //! | 0 | it did what was asked |
 //! | 1 | it could not: a build failed, a port is taken, no instance runs |
 //! | 2 | it was asked wrongly: configuration or usage |
-//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse |
+//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a canary that was watched was worse |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
-//! | 5 | `diagnose` had too few readings to say whether anything leaks; `--between` found no single commit; `--against` cannot tell |
+//! | 5 | `diagnose` had too few readings to say whether anything leaks; `--between` found no single commit; `--against` cannot tell; nor was it known of a canary |
 //! | 130 | `diagnose` was interrupted, and has shown what it knew by then |
 
 use std::process::ExitCode;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use http::{Method, Version};
+use warden_policies::canary::{Arm, Exchange};
 use warden_policies::{GenerationId, ModelName, Work};
 
 use crate::limits::Limited;
@@ -57,15 +58,61 @@ pub struct Record {
     pub retries: u32,
     /// Whether it was executed again because its server had died.
     pub continued: bool,
+    /// Its part in the trial of a canary, if its model has one and could have given it to that.
+    pub tried: Option<Tried>,
+}
+
+/// The part of a request in the trial of a canary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// What its conversation is known by.
+    pub conversation: u64,
+    /// Who was to answer it.
+    pub arm: Arm,
+    /// Why the model's own build answers it although the canary was to; `None`: it does not.
+    pub left: Option<&'static str>,
 }
 
 impl Record {
+    /// What it tells of a canary, or of the build that the canary is compared with.
+    pub fn exchange(&self) -> Option<Exchange> {
+        let Tried { conversation, arm, left } = self.tried?;
+        let mut exchange = Exchange { arm, conversation, failed: false, latency_ms: None, token_ms: None };
+        let broke = matches!(
+            self.outcome,
+            Outcome::UpstreamDied | Outcome::UpstreamGarbled | Outcome::UpstreamStalled | Outcome::TimedOut
+        );
+        let failed = broke || (self.outcome == Outcome::Ok && self.status >= 500);
+        if left.is_some() {
+            // What fails with both is the fault of the request.
+            exchange.failed = self.outcome == Outcome::Ok && !failed || self.outcome == Outcome::ClientGone;
+            return exchange.failed.then_some(exchange);
+        }
+        if failed || self.continued {
+            exchange.failed = true;
+            return Some(exchange);
+        }
+        if self.outcome != Outcome::Ok {
+            return None;
+        }
+        if let Some(first) = self.first_byte.filter(|_| self.status == 200) {
+            let begins = if self.stream { first } else { self.queued };
+            let tokens = self.work.output_tokens;
+            exchange.latency_ms = Some(first.saturating_sub(self.queued).as_secs_f64() * 1e3);
+            exchange.token_ms = (tokens >= warden_policies::defaults().canary.pace_tokens).then(|| {
+                self.total.saturating_sub(begins).as_secs_f64() * 1e3 / warden_policies::units::exact(tokens)
+            });
+        }
+        Some(exchange)
+    }
+
     /// What further attempts have cost, from a copy on which they were counted.
     pub(crate) fn spent(&mut self, copy: &Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
         self.retries = copy.retries;
         self.continued = copy.continued;
+        self.tried = copy.tried;
     }
 }
 

@@ -217,6 +217,46 @@ pub enum ControlError {
     ShuttingDown,
 }
 
+/// Why a canary was not started, or could not be found.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
+pub enum CanaryError {
+    /// No such model.
+    #[error(transparent)]
+    Unknown(#[from] ResolveError),
+    /// Somebody else's endpoint serves it.
+    #[error(
+        "`{0}` is served by an endpoint (`remotes`): there is no llama-server here that another one could be compared with"
+    )]
+    Remote(ModelName),
+    /// One at a time.
+    #[error(
+        "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with `llama-warden canary stop {0}`"
+    )]
+    Exists(ModelName),
+    /// It has none, and had none.
+    #[error("`{0}` has no canary: `llama-warden canary start {0}` begins one")]
+    None(ModelName),
+    /// The binary is not there.
+    #[error("cannot try {}: {source}; name a llama-server, or a build of `llama-warden builds list`", path.display())]
+    NoBinary { path: PathBuf, source: io::Error },
+    /// It is no program.
+    #[error("cannot try {}: it is no file that can be executed; name a llama-server", .0.display())]
+    NotABinary(PathBuf),
+    /// The share.
+    #[error("a canary gets a share of conversations above 0 and up to {}: {share} is none", most)]
+    Share { share: f64, most: f64 },
+    /// Its name is somebody's, or a path would be too long.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    /// It has ended before its process was made.
+    #[error("the canary of `{model}` did not begin: {because}")]
+    DidNotBegin { model: ModelName, because: String },
+    /// We are ending.
+    #[error("the fleet is shutting down")]
+    ShuttingDown,
+}
+
 /// Why a process could not be created.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]

@@ -57,8 +57,10 @@ pub mod spec;
 mod sync;
 pub mod view;
 
-pub use error::{ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError};
-pub use fleet::Fleet;
+pub use error::{
+    CanaryError, ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError,
+};
+pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
 pub use lease::address::Address;
 pub use lease::admit::{Size, Weighed};
@@ -81,6 +83,7 @@ pub use process::touch::Said;
 pub use process::{nursery, private_dir};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
+pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 pub use view::event::{ApplyReport, Event, EventKind, EventTail};
 pub use view::ledger::{Evidence, LedgerEntry, Mode};
 pub use view::log::{LogLine, LogTail, Stream};

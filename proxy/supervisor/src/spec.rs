@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::book::Needs;
+use warden_policies::canary;
 use warden_policies::defaults::{self, Child, Sensors};
 use warden_policies::growth::GrowthPolicy;
 use warden_policies::health::HealthPolicy;
@@ -89,6 +90,32 @@ pub struct ModelSpec {
     /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
     /// neither replaces a process.
     pub facts: ServerFacts,
+    /// It is another build of this model, tried beside it: no client can ask for it.
+    pub canary_of: Option<ModelName>,
+}
+
+/// Another build of llama-server that is tried with a model, beside its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CanarySpec {
+    /// The llama-server binary.
+    pub binary: PathBuf,
+    /// The id of the build in the store, if it is one of the store.
+    pub build: Option<String>,
+    /// What is known of how it behaves.
+    pub facts: ServerFacts,
+    /// Which requests it gets.
+    pub traffic: Traffic,
+    /// When it is over, and what is declared worse.
+    pub numbers: canary::Numbers,
+}
+
+/// Which requests a canary gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Traffic {
+    /// This share of conversations, above 0; it answers their clients.
+    Share(f64),
+    /// Copies of requests that were answered. It answers nobody.
+    Shadow,
 }
 
 /// A model that somebody else's endpoint serves.
@@ -136,6 +163,8 @@ pub struct FleetConfig {
     pub growth: GrowthPolicy,
     /// When a backend is ill.
     pub health: HealthPolicy,
+    /// What is declared of canaries.
+    pub canary: canary::Numbers,
     /// Private directory (mode 0700) for the children's sockets and memory reports. Its path must be short: a Unix socket's path has at
     /// most 107 bytes.
     pub runtime_dir: PathBuf,

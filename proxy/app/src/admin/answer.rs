@@ -20,6 +20,7 @@ use warden_patches::mitigation::Advice;
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
+use super::canary::Tries;
 use super::metrics::Metrics;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
@@ -86,6 +87,8 @@ pub(crate) struct Told {
     /// How the servers are started.
     pub(crate) servers: Servers,
     pub(crate) binaries: Binaries,
+    /// What a canary is made by.
+    pub(crate) tries: Tries,
 }
 
 pub(crate) type Budgets = BTreeMap<String, Budget>;
@@ -194,6 +197,7 @@ impl Admin {
                 Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
             Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
@@ -229,7 +233,7 @@ impl Admin {
 
 /// Adds the programs of the processes that run: after a reload they may be others than the next ones.
 fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
-    for model in &fleet.models {
+    for model in fleet.models.iter().chain(&fleet.canaries) {
         let running = model.backends.iter().filter_map(|backend| {
             let program = std::fs::read_link(format!("/proc/{}/exe", backend.pid?)).ok()?;
             Some(program)
@@ -269,7 +273,7 @@ fn control_error(failure: &ControlError) -> Response<Body> {
     json(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     // What a process said last may have quoted a key, and people show this to others.
     match serde_json::to_value(value) {
         Ok(value) => respond(status, "application/json", full(format!("{}\n", secrets::json(value)))),

@@ -41,6 +41,7 @@ pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
         any_name: false,
         shared: SharedBudgets::default(),
         loading: defaults.loading.clone(),
+        canary: defaults.canary,
         health: defaults.health.clone(),
         growth: defaults.growth.clone(),
         runtime_dir: dir.join("run"),

@@ -63,7 +63,17 @@ impl Client {
         method: Method,
         segments: &[&str],
     ) -> Result<T, Failure> {
-        let answer = self.send(method, segments, &[]).await?;
+        self.json_with(method, segments, &[]).await
+    }
+
+    /// The same with a query.
+    pub(crate) async fn json_with<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        segments: &[&str],
+        query: &[(&str, String)],
+    ) -> Result<T, Failure> {
+        let answer = self.send(method, segments, query).await?;
         answer
             .json()
             .await
@@ -77,7 +87,8 @@ impl Client {
         wishes: &[&str],
         mut each: impl FnMut(&str, Option<T>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let mut answer = self.send(Method::GET, segments, wishes).await?;
+        let wishes: Vec<_> = wishes.iter().map(|wish| (*wish, "1".to_owned())).collect();
+        let mut answer = self.send(Method::GET, segments, &wishes).await?;
         let mut rest = Vec::new();
         loop {
             let chunk = answer.chunk().await;
@@ -99,9 +110,9 @@ impl Client {
         &self,
         method: Method,
         segments: &[&str],
-        wishes: &[&str],
+        query: &[(&str, String)],
     ) -> Result<reqwest::Response, Failure> {
-        let answer = self.http.request(method, url(segments, wishes)?).send().await.map_err(|problem| {
+        let answer = self.http.request(method, url(segments, query)?).send().await.map_err(|problem| {
             let refused = problem.is_connect();
             let message = format!("cannot talk to llama-warden on {}: {problem}", self.socket.display());
             if refused {
@@ -127,13 +138,12 @@ impl Client {
     }
 }
 
-fn url(segments: &[&str], wishes: &[&str]) -> Result<Url, Failure> {
+fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
     let bad = || Failure::failed("the address of the admin route cannot be made");
     let mut url = Url::parse("http://localhost/").map_err(|_| bad())?;
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
-    if !wishes.is_empty() {
-        let pairs: Vec<String> = wishes.iter().map(|wish| format!("{wish}=1")).collect();
-        url.set_query(Some(&pairs.join("&")));
+    if !query.is_empty() {
+        url.query_pairs_mut().extend_pairs(query);
     }
     Ok(url)
 }
@@ -144,7 +154,8 @@ mod tests {
 
     #[test]
     fn a_name_with_slashes_and_spaces_is_one_segment() {
-        let url = url(&["models", "org/a b%", "logs"], &["follow", "reveal"]).unwrap();
+        let wishes = ["follow", "reveal"].map(|wish| (wish, "1".to_owned()));
+        let url = url(&["models", "org/a b%", "logs"], &wishes).unwrap();
         assert_eq!((url.path(), url.query()), ("/models/org%2Fa%20b%25/logs", Some("follow=1&reveal=1")));
     }
 

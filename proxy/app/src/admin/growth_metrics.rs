@@ -71,7 +71,7 @@ impl GrowthMetrics {
     /// Gauges are made anew, so that what is not known any more leaves no line behind.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear();
-        for model in &view.models {
+        for model in view.models.iter().chain(&view.canaries) {
             // While one process replaces another, a replica has two: the newer one comes last and counts.
             for backend in &model.backends {
                 self.read_backend(model.name.as_str(), backend);

@@ -88,6 +88,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,
+        canary: None,
     };
     let device = DeviceView {
         gpu: GpuIndex(0),
@@ -98,7 +99,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         xid: Some(31),
         ..DeviceView::default()
     };
-    FleetView { number: 1, models: vec![model], devices: vec![device], host: None }
+    FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: vec![device], host: None }
 }
 
 fn scrape(view: &FleetView) -> String {

@@ -16,7 +16,7 @@ use warden_policies::MemoryLimit;
 use warden_policies::lifecycle::Phase;
 use warden_policies::units::exact;
 use warden_policies::warmth::{Cold, Warmth};
-use warden_supervisor::{EventKind, FleetView};
+use warden_supervisor::{CanaryState, EventKind, FleetView};
 
 use super::answer::Budgets;
 use super::families::{families, labels};
@@ -39,6 +39,8 @@ labels! {
     KindLabels { model: String, kind: &'static str }
     ReplicaLabels { model: String, replica: u32 }
     LimitLabel { limit: &'static str }
+    VerdictLabels { model: String, verdict: &'static str }
+    ArmLabels { model: String, arm: &'static str }
 }
 
 families! {
@@ -59,6 +61,12 @@ families! {
             = "reclaimed" in Unit::Bytes, "Memory that backends gave back on demand, by their own count";
         prompts_too_large: Family<ActionLabels, Counter>
             = "prompts_too_large", "Prompts that do not fit into the memory that is left";
+        canary_verdicts: Family<VerdictLabels, Counter>
+            = "canary_verdicts", "Canaries that have ended, by what was made of them";
+        canary_requests: Family<ArmLabels, Gauge>
+            = "canary_requests", "Requests of the canary that runs, and of the model's own build beside it";
+        canary_failures: Family<ArmLabels, Gauge>
+            = "canary_failures", "Those of them that failed by the fault of the build";
         crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend";
         carried_over: Family<ModelLabel, Counter>
             = "requests_carried_over", "Requests that waited through a replacement";
@@ -138,6 +146,10 @@ impl Metrics {
             EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => self.warmed(&model, warmth),
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
+            }
+            EventKind::CanaryEnded { entry } => {
+                let verdict = entry.canary.verdict.as_str();
+                self.canary_verdicts.get_or_create(&VerdictLabels { model, verdict }).inc();
             }
             EventKind::Crashed { .. } => {
                 self.crashes.get_or_create(&ModelLabel { model }).inc();
@@ -220,7 +232,17 @@ impl Metrics {
         self.generation.clear();
         self.anon.clear();
         self.swap.clear();
-        for model in &view.models {
+        self.canary_requests.clear();
+        self.canary_failures.clear();
+        let tried = view.models.iter().filter_map(|model| model.canary.as_deref());
+        for canary in tried.filter(|canary| canary.state == CanaryState::Running) {
+            for (arm, report) in [("base", &canary.report.base), ("canary", &canary.report.canary)] {
+                let labels = ArmLabels { model: canary.model.as_str().to_owned(), arm };
+                self.canary_requests.get_or_create(&labels).set(whole(report.requests));
+                self.canary_failures.get_or_create(&labels).set(whole(report.failures));
+            }
+        }
+        for model in view.models.iter().chain(&view.canaries) {
             let label = ModelLabel { model: model.name.as_str().to_owned() };
             let in_flight = model.backends.iter().map(|backend| i64::from(backend.in_flight)).sum();
             self.in_flight.get_or_create(&label).set(in_flight);

@@ -29,6 +29,7 @@ fn record() -> Record {
         bytes_out: 20,
         work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
         retries: 0,
+        tried: None,
         continued: true,
     }
 }
@@ -152,7 +153,7 @@ fn recycled() -> EventKind {
 fn crashed() -> EventKind {
     let failure =
         Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
-    EventKind::Crashed { failure }
+    EventKind::Crashed { failure, outside: false }
 }
 
 fn too_large() -> EventKind {
@@ -188,8 +189,9 @@ fn view() -> FleetView {
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,
+        canary: None,
     };
-    FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
+    FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: Vec::new(), host: None }
 }
 
 #[test]

@@ -8,9 +8,11 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`canary`] | another build that is tried with a model |
 //! | [`client`] | the command line's end |
 
 pub(crate) mod answer;
+pub(crate) mod canary;
 pub(crate) mod client;
 mod families;
 pub(crate) mod growth_metrics;

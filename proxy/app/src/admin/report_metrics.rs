@@ -71,7 +71,7 @@ impl ReportMetrics {
         }
         seen.number = view.number;
         let mut living = HashMap::with_capacity(seen.contexts.len());
-        for model in &view.models {
+        for model in view.models.iter().chain(&view.canaries) {
             for backend in &model.backends {
                 let Some(generation) = backend.generation else { continue };
                 let mut known = seen.contexts.remove(&generation).unwrap_or_default();
@@ -150,7 +150,7 @@ impl ReportMetrics {
 /// While one process replaces another, a replica has two: what it holds is held by both.
 fn held(view: &FleetView) -> BTreeMap<DeviceLabels, Totals> {
     let mut all: BTreeMap<DeviceLabels, Totals> = BTreeMap::new();
-    for model in &view.models {
+    for model in view.models.iter().chain(&view.canaries) {
         for backend in &model.backends {
             for context in backend.report.iter().flat_map(|report| &report.contexts) {
                 let labels = DeviceLabels {

@@ -3,7 +3,9 @@
 use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+use super::canary::{Order, Wish};
+
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Route {
     /// `GET /status`
     Status,
@@ -28,6 +30,8 @@ pub(crate) enum Route {
     Drain(String),
     /// `POST /models/{name}/reclaim`
     Reclaim(String),
+    /// `GET`, `POST` or `DELETE /models/{name}/canary`
+    Canary(String, Order),
     /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
     Release(Option<String>),
 }
@@ -46,6 +50,7 @@ const RELEASE: &str = "/quarantine/release/";
 /// The routes, for the answer to a wrong one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
+                                 GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT]";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
@@ -74,6 +79,15 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "restart" => (Route::Restart(model), "POST"),
                 "drain" => (Route::Drain(model), "POST"),
                 "reclaim" => (Route::Reclaim(model), "POST"),
+                "canary" => {
+                    let (order, wanted) = match *method {
+                        Method::POST => (Order::Start(Wish::of(query)), "POST"),
+                        Method::DELETE => (Order::Stop, "DELETE"),
+                        Method::GET => (Order::Show, "GET"),
+                        _ => return Err(Mismatch::Method("GET, POST or DELETE")),
+                    };
+                    (Route::Canary(model, order), wanted)
+                }
                 _ => return Err(Mismatch::NotFound),
             }
         }
@@ -121,6 +135,12 @@ mod tests {
             route(&Method::POST, "/quarantine/release/org%2Fa", None),
             Ok(Route::Release(Some("org/a".into())))
         );
+        let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));
+        assert_eq!(canary(&Method::GET), Ok(Route::Canary("org/a".into(), Order::Show)));
+        assert_eq!(canary(&Method::DELETE), Ok(Route::Canary("org/a".into(), Order::Stop)));
+        let start = Order::Start(Wish::of(Some("build=x")));
+        assert_eq!(canary(&Method::POST), Ok(Route::Canary("org/a".into(), start)));
+        assert_eq!(canary(&Method::PUT), Err(Mismatch::Method("GET, POST or DELETE")));
         assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(Route::Release(None)));
         assert_eq!(
             route(&Method::POST, "/models/restart/restart", None),

@@ -9,7 +9,7 @@ use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
-use warden_supervisor::{Event, EventKind, LedgerEntry, ReclaimEntry};
+use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, ReclaimEntry};
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
@@ -99,6 +99,15 @@ impl History {
                         kind: EventKind::Reclaimed { entry: Box::new(entry) },
                     });
                 }
+                if let Ok(entry) = serde_json::from_value::<CanaryEntry>(json.clone()) {
+                    return Some(Event {
+                        id: entry.id,
+                        at: entry.at.clone(),
+                        model: Some(entry.canary.model.clone()),
+                        generation: None,
+                        kind: EventKind::CanaryEnded { entry: Box::new(entry) },
+                    });
+                }
                 let entry: LedgerEntry = serde_json::from_value(json.clone()).ok()?;
                 Some(Event {
                     id: entry.id,
@@ -126,6 +135,7 @@ impl History {
             let kind = match event.kind {
                 EventKind::RecycleDone { .. } => Some("recycle_done"),
                 EventKind::Reclaimed { .. } => Some("reclaimed"),
+                EventKind::CanaryEnded { .. } => Some("canary_ended"),
                 _ => None,
             };
             if let (Some(kind), Some(fields)) = (kind, json.as_object_mut()) {

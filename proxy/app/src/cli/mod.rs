@@ -12,6 +12,7 @@ use crate::exit::Failure;
 pub(crate) mod build;
 mod builds;
 mod builds_in_use;
+mod canary;
 mod config;
 mod control;
 mod diagnose;
@@ -84,6 +85,9 @@ enum Command {
     Drain(control::ModelArgs),
     /// Asks the processes of a model to give back what they hoard; they serve on.
     Reclaim(control::ReclaimArgs),
+    /// Tries another build of llama-server with a model, beside its own, and says whether it is worse.
+    #[command(subcommand)]
+    Canary(Box<canary::CanaryCommand>),
     /// Shows the output of a model's processes.
     Logs(control::LogsArgs),
     /// Shows what happened to the models.
@@ -179,6 +183,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),
         Command::Reclaim(args) => control::reclaim(&args),
+        Command::Canary(command) => canary::run(&command),
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),

@@ -128,6 +128,7 @@ mod tests {
             replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
             remote: None,
+            canary: None,
         };
         insta::assert_snapshot!(table(&[model]) + "\n" + &table(&[]));
     }

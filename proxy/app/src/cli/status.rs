@@ -50,6 +50,15 @@ pub(crate) fn table(status: &Status) -> String {
                 "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
             ));
         }
+        if let (Some(canary), Some(last)) = (&model.canary, notes.last_mut()) {
+            last.push(super::canary::line(canary));
+        }
+        let tried = model.canary.as_ref().map(|canary| &canary.name);
+        let processes = status.fleet.canaries.iter().filter(|own| Some(&own.name) == tried);
+        for (row, lines) in processes.flat_map(|own| model_rows(own, budget)) {
+            rows.push(row);
+            notes.push(lines);
+        }
         let advice = status.advice.get(model.name.as_str());
         if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
             last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
@@ -221,6 +230,7 @@ mod tests {
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
             remote: None,
+            canary: None,
         }
     }
 
@@ -326,6 +336,7 @@ mod tests {
             }),
             fleet: FleetView {
                 number: 1,
+                canaries: Vec::new(),
                 models: vec![model("a", ModelState::Loaded, two), failed],
                 devices: Vec::new(),
                 host: None,

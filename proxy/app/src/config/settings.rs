@@ -48,6 +48,9 @@ pub(crate) struct Settings {
     /// How endpoints of others are asked: nothing of it is a key.
     #[schemars(skip)]
     pub(crate) remote: defaults::Remote,
+    /// What is declared of canaries: nothing of it is a key.
+    #[schemars(skip)]
+    pub(crate) canary: defaults::Canary,
     /// When a backend is ill although it lives.
     #[schemars(with = "Of<defaults::Health>")]
     pub(crate) health: defaults::Health,

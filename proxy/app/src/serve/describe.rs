@@ -35,7 +35,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         }
         EventKind::FallsBack { message } => format!("falls back: {message}"),
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
-        EventKind::Crashed { failure } => format!("crashed: {}", failure.message),
+        EventKind::Crashed { failure, .. } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {
             format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
         }
@@ -84,6 +84,19 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
         EventKind::EndpointSilent { failure } => failure.message.clone(),
         EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),
+        EventKind::CanaryBegan { binary, share } => {
+            let what = share.map_or_else(
+                || "copies of requests, and answers nobody".to_owned(),
+                |share| format!("{:.0} % of conversations", share * 100.0),
+            );
+            format!("canary: {} gets {what}", binary.display())
+        }
+        EventKind::CanaryEnded { entry } => {
+            let words = entry.canary.verdict.words().join("; ");
+            let words = if words.is_empty() { words } else { format!(": {words}") };
+            let verdict = entry.canary.verdict.as_str().replace('_', " ");
+            format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
+        }
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {
                 (!names.is_empty()).then(|| {

@@ -84,8 +84,9 @@ mod tests {
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
             remote: None,
+            canary: None,
         };
-        FleetView { number: 1, models: vec![model], devices: Vec::new(), host: None }
+        FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: Vec::new(), host: None }
     }
 
     #[test]

@@ -24,12 +24,16 @@ use crate::logging;
 pub(crate) struct Watcher {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: AccessLog,
+    pub(crate) fleet: Fleet,
 }
 
 impl Observer for Watcher {
     fn request_done(&self, record: &Record) {
         self.metrics.request_done(record);
         self.access.write(record);
+        if let (Some(model), Some(exchange)) = (&record.model, record.exchange()) {
+            self.fleet.note_exchange(model, &exchange);
+        }
     }
 }
 
@@ -100,7 +104,12 @@ fn advice_for(event: &Event, fleet: &Fleet, servers: &Servers) -> Vec<Advice> {
         return Vec::new();
     }
     let view = fleet.view();
-    let backends = view.models.iter().filter(|own| own.name == *model).flat_map(|own| &own.backends);
+    let backends = view
+        .models
+        .iter()
+        .chain(&view.canaries)
+        .filter(|own| own.name == *model)
+        .flat_map(|own| &own.backends);
     let same: Vec<_> = backends.filter(|backend| backend.generation == event.generation).collect();
     let work = same.first().map(|backend| backend.work).unwrap_or_default();
     // The event is ahead of the picture: its own series counts, the others are taken from there.
@@ -131,7 +140,8 @@ fn log_event(event: &Event, advice: &[Advice]) {
             | EventKind::RequestsSuspected { .. }
             | EventKind::RequestQuarantined { .. }
             | EventKind::QueueFull { .. }
-    ) || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict.grows());
+    ) || matches!(&event.kind, EventKind::CanaryEnded { entry } if entry.canary.verdict.as_str() == "worse")
+        || matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict.grows());
     if loud {
         tracing::warn!(target: "event", model, generation, "{text}");
     } else {
@@ -141,7 +151,7 @@ fn log_event(event: &Event, advice: &[Advice]) {
         tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
     // Its lines are in the log already, unless they are kept out of it.
-    if let EventKind::Crashed { failure } = &event.kind
+    if let EventKind::Crashed { failure, .. } = &event.kind
         && !logging::shows_children()
     {
         for line in &failure.lines {

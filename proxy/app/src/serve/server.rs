@@ -19,6 +19,7 @@ use super::observe::{Watcher, events};
 use super::reload::needs_restart;
 use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
+use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::server::bind;
@@ -98,6 +99,7 @@ impl Server {
             budgets: budgets(&resolved.fleet.models),
             servers: resolved.servers(machine),
             binaries: next_binaries(&resolved.fleet.models),
+            tries: tries(&resolved),
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
@@ -116,7 +118,7 @@ impl Server {
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
-        let watcher = Watcher { metrics, access: access.clone() };
+        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone() };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
@@ -217,7 +219,12 @@ impl Server {
         }
         let servers = new.servers(machine);
         let binaries = next_binaries(&fleet.models);
-        self.told.send_replace(Told { budgets: budgets(&fleet.models), servers, binaries });
+        self.told.send_replace(Told {
+            budgets: budgets(&fleet.models),
+            servers,
+            binaries,
+            tries: tries(&new),
+        });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
             certificate::read(tls).await;
@@ -250,6 +257,15 @@ impl Server {
         let _ = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait()).await;
         self.access.flush();
         drop(self.claim);
+    }
+}
+
+fn tries(resolved: &Resolved) -> Tries {
+    Tries {
+        data: resolved.dirs.data.clone(),
+        cache: resolved.dirs.cache.clone(),
+        version_timeout: resolved.child.version_timeout,
+        numbers: resolved.fleet.canary,
     }
 }
 

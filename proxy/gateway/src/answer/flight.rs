@@ -56,6 +56,7 @@ impl Flight {
             work: Work::default(),
             retries: 0,
             continued: false,
+            tried: None,
         };
         Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
     }

@@ -2,6 +2,7 @@
 //! has a head that promises events, gets those of the second execution.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::ModelName;
@@ -45,7 +46,9 @@ impl Again {
             kind,
             tokens,
             limits: &limits,
-            died: Some(died),
+            // Of a build that is tried it says nothing for those to come.
+            died: (!dead.is_canary()).then_some(died),
+            patience: Duration::ZERO,
         };
         attempts.run_again(dead, *message, deadline).await
     }

@@ -11,15 +11,22 @@
 //! operator leaves it so (`on_death`): whatever was executed died with its server. If the second one dies too, the client
 //! gets the error that it would have got for the first.
 //!
+//! A canary is left for the model's own build at whatever goes wrong: it gets only what can be repeated, and what became of it there is no
+//! attempt.
+//!
 //! Each new attempt takes a new lease: the generation that failed is dead or dying. If it died, the request is a suspect
 //! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -39,6 +46,7 @@ use crate::body::intake::Intake;
 use crate::body::limits::Limits;
 use crate::body::sent::Sent;
 use crate::observe::Record;
+use crate::protocol::{headers, wire};
 use crate::refusal::{BodyFault, Refusal};
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
@@ -48,6 +56,8 @@ const ASKS: u32 = 50;
 /// A backend's answer has begun.
 pub(crate) struct Relayed {
     pub(crate) response: Response<Incoming>,
+    /// What was read of its body already.
+    pub(crate) ahead: VecDeque<Bytes>,
     pub(crate) backend: Backend,
     /// The request, if it asked for a stream and may be executed once more.
     pub(crate) kept: Option<Box<Message>>,
@@ -77,6 +87,8 @@ pub(crate) struct Attempts<'a> {
     pub(crate) limits: &'a Limits,
     /// Its server died when it may have been executed: what its client gets if it ends without an answer.
     pub(crate) died: Option<Refusal>,
+    /// For how long the beginning of a canary's answer is awaited.
+    pub(crate) patience: Duration,
 }
 
 impl Attempts<'_> {
@@ -142,6 +154,13 @@ impl Attempts<'_> {
         let Self { upstream, model, limits, .. } = *self;
         let config = &upstream.config.upstream;
         let mut attempt = 1;
+        if lease.is_canary() {
+            // Rare: not a part of every request's future.
+            match Box::pin(self.by_canary(lease, message, deadline)).await? {
+                Canary::Answers(relayed) => return Ok(*relayed),
+                Canary::Left(other, back) => (lease, message) = (other, *back),
+            }
+        }
         loop {
             if message.is_safe() {
                 lease.reads();
@@ -191,7 +210,12 @@ impl Attempts<'_> {
                     let sent = message.sent();
                     let backend = Backend { lease, revoked, conn, pool, sent, deadline };
                     let kept = message.streams() && self.may_repeat(&message);
-                    return Ok(Relayed { response, backend, kept: kept.then(|| Box::new(message)) });
+                    return Ok(Relayed {
+                        response,
+                        ahead: VecDeque::new(),
+                        backend,
+                        kept: kept.then(|| Box::new(message)),
+                    });
                 }
                 Ok(Err(failed)) => failed,
             };
@@ -264,6 +288,99 @@ impl Attempts<'_> {
         }
     }
 
+    /// One attempt by a canary. If that comes to anything but a sound answer: a lease of the model's own build.
+    async fn by_canary(
+        &mut self,
+        lease: Arc<dyn BackendLease>,
+        mut message: Message,
+        deadline: Instant,
+    ) -> Result<Canary, Refusal> {
+        let Self { upstream, model, limits, .. } = *self;
+        let mut revoked = lease.clone().revoked();
+        let until = deadline.min(Instant::now() + self.patience);
+        let result = {
+            let mut once = pin!(timeout_at(until, Self::once(upstream, &lease, &mut message)));
+            tokio::select! {
+                biased;
+                result = &mut once => Some(result),
+                () = &mut revoked => None,
+            }
+        };
+        let why = match result {
+            Some(Ok(Ok((response, conn, pool)))) => {
+                let backend = Backend { lease, revoked, conn, pool, sent: message.sent(), deadline };
+                match sound(response, backend, upstream.config.upstream.continue_bytes.in_memory(), until)
+                    .await
+                {
+                    Ok((response, ahead, backend)) => {
+                        let kept = message.streams() && self.may_repeat(&message);
+                        let kept = kept.then(|| Box::new(message));
+                        return Ok(Canary::Answers(Box::new(Relayed { response, ahead, backend, kept })));
+                    }
+                    Err((backend, why)) => {
+                        let Backend { lease, sent, .. } = backend;
+                        if let Some(print) = sent.whole_print().filter(|_| why == BROKE) {
+                            lease.broke(print);
+                            lease.doubt();
+                        }
+                        let other = self.instead(lease, why).await?;
+                        return Ok(Canary::Left(other, Box::new(message)));
+                    }
+                }
+            }
+            None => {
+                if let Some(print) = message.sent().whole_print() {
+                    lease.lost(print);
+                }
+                if lease.was_stopped() { STOPPED } else { BROKE }
+            }
+            Some(Err(_)) => "it did not answer in time",
+            Some(Ok(Err(failed))) => {
+                let sent = message.sent();
+                // What its client did not send whole, or may not send, is no fault of anybody's here.
+                match (sent.fault(), sent.print()) {
+                    (Some(BodyFault::Quarantined), Some(print)) => {
+                        return Err(upstream.quarantined(model, print, false));
+                    }
+                    (Some(fault), _) => return Err(limits.refusal(fault)),
+                    (None, _) => {}
+                }
+                if let Some(print) = sent.whole_print().filter(|_| failed.was_sent()) {
+                    lease.broke(print);
+                }
+                if failed != Failed::Starved {
+                    lease.doubt();
+                }
+                if failed == Failed::Garbled { GARBLED } else { BROKE }
+            }
+        };
+        drop(revoked);
+        let other = self.instead(lease, why).await?;
+        Ok(Canary::Left(other, Box::new(message)))
+    }
+
+    /// A lease of the model's own build in the place of a canary's.
+    async fn instead(
+        &mut self,
+        lease: Arc<dyn BackendLease>,
+        why: &'static str,
+    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+        tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
+        self.leave(why);
+        self.again(lease, Duration::ZERO).await
+    }
+
+    /// A canary did not answer.
+    pub(crate) fn leave(&mut self, why: &'static str) {
+        self.record.retries += 1;
+        match &mut self.record.tried {
+            // An end that we wanted is nobody's fault.
+            tried if why == STOPPED => *tried = None,
+            Some(tried) => tried.left = Some(why),
+            None => {}
+        }
+    }
+
     /// Whether it may be executed again although it may have been executed.
     fn may_repeat(&self, message: &Message) -> bool {
         self.died.is_none() && message.repeats()
@@ -274,8 +391,12 @@ impl Attempts<'_> {
         &mut self,
         dead: Arc<dyn BackendLease>,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
-        self.record.retries += 1;
         self.record.continued = true;
+        if dead.is_canary() {
+            self.leave(if dead.was_stopped() { STOPPED } else { BROKE });
+        } else {
+            self.record.retries += 1;
+        }
         self.again(dead, self.upstream.config.upstream.connect_timeout).await
     }
 
@@ -319,6 +440,12 @@ impl Attempts<'_> {
         failed: Arc<dyn BackendLease>,
         patience: Duration,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
+        if failed.is_canary() {
+            // Another model's: whatever becomes of it, nobody waits for that.
+            drop(failed);
+            let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
+            return self.granted(granted);
+        }
         let (generation, settled) = (failed.generation(), failed.settled());
         drop(failed);
         // What became of it decides whether the request may be sent beside others.
@@ -395,6 +522,62 @@ impl Attempts<'_> {
         request.body_mut().stop_at(|| Checkpoint::new(lease, upstream.tasks.clone()));
         request
     }
+}
+
+/// What became of a request that a canary was given.
+enum Canary {
+    Answers(Box<Relayed>),
+    /// Nothing: here is a lease of the model's own build, and the request.
+    Left(Arc<dyn BackendLease>, Box<Message>),
+}
+
+/// Why a canary was left.
+const BROKE: &str = "its process ended, or its connection broke";
+const STOPPED: &str = "it was stopped";
+const GARBLED: &str = "what it answered cannot be read";
+
+/// A canary's answer, if it can be passed on. One that is no stream is read before its head passes, up to `most` bytes, because nothing
+/// could be mended behind that.
+async fn sound(
+    mut response: Response<Incoming>,
+    mut backend: Backend,
+    most: usize,
+    until: Instant,
+) -> Result<(Response<Incoming>, VecDeque<Bytes>, Backend), (Backend, &'static str)> {
+    if response.status().is_server_error() {
+        return Err((backend, "it answered with an error of its own (5xx)"));
+    }
+    if wire::check_answer(response.status(), response.headers()).is_err() {
+        return Err((backend, GARBLED));
+    }
+    let mut ahead = VecDeque::new();
+    if headers::is_events(response.headers()) {
+        return Ok((response, ahead, backend));
+    }
+    let mut read = 0;
+    while read <= most && !response.body().is_end_stream() {
+        let body = response.body_mut();
+        let next = poll_fn(|context| backend.conn.poll_piece(body, context));
+        let piece = tokio::select! {
+            biased;
+            piece = timeout_at(until, next) => piece,
+            () = &mut backend.revoked => {
+                let why = if backend.lease.was_stopped() { STOPPED } else { BROKE };
+                return Err((backend, why));
+            }
+        };
+        match piece {
+            Ok(None) => break,
+            Ok(Some(Ok(piece))) => {
+                backend.lease.note_progress(piece.len());
+                read += piece.len();
+                ahead.push_back(piece);
+            }
+            Ok(Some(Err(_))) => return Err((backend, BROKE)),
+            Err(_) => return Err((backend, "it did not answer in time")),
+        }
+    }
+    Ok((response, ahead, backend))
 }
 
 /// A new connection to a generation, and to nobody else.

@@ -12,7 +12,8 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Address, Alone, Coming, Denied, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size, Turn, Weighed,
+    Address, Alone, CanaryRoute, Coming, Denied, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size,
+    Turn, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -41,6 +42,15 @@ pub(crate) trait Backends: Send + Sync + 'static {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
+    /// The build that is tried beside the model's own, if there is one.
+    fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
+    /// A lease that can be had at once; for one that cannot, nobody waits.
+    fn lease_now(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Option<Arc<dyn BackendLease>>;
     /// Whether a prompt of this size would find room in memory now.
     fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
     /// When a model will serve of which no process does; `None` if one does.
@@ -58,6 +68,8 @@ pub(crate) trait Backends: Send + Sync + 'static {
 /// A lease. It ends when the last handle is dropped.
 pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
+    /// Whether it is of a build that is tried beside the model's own: whatever becomes of it, that one answers.
+    fn is_canary(&self) -> bool;
     fn address(&self) -> &Address;
     /// Whether its process still runs, as the kernel knows it now: what answers on its port may be another's.
     fn is_running(&self) -> bool;
@@ -153,6 +165,7 @@ impl Backends for Fleet {
     its_own! { Fleet:
         fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
         fn takes_any_name(&self) -> bool;
+        fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
         fn weigh(&self, model: &ModelName, size: Size) -> Weighed;
         fn coming(&self, model: &ModelName) -> Option<Coming>;
         fn has_room(&self, model: &ModelName) -> bool;
@@ -185,11 +198,21 @@ impl Backends for Fleet {
             Ok(Arc::new(lease) as Arc<dyn BackendLease>)
         })
     }
+
+    fn lease_now(
+        &self,
+        model: &ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> Option<Arc<dyn BackendLease>> {
+        Fleet::lease_now(self, model, kind, tokens).map(|lease| Arc::new(lease) as Arc<dyn BackendLease>)
+    }
 }
 
 impl BackendLease for Lease {
     its_own! { Lease:
         fn generation(&self) -> GenerationId;
+        fn is_canary(&self) -> bool;
         fn address(&self) -> &Address;
         fn is_running(&self) -> bool;
         fn was_stopped(&self) -> bool;

@@ -14,7 +14,7 @@ use warden_policies::modes::{OnDeath, WhileLoading};
 use warden_policies::quarantine::Standing;
 use warden_supervisor::{Address, Denied, ResolveError};
 
-use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size};
+use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size, tried};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
 use crate::answer::remember::Remember;
@@ -42,6 +42,8 @@ struct Prepared {
     tokens: Option<u64>,
     assemble: Option<Kind>,
     sets: Option<(String, Bytes)>,
+    /// For how long the beginning of a canary's answer is awaited.
+    patience: Duration,
 }
 
 /// A request for a stream whose model is not loaded yet. Its client gets the head of the answer before.
@@ -79,7 +81,18 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let named =
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
-    let prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
+        prepared.patience = canary.patience;
+        // Rare: not a part of every request's future.
+        let tried = Box::pin(tried::lease(exchange, &canary, &prepared.model, prepared.tokens, &mut intake));
+        let lease = tried.await.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+        if let Some(lease) = lease {
+            let lease = prepared.attempts(exchange, &limits).granted(Ok(lease));
+            let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+            return send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered);
+        }
+    }
     if let Some(manner) = manner(exchange, &prepared, &intake) {
         // Rare: not a part of every request's future.
         return Box::pin(wait(exchange, manner, prepared, parts, intake, limits)).await;
@@ -168,6 +181,7 @@ impl Prepared {
             tokens: self.tokens,
             limits,
             died: None,
+            patience: self.patience,
         }
     }
 }
@@ -218,7 +232,7 @@ async fn send(
     let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
-    let Prepared { model, tokens, assemble, sets } = prepared;
+    let Prepared { model, tokens, assemble, sets, .. } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
@@ -306,7 +320,7 @@ async fn prepare(
     } else {
         None
     };
-    Ok(Prepared { model, tokens, assemble, sets })
+    Ok(Prepared { model, tokens, assemble, sets, patience: Duration::ZERO })
 }
 
 /// The model that path or query name; the path loses it.

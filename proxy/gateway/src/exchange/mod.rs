@@ -26,6 +26,7 @@ mod local_routes;
 mod naming;
 mod prompt_size;
 mod reply;
+mod tried;
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -77,7 +77,8 @@ fn continues(route: Route, most: usize) -> Option<Continues> {
 }
 
 fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy) -> Response<AnswerBody> {
-    let Answered { relayed: Relayed { response, backend, .. }, rest, sets, again, remember, .. } = answered;
+    let Answered { relayed: Relayed { response, ahead, backend, .. }, rest, sets, again, remember, .. } =
+        answered;
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
     let (config, route) = (&exchange.shared.config.upstream, exchange.route);
@@ -121,7 +122,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
-    let relay = Relay::new(incoming, exchange.flight, backend, again, remember, &terms);
+    let relay = Relay::new((incoming, ahead), exchange.flight, backend, again, remember, &terms);
     let mut answer = Response::new(AnswerBody::relay(relay, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;

@@ -147,6 +147,12 @@ pub(crate) fn fresh_request_id() -> HeaderValue {
     HeaderValue::from_bytes(&digits).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
 
+/// Whether the answer is a stream.
+pub(crate) fn is_events(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.as_bytes().first_chunk::<17>());
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -116,7 +116,8 @@ async fn a_server_made_of_something_else_is_not_asked() {
         let dead = dying(begun("one", &["Once"]));
         let (other, asked) = next(Way::Again);
         let rig = Rig::with(going_on(), &[&dead, &other]).await;
-        *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
+        *rig.backends.kin_of_later.lock().unwrap() =
+            kin.map(|made_of| Kin { made_of, but_for_binary: made_of, answer_tokens: None });
         let (_, answer) = rig.ask(&post(PATH, BODY)).await;
         assert!(answer.contains("started from something else"), "{answer}");
         assert!(asked.lock().unwrap().iter().all(|(_, body)| body["stream"] != true));

@@ -17,7 +17,7 @@ fn data(event: &Value) -> String {
     format!("data: {event}\n\n")
 }
 
-fn said(text: &str) -> String {
+pub(super) fn said(text: &str) -> String {
     let choice = json!({ "finish_reason": null, "index": 0, "delta": { "content": text } });
     data(
         &json!({ "choices": [choice], "created": 7, "id": "one", "model": "m", "object": "chat.completion.chunk" }),
@@ -45,7 +45,7 @@ pub(super) fn dying(events: String) -> Upstream {
 
 /// How the next server answers where it does not do so well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Odd {
+pub(super) enum Odd {
     Well,
     /// Is gone instead of an answer to this path.
     DiesAt(&'static str),
@@ -83,7 +83,7 @@ pub(super) fn note(log: &Asked, head: &str, body: &[u8]) -> (String, Value) {
 }
 
 /// A server that goes on with "Hel" and "lo", which are its tokens 1 and 2: with " you".
-fn next(odd: Odd) -> (Upstream, Asked) {
+pub(super) fn next(odd: Odd) -> (Upstream, Asked) {
     let asked = Asked::default();
     let log = asked.clone();
     let upstream = Upstream::start(move |mut peer| {
@@ -507,7 +507,8 @@ async fn a_process_made_of_something_else_does_not_go_on() {
         let dying = dying(said("Hel"));
         let (next, asked) = next(Odd::Well);
         let rig = Rig::with(going_on(), &[&dying, &next]).await;
-        *rig.backends.kin_of_later.lock().unwrap() = kin.map(|made_of| Kin { made_of, answer_tokens: None });
+        *rig.backends.kin_of_later.lock().unwrap() =
+            kin.map(|made_of| Kin { made_of, but_for_binary: made_of, answer_tokens: None });
         let drawn = BODY.replace("\"temperature\":0", "\"temperature\":0.7");
         let (_, answer) = rig.ask(&post(CHAT, &drawn)).await;
         assert!(answer.contains("started from something else"), "{answer}");

@@ -4,6 +4,7 @@
 mod again;
 mod assemble;
 mod behind_its_text;
+mod canary;
 mod cancel;
 mod choice;
 mod death;
@@ -45,8 +46,8 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Address, Alone, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView, Outcome as Ended,
-    ResolveError, Size, Turn, Weighed,
+    Address, Alone, CanaryRoute, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView,
+    Outcome as Ended, ResolveError, Size, Turn, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -63,7 +64,7 @@ const NEW: ServerFacts = ServerFacts {
 };
 
 /// What all generations are made of.
-const KIN: Kin = Kin { made_of: 1, answer_tokens: None };
+const KIN: Kin = Kin { made_of: 1, but_for_binary: 1, answer_tokens: None };
 
 /// Nothing in these tests takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -111,6 +112,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,
+        canary: None,
     }
 }
 
@@ -161,7 +163,13 @@ struct TestBackends {
     /// What the generations after the first are made of, where that is known.
     kin_of_later: Mutex<Option<Kin>>,
     settling: AtomicUsize,
+    /// The canary, and where it listens, if it has a place free.
+    canary: Mutex<Option<(CanaryRoute, Option<PathBuf>)>>,
+    granted_by_canary: AtomicUsize,
 }
+
+/// The generation of the canary.
+const CANARY: u64 = 99;
 
 struct Waiting(Arc<AtomicUsize>);
 
@@ -256,6 +264,24 @@ impl Backends for Shell {
         })
     }
 
+    fn canary(&self, _: &ModelName) -> Option<CanaryRoute> {
+        self.0.canary.lock().unwrap().as_ref().map(|(route, _)| route.clone())
+    }
+
+    fn lease_now(&self, _: &ModelName, _: LeaseKind, _: Option<u64>) -> Option<Arc<dyn BackendLease>> {
+        let socket = self.0.canary.lock().unwrap().as_ref()?.1.clone()?;
+        let room = self.0.room.clone().try_acquire_owned().ok()?;
+        self.0.live.fetch_add(1, Ordering::SeqCst);
+        self.0.granted_by_canary.fetch_add(1, Ordering::SeqCst);
+        let (generation, backends) = (CANARY, self.0.clone());
+        Some(Arc::new(TestRight {
+            address: Endpoint::Unix(socket).into(),
+            generation,
+            backends,
+            _room: room,
+        }))
+    }
+
     fn weigh(&self, _: &ModelName, size: Size) -> Weighed {
         let Some(room) = *self.0.room_tokens.lock().unwrap() else { return Weighed::Unasked };
         let tokens = match size {
@@ -294,6 +320,7 @@ impl Backends for Shell {
         Arc::new(FleetView {
             number: 1,
             models: self.0.models.iter().map(one).collect(),
+            canaries: Vec::new(),
             devices: Vec::new(),
             host: None,
         })
@@ -307,6 +334,9 @@ impl BackendLease for TestRight {
     fn address(&self) -> &Address {
         &self.address
     }
+    fn is_canary(&self) -> bool {
+        self.generation == CANARY
+    }
     fn is_running(&self) -> bool {
         matches!(self.address, Address::Process(Endpoint::Unix(_)))
             && !self.backends.dead.load(Ordering::SeqCst)
@@ -315,6 +345,9 @@ impl BackendLease for TestRight {
         !self.backends.dead.load(Ordering::SeqCst)
     }
     fn kin(&self) -> Option<Kin> {
+        if self.generation == CANARY {
+            return Some(Kin { made_of: 2, ..KIN });
+        }
         if self.generation == 0 { Some(KIN) } else { *self.backends.kin_of_later.lock().unwrap() }
     }
 
@@ -506,6 +539,8 @@ impl Rig {
             slow_end: Mutex::default(),
             kin_of_later: Mutex::new(Some(KIN)),
             settling: AtomicUsize::new(0),
+            canary: Mutex::default(),
+            granted_by_canary: AtomicUsize::new(0),
             told: Mutex::default(),
         });
         let records = Arc::new(Records::default());

@@ -1,7 +1,11 @@
 //! All models by name: the entry point of everything.
 
+mod canary;
 mod roster;
+mod shadow;
+mod trial;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
-use warden_policies::{ModelName, ServerFacts};
+use warden_policies::{ModelName, QuickMap, ServerFacts};
 
+pub use self::canary::CanaryRoute;
+use self::canary::{Canaries, with_canaries};
 use self::roster::{Handle, Roster};
 use crate::clock;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
@@ -31,7 +37,7 @@ use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::{World, directories};
 use crate::remote::Remote;
-use crate::spec::{Common, FleetConfig, ModelSpec, RemoteSpec, Watch};
+use crate::spec::{CanarySpec, Common, FleetConfig, ModelSpec, RemoteSpec, Watch};
 use crate::sync::lock;
 use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
@@ -56,13 +62,19 @@ struct Inner {
     /// Ends the task that decides which models are loaded.
     loader_ends: CancellationToken,
     ending: AtomicBool,
+    canaries: Canaries,
     /// Held by whoever changes the roster.
     change: Mutex<Change>,
 }
 
 #[derive(Debug)]
 struct Change {
+    /// What is in place, with the canaries among its models.
     config: FleetConfig,
+    /// What was configured.
+    configured: FleetConfig,
+    /// Builds that are tried, by their models.
+    canaries: BTreeMap<ModelName, CanarySpec>,
     /// Tasks of removed models, which may still have processes.
     leaving: Vec<Arc<Handle>>,
 }
@@ -103,11 +115,17 @@ impl Fleet {
                 tasks: TaskTracker::new(),
                 loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
-                change: Mutex::new(Change { config: empty, leaving: Vec::new() }),
+                canaries: Canaries::default(),
+                change: Mutex::new(Change {
+                    config: empty.clone(),
+                    configured: empty,
+                    canaries: BTreeMap::new(),
+                    leaving: Vec::new(),
+                }),
             }),
         };
         fleet.inner.tasks.spawn(loader.run(fleet.inner.loader_ends.clone()));
-        fleet.take_over(config).await?;
+        Box::pin(fleet.take_over(config)).await?;
         Ok(fleet)
     }
 
@@ -242,10 +260,11 @@ impl Fleet {
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
         let roster = self.inner.roster.load();
-        for model in &mut view.models {
+        for model in view.models.iter_mut().chain(&mut view.canaries) {
             let Some(handle) = roster.get(&model.name) else { continue };
             model.waiting = handle.leases.waiting();
             model.quarantine = handle.leases.quarantine();
+            model.canary = self.inner.canaries.view(&model.name).map(Box::new);
             for backend in &mut model.backends {
                 let Some(generation) = backend.generation else { continue };
                 backend.in_flight = handle.leases.in_flight(generation);
@@ -301,6 +320,10 @@ impl Fleet {
 
     fn handle(&self, name: &str) -> Result<Arc<Handle>, ControlError> {
         let roster = self.inner.roster.load();
+        // An operator may name a canary, too.
+        if let Some(canary) = roster.canary(name) {
+            return Ok(Arc::clone(canary));
+        }
         let model = roster.resolve(Some(name))?;
         roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
     }
@@ -328,14 +351,15 @@ impl Fleet {
     /// leases know it at once. Nothing happens if the model runs another binary by now, or is gone.
     pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
-        for spec in &mut change.config.models {
+        let Change { config, configured, .. } = &mut *change;
+        for spec in config.models.iter_mut().chain(&mut configured.models) {
             if spec.name == *model && spec.command.binary == binary {
                 spec.facts = facts;
             }
         }
         // Also one that leaves: its processes may still hold leases.
         let roster = self.inner.roster.load_full();
-        for handle in roster.handles().chain(&change.leaving) {
+        for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
                 handle.send(Control::Learn(binary.to_owned(), facts));
             }
@@ -348,6 +372,16 @@ impl Fleet {
         if inner.ending.load(Ordering::SeqCst) {
             return Err(FleetError::ShuttingDown);
         }
+        self.keep_canaries(&mut change, &config);
+        inner.canaries.forget_others(&config);
+        // Rare and large: not a part of the caller's future.
+        Ok(Box::pin(self.put_in_place(&mut change, config)).await)
+    }
+
+    /// Makes the models those of a configuration and the canaries that there are.
+    async fn put_in_place(&self, change: &mut Change, configured: FleetConfig) -> ApplyReport {
+        let inner = &self.inner;
+        let config = with_canaries(&configured, &change.canaries);
         let mut report = ApplyReport::default();
         for (name, changed) in [
             ("runtime_dir", config.runtime_dir != change.config.runtime_dir),
@@ -363,8 +397,12 @@ impl Fleet {
         let old = inner.roster.load_full();
         let before = |name: &ModelName| change.config.models.iter().find(|spec| spec.name == *name).cloned();
         let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
-        inner.context.publisher.set_order(roster::names(&config).map(|(name, _)| name.clone()).collect());
-        let gone: Vec<_> = old.handles().filter(|handle| !handle.is_in(&config)).cloned().collect();
+        let mut canaries = QuickMap::default();
+        let shown = roster::names(&config).map(|(name, _)| name.clone()).collect();
+        let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
+        inner.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
+        let gone: Vec<_> =
+            old.handles().chain(old.canaries()).filter(|handle| !handle.is_in(&config)).cloned().collect();
         for handle in &gone {
             if !handle.is_remote {
                 inner.context.leaving.fetch_add(1, Ordering::SeqCst);
@@ -375,6 +413,13 @@ impl Fleet {
         for spec in &config.models {
             let (name, known) = (spec.name.clone(), old.get(&spec.name).filter(|handle| !handle.is_remote));
             let handle = known.cloned().unwrap_or_else(|| self.launch(spec, config.watch, !gone.is_empty()));
+            if spec.canary_of.is_some() {
+                if before(&name).is_some_and(|before| before != *spec) {
+                    handle.apply(spec, config.watch).await;
+                }
+                canaries.insert(name, handle);
+                continue;
+            }
             match before(&name) {
                 None => report.added.push(name),
                 Some(before) if before == *spec => {
@@ -401,19 +446,22 @@ impl Fleet {
             handles.push(handle);
         }
         // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
-        inner.roster.store(Arc::new(Roster::new(&config, handles)));
+        inner.roster.store(Arc::new(Roster::new(&config, handles, canaries)));
         for handle in gone {
             // Here and not by its task, so that nobody is let in after this call.
             handle.leases.refuse(Some(Refusal::Removed));
             handle.leases.dismiss(&Denied::Removed);
-            report.removed.push(handle.leases.name().clone());
+            if old.canary(handle.leases.name().as_str()).is_none() {
+                report.removed.push(handle.leases.name().clone());
+            }
             change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
         // What is not taken over stays to be told at the next reload.
         let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
         change.config = FleetConfig { runtime_dir, state_dir, ..config };
-        Ok(report)
+        change.configured = configured;
+        report
     }
 
     /// Starts the task of a model. With `after_others` its first process lets those of removed models go first.
@@ -423,6 +471,7 @@ impl Fleet {
         let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
         leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
         leases.set_quarantine(spec.quarantine);
+        leases.set_canary(spec.canary_of.is_some());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let (mut model, sender) =
             Model::new(Arc::clone(context), Arc::clone(&leases), Arc::clone(&logs), spec.clone(), watch);
@@ -457,9 +506,10 @@ impl Fleet {
         let inner = &self.inner;
         inner.ending.store(true, Ordering::SeqCst);
         // Whoever changes the roster now is waited for, so that no model starts after we have looked.
-        let change = inner.change.lock().await;
+        let mut change = inner.change.lock().await;
+        self.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
-        for handle in roster.handles().chain(&change.leaving) {
+        for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             handle.leases.refuse(Some(Refusal::ShuttingDown));
             handle.send(Control::Shutdown(until));
         }

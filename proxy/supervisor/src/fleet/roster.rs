@@ -26,17 +26,23 @@ pub(super) struct Handle {
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
     by_name: QuickMap<String, usize>,
+    /// By their own names, which mean nothing to clients.
+    canaries: QuickMap<ModelName, Arc<Handle>>,
     any_name: bool,
 }
 
 impl Roster {
-    /// `handles` belong to the models of the configuration, in order.
-    pub(super) fn new(config: &FleetConfig, handles: Vec<Arc<Handle>>) -> Self {
+    /// `handles` belong to the models of the configuration, in order, without the `canaries`.
+    pub(super) fn new(
+        config: &FleetConfig,
+        handles: Vec<Arc<Handle>>,
+        canaries: QuickMap<ModelName, Arc<Handle>>,
+    ) -> Self {
         let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
             let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
             names.map(move |name| (name.to_owned(), index))
         });
-        Self { by_name: by_name.collect(), handles, any_name: config.any_name }
+        Self { by_name: by_name.collect(), handles, canaries, any_name: config.any_name }
     }
 
     pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
@@ -64,8 +70,17 @@ impl Roster {
 
     /// By its own name only.
     pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<Handle>> {
-        let index = self.by_name.get(name.as_str())?;
+        let Some(index) = self.by_name.get(name.as_str()) else { return self.canaries.get(name) };
         self.handles.get(*index).filter(|handle| handle.leases.name() == name)
+    }
+
+    /// The canary of this name.
+    pub(super) fn canary(&self, name: &str) -> Option<&Arc<Handle>> {
+        self.canaries.iter().find(|(own, _)| own.as_str() == name).map(|(_, handle)| handle)
+    }
+
+    pub(super) fn canaries(&self) -> impl Iterator<Item = &Arc<Handle>> {
+        self.canaries.values()
     }
 
     pub(super) fn handles(&self) -> impl Iterator<Item = &Arc<Handle>> {
@@ -76,7 +91,8 @@ impl Roster {
 /// No name means two models.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
-    for (own, aliases) in names(config) {
+    let canaries = config.models.iter().filter(|spec| spec.canary_of.is_some());
+    for (own, aliases) in names(config).chain(canaries.map(|spec| (&spec.name, &spec.aliases))) {
         for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
             match seen.insert(name, own) {
                 // An alias that repeats the model's own name or another alias of it does no harm.
@@ -95,8 +111,9 @@ fn is_twice(config: &FleetConfig, name: &str) -> bool {
     names(config).filter(|(own, _)| own.as_str() == name).count() > 1
 }
 
-/// The names and aliases of all models, in the order in which they are listed.
+/// The names and aliases of all models that clients can ask for, in the order in which they are listed.
 pub(super) fn names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
-    let models = config.models.iter().map(|spec| (&spec.name, &spec.aliases));
+    let models = config.models.iter().filter(|spec| spec.canary_of.is_none());
+    let models = models.map(|spec| (&spec.name, &spec.aliases));
     models.chain(config.remotes.iter().map(|spec| (&spec.name, &spec.aliases)))
 }

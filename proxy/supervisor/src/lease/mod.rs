@@ -7,6 +7,7 @@
 //! | `admit` | whether a prompt fits into memory, and who waits because it does not |
 //! | `outcomes` | what the ends of exchanges tell about a generation's health |
 //! | `pulse` | what its requests wait for |
+//! | `shadow` | copies of requests for a build that is tried and answers nobody |
 //! | `turns`, `prints` | the latest conversations, for the process that follows |
 
 pub mod address;
@@ -16,6 +17,7 @@ pub(crate) mod outcomes;
 mod prints;
 pub(crate) mod pulse;
 pub(crate) mod queue;
+pub(crate) mod shadow;
 pub(crate) mod turns;
 
 use std::any::{Any, TypeId};
@@ -36,6 +38,7 @@ use crate::lease::pulse::{Asked, Pulse};
 use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
 use crate::lease::turns::Turn;
+use crate::process::Process;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
@@ -79,6 +82,11 @@ impl Lease {
     /// The model.
     pub fn model(&self) -> &ModelName {
         self.leases.name()
+    }
+
+    /// Whether it is one of a build that is tried beside its model's own.
+    pub fn is_canary(&self) -> bool {
+        self.leases.is_canary()
     }
 
     /// The generation.
@@ -194,11 +202,12 @@ impl Lease {
 
     /// Whether requests and their answers are kept at all, so that nobody makes a [`Turn`] where they are not.
     pub fn keeps_turns(&self) -> bool {
-        self.leases.turns.keeps()
+        self.leases.turns.keeps() || self.leases.shadow.is_on()
     }
 
     /// The request was answered whole: the process that follows this one may need to know it.
     pub fn note_turn(&self, turn: Turn) {
+        self.leases.shadow.offer(&turn);
         self.leases.turns.note(self.cell.id, turn);
     }
 
@@ -276,6 +285,11 @@ impl Lease {
             self.leases.unseek(self.cell.id, self.kind);
         }
         alone
+    }
+
+    /// The process, while it is there.
+    pub(crate) fn process(&self) -> Option<Arc<dyn Process>> {
+        self.cell.process.get()?.upgrade()
     }
 
     /// Whether it was granted to be alone, and nobody was let in since.

@@ -215,7 +215,8 @@ impl Model {
                 unit.failure = Some(failure.clone());
                 unit.start_failures += u32::from(never_ready && cause != Cause::Crowded);
             }
-            self.tell(Some(generation), EventKind::Crashed { failure });
+            let outside = matches!(end, End::Exited(exit, _) if exit.is_from_outside());
+            self.tell(Some(generation), EventKind::Crashed { failure, outside });
         } else {
             if let Some(unit) = self.unit_mut(id) {
                 unit.start_failures = 0;

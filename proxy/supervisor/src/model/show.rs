@@ -40,6 +40,7 @@ impl Model {
                 .or_else(|| self.note.clone()),
             quarantine: self.leases.quarantine(),
             remote: None,
+            canary: None,
         }
     }
 

@@ -25,7 +25,7 @@ impl Said {
     }
 
     /// The text, if the answer is nothing but text.
-    fn text(&self) -> Option<String> {
+    pub(crate) fn text(&self) -> Option<String> {
         let json = match self {
             Self::Nothing => return None,
             Self::Text(text) => return Some(text.clone()).filter(|text| !text.is_empty()),

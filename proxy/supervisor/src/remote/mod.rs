@@ -365,6 +365,7 @@ impl Remote {
             replace_note: self.listed.note.clone(),
             quarantine: self.leases.quarantine(),
             remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
+            canary: None,
         }
     }
 

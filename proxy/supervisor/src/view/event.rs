@@ -15,6 +15,7 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason};
 use crate::clock;
 use crate::error::{Failure, NoRoom};
 use crate::sync::lock;
+use crate::view::canary::CanaryEntry;
 use crate::view::ledger::{LedgerEntry, Mode};
 use crate::view::log::LISTENERS_LAG;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -122,6 +123,9 @@ pub enum EventKind {
     Crashed {
         /// Why.
         failure: Failure,
+        /// It was ended by somebody else: an operator, a limit of time, the kernel for lack of memory.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        outside: bool,
     },
     /// The next start waits.
     Backoff {
@@ -244,6 +248,18 @@ pub enum EventKind {
         /// What to do, in words.
         message: String,
     },
+    /// Another build is tried beside the model's own.
+    CanaryBegan {
+        /// Its binary.
+        binary: std::path::PathBuf,
+        /// The share of conversations that it gets; `None`: it answers nobody (a shadow).
+        share: Option<f64>,
+    },
+    /// That is over.
+    CanaryEnded {
+        /// Its entry in the ledger.
+        entry: Box<CanaryEntry>,
+    },
     /// A configuration was taken over.
     ConfigApplied {
         /// What changed.
@@ -360,7 +376,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         }
         EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
-        EventKind::Crashed { failure } => {
+        EventKind::Crashed { failure, .. } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);
         }
         EventKind::Backoff { delay_ms, failures } => {
@@ -416,6 +432,12 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::VramUnknown { message } => tracing::warn!(model, generation, "{message}"),
         EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
         EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
+        EventKind::CanaryBegan { binary, share } => {
+            tracing::info!(model, binary = %binary.display(), share, "a canary begins");
+        }
+        EventKind::CanaryEnded { entry } => {
+            tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
+        }
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {
             let count = fingerprints.len();

@@ -1,5 +1,5 @@
-//! The record of replacements, and of what processes gave back instead: one JSON line each, appended to `ledger.jsonl` in
-//! the state directory. Lines of the second kind have a `kind`, and none of the fields that the others begin with.
+//! The record of replacements, of what processes gave back instead, and of canaries: one JSON line each, appended to `ledger.jsonl` in
+//! the state directory. Lines of the other kinds have a `kind`, and none of the fields that the others begin with.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -15,6 +15,7 @@ use warden_policies::{GenerationId, ModelName, Reason, Work, secrets};
 use warden_sensors::report::Totals;
 
 use crate::sync::lock;
+use crate::view::canary::CanaryEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The way a generation was replaced.
@@ -221,6 +222,11 @@ impl Ledger {
 
     /// The same for a reclaim.
     pub(crate) fn append_reclaim(&self, entry: &ReclaimEntry) {
+        self.write(entry);
+    }
+
+    /// The same for a canary that has ended.
+    pub(crate) fn append_canary(&self, entry: &CanaryEntry) {
         self.write(entry);
     }
 

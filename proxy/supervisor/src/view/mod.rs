@@ -1,6 +1,7 @@
 //! What the supervisor shows: one immutable picture of the fleet, numbered, for status, metrics and `/v1/models`.
 //! Reading it decides nothing: whoever wants to send a request asks for a lease.
 
+pub mod canary;
 pub mod event;
 pub mod ledger;
 pub mod log;
@@ -21,6 +22,7 @@ use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
 use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::error::Failure;
+use crate::view::canary::CanaryView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The fleet at one moment.
@@ -30,6 +32,9 @@ pub struct FleetView {
     pub number: u64,
     /// The models, in configured order.
     pub models: Vec<ModelView>,
+    /// The processes of builds that are tried beside a model's own, each as a model that no client can ask for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub canaries: Vec<ModelView>,
     /// The GPUs of this machine at the last reading; none where no driver tells.
     #[serde(default)]
     pub devices: Vec<DeviceView>,
@@ -145,6 +150,9 @@ pub struct ModelView {
     /// Who serves it, if no process of ours does. What is said of a process is said of the endpoint then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteView>,
+    /// The build that is tried beside its own, or was tried last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Box<CanaryView>>,
 }
 
 /// Somebody else's endpoint that serves a model.

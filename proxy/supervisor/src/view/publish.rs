@@ -20,6 +20,8 @@ pub(crate) struct Publisher {
 struct Desk {
     number: u64,
     order: Vec<ModelName>,
+    /// Models that clients cannot ask for.
+    canaries: Vec<ModelName>,
     models: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     host: Option<HostTotals>,
@@ -27,16 +29,16 @@ struct Desk {
 
 impl Publisher {
     /// The models that are shown, in this order. Others are forgotten.
-    pub(crate) fn set_order(&self, order: Vec<ModelName>) {
+    pub(crate) fn set_order(&self, order: Vec<ModelName>, canaries: Vec<ModelName>) {
         let mut desk = lock(&self.desk);
-        desk.models.retain(|name, _| order.contains(name));
-        desk.order = order;
+        desk.models.retain(|name, _| order.contains(name) || canaries.contains(name));
+        (desk.order, desk.canaries) = (order, canaries);
         self.publish(&mut desk);
     }
 
     pub(crate) fn update(&self, view: ModelView) {
         let mut desk = lock(&self.desk);
-        if desk.order.contains(&view.name) {
+        if desk.order.contains(&view.name) || desk.canaries.contains(&view.name) {
             desk.models.insert(view.name.clone(), Arc::new(view));
             self.publish(&mut desk);
         }
@@ -52,11 +54,14 @@ impl Publisher {
     /// Under the lock of the desk, so that numbers go out in order.
     fn publish(&self, desk: &mut Desk) {
         desk.number += 1;
-        let models =
-            desk.order.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect();
+        let shown = |names: &[ModelName]| {
+            names.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect()
+        };
+        let (models, canaries) = (shown(&desk.order), shown(&desk.canaries));
         self.sender.send_replace(Arc::new(FleetView {
             number: desk.number,
             models,
+            canaries,
             devices: desk.devices.clone(),
             host: desk.host,
         }));

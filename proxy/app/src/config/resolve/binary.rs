@@ -166,6 +166,56 @@ pub(crate) struct Alternative {
     pub(crate) told: Vec<String>,
 }
 
+/// A llama-server that is to be tried.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tried {
+    pub(crate) binary: PathBuf,
+    /// Its id, if it is a build of the store.
+    pub(crate) build: Option<String>,
+    pub(crate) facts: ServerFacts,
+}
+
+/// Finds a llama-server and asks it whether it is one.
+pub(crate) async fn tried(
+    choice: &Choice,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+    cache: &Path,
+    timeout: Duration,
+) -> Result<Tried, String> {
+    let told = |problem: Problem| {
+        let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+        format!("{}{hint}", problem.message)
+    };
+    let found = find(choice, &Place::Nowhere, machine, builds).map_err(told)?;
+    let version = try_version(found.path(), timeout, &Place::Nowhere, machine).await.map_err(told)?;
+    let Known { measured, slot_files, .. } = found.behaves(cache, &version, timeout).await;
+    let binary = found.path().to_owned();
+    let build = match (&found, choice) {
+        (Found::Built(_), Choice::Build(id)) => {
+            let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
+            let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
+            Some(whole.unwrap_or(id).to_owned())
+        }
+        _ => None,
+    };
+    // What depends on the flags of a model is the same for its own server.
+    let nothing = Command {
+        binary: binary.clone(),
+        args: Vec::new(),
+        env: Vec::new(),
+        env_remove: Vec::new(),
+        directory: None,
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut facts = ServerFacts { slot_files, ..server_facts::of(measured, &nothing, cores) };
+    if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
+        // A fixed number of threads follows from the model's flags, which are not known here: the careful answer.
+        facts.http_threads = None;
+    }
+    Ok(Tried { binary, build, facts })
+}
+
 impl Resolved {
     /// The command of model number `model` with this list of mitigations; what is wrong, if it cannot be used. The binaries
     /// are filled in.

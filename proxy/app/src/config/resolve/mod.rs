@@ -205,6 +205,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         loading: settings.loading.clone(),
         growth: settings.growth.clone(),
         health: settings.health.clone(),
+        canary: settings.canary,
         runtime_dir: dirs.runtime.clone(),
         state_dir: dirs.state.clone(),
         watch: Watch { sensors: settings.sensors, child: settings.child },
@@ -389,6 +390,7 @@ impl Resolver<'_> {
             facts: ServerFacts::default(),
             admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
             quarantine: model.quarantine,
+            canary_of: None,
         };
         (spec, self.choice(name, model), mitigations)
     }

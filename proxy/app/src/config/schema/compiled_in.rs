@@ -39,13 +39,14 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 22] = [
+static PARTS: [Part; 23] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
     part::<defaults::Sensors>(&["sensors"]),
     part::<defaults::Growth>(&["growth"]),
     part::<defaults::Remote>(&["remote"]),
+    part::<defaults::Canary>(&["canary"]),
     part::<defaults::Health>(&["health"]),
     part::<defaults::Child>(&["child"]),
     part::<defaults::Loading>(&["loading"]),

@@ -157,9 +157,3 @@ pub(crate) async fn gather(
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
     Ok((status, parts.headers, body))
 }
-
-/// Whether the answer is a stream.
-pub(crate) fn is_events(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().first_chunk::<17>());
-    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
-}

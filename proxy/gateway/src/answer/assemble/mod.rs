@@ -31,8 +31,9 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::ask::ask;
 use self::events::{Event, each};
-pub(crate) use self::gather::{gather, is_events};
+pub(crate) use self::gather::gather;
 use self::numbers::Veil;
+pub(crate) use crate::protocol::headers::is_events;
 use crate::protocol::sse::Events;
 use crate::route::Shape;
 

@@ -1,5 +1,6 @@
 //! The next server, and what is asked there: about the request, and for what is to be the rest of its answer.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -140,6 +141,6 @@ impl Asking<'_> {
         let Self { lease, revoked, deadline, .. } = self;
         let sent = message.sent();
         let backend = Backend { lease, revoked, conn, pool, sent, deadline };
-        Ok(Relayed { response, backend, kept: None })
+        Ok(Relayed { response, ahead: VecDeque::new(), backend, kept: None })
     }
 }

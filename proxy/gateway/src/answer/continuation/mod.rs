@@ -31,6 +31,7 @@ mod transcript;
 mod voice;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use warden_policies::Work;
 use warden_supervisor::Kin;
@@ -140,7 +141,7 @@ async fn computed(
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
     repeat::is_one(kind, &body).map_err(Stop::Over)?;
     let may_repeat = if heard.is_blank() { Ok(Draw::Same) } else { repeat::may_repeat(kind, &body) };
-    let kin = dead.kin();
+    let kin = dead.kin().map(|kin| Begun { kin, by_canary: dead.is_canary() });
     let prefill = match kin {
         Some(_) => Prefill::of(&heard, &body),
         None => Err("it is not known what its server was started from".to_owned()),
@@ -160,6 +161,7 @@ async fn computed(
         tokens,
         limits: &limits,
         died: Some(died),
+        patience: Duration::ZERO,
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;
     let repeat = |heard| Repeat::of(heard, paid).map(Voice::Repeat).ok_or_else(no_event);
@@ -209,8 +211,8 @@ async fn computed(
         }
     };
     let said = match prefill {
-        Ok(_) if asking.lease.kin() != kin => Err(another().into()),
-        Ok(prefill) => behind_its_text(&mut asking, &prefill, settings, kin).await,
+        Ok(_) if !kin.is_some_and(|kin| kin.goes_on_by(asking.lease.kin())) => Err(another().into()),
+        Ok(prefill) => behind_its_text(&mut asking, &prefill, settings, kin.map(|kin| kin.kin)).await,
         Err(nor_text) => Err(Stop::Cannot(nor_text)),
     };
     match said {
@@ -253,6 +255,28 @@ async fn behind_its_text(
     Ok((rest, Prefill::shift(&first, tokens)))
 }
 
+/// What the server was made of that began an answer.
+#[derive(Clone, Copy)]
+struct Begun {
+    kin: Kin,
+    /// It was a build that is tried beside the model's own.
+    by_canary: bool,
+}
+
+impl Begun {
+    /// Whether a server made of this may compute the rest: it has the same command, binary and files. The answer of a canary may be gone on
+    /// with by the model's own build, which differs from it in the binary alone: it has the same vocabulary, and what it computes is
+    /// conditioned on the prompt as it renders that itself and on exactly the text that the client has. So the whole is what that
+    /// build might have said, and one half does not belong to another answer than the other.
+    fn goes_on_by(self, next: Option<Kin>) -> bool {
+        let Some(next) = next else { return false };
+        next == self.kin
+            || self.by_canary
+                && (next.but_for_binary, next.answer_tokens)
+                    == (self.kin.but_for_binary, self.kin.answer_tokens)
+    }
+}
+
 fn another() -> Why {
     "the process that follows was started from something else".to_owned()
 }
@@ -264,7 +288,7 @@ fn no_event() -> Stop {
 /// An answer that can be continued by its tokens, as far as that shows without asking.
 struct Plan {
     wish: Wish,
-    kin: Kin,
+    kin: Begun,
     /// The same request has the same answer each time, as the next server says.
     is_greedy: Option<bool>,
 }
@@ -273,7 +297,7 @@ impl Plan {
     fn of(
         heard: &Transcript,
         body: &[u8],
-        kin: Option<Kin>,
+        kin: Option<Begun>,
         may_repeat: &Result<Draw, Why>,
     ) -> Result<Self, Why> {
         let kind = heard.kind();
@@ -294,7 +318,7 @@ impl Plan {
             return Err("it is not known what its server was started from".to_owned());
         };
         // A server with an end of its own would begin to count anew.
-        wish.limit = wish.limit.or(kin.answer_tokens);
+        wish.limit = wish.limit.or(kin.kin.answer_tokens);
         Ok(Self { wish, kin, is_greedy: None })
     }
 
@@ -308,7 +332,7 @@ impl Plan {
         let kind = heard.kind();
         let wish = &self.wish;
         let frame = heard.frame.clone().ok_or_else(no_event)?;
-        if asking.lease.kin() != Some(self.kin) {
+        if !self.kin.goes_on_by(asking.lease.kin()) {
             return Err(another().into());
         }
         let told = asking.answer(probed).await?;
@@ -373,5 +397,24 @@ impl Plan {
             ended: false,
         };
         Ok(((kind == Kind::Chat).then_some("/completion"), rest, voice))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_canary_is_gone_on_with_by_another_binary_and_by_nothing_else() {
+        let kin = |made_of, but_for_binary| Kin { made_of, but_for_binary, answer_tokens: None };
+        let begun = |by_canary| Begun { kin: kin(1, 7), by_canary };
+        for by_canary in [false, true] {
+            assert!(begun(by_canary).goes_on_by(Some(kin(1, 7))));
+            assert!(!begun(by_canary).goes_on_by(Some(kin(2, 8))), "another model, or another context");
+            assert!(!begun(by_canary).goes_on_by(None));
+            assert_eq!(begun(by_canary).goes_on_by(Some(kin(2, 7))), by_canary);
+        }
+        let shorter = Kin { answer_tokens: Some(5), ..kin(2, 7) };
+        assert!(!begun(true).goes_on_by(Some(shorter)));
     }
 }

@@ -26,6 +26,7 @@ mod ending;
 mod onward;
 mod terms;
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -56,6 +57,8 @@ use crate::refusal::Dialect;
 
 pub(crate) struct Relay {
     incoming: Incoming,
+    /// What was read of it before its head passed.
+    ahead: VecDeque<Bytes>,
     flight: Flight,
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
@@ -93,7 +96,7 @@ pub(crate) struct Relay {
 
 impl Relay {
     pub(crate) fn new(
-        incoming: Incoming,
+        (incoming, ahead): (Incoming, VecDeque<Bytes>),
         flight: Flight,
         backend: Backend,
         again: Option<Box<Again>>,
@@ -106,6 +109,7 @@ impl Relay {
         let heard = continues.map(|continues| Box::new(continues.transcript()));
         let mut relay = Self {
             incoming,
+            ahead,
             flight,
             revoked,
             lease: Some(lease),
@@ -138,7 +142,7 @@ impl Relay {
 
     /// An answer begins, with whatever of the request is still on its way.
     fn begin(&mut self) {
-        if self.incoming.is_end_stream() {
+        if self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         } else if !self.sent.is_whole()
             && let Some(conn) = &mut self.conn
@@ -155,7 +159,14 @@ impl Relay {
 
     /// A stream that is cut gets more bytes than its backend meant to send.
     pub(super) fn size_hint(&self) -> SizeHint {
-        if self.ended || self.events.is_some() { SizeHint::new() } else { self.incoming.size_hint() }
+        if self.ended || self.events.is_some() {
+            return SizeHint::new();
+        }
+        let ahead: u64 = self.ahead.iter().map(|piece| piece.len() as u64).sum();
+        match self.incoming.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(ahead + rest),
+            None => SizeHint::new(),
+        }
     }
 
     pub(super) fn poll(
@@ -206,6 +217,11 @@ impl Relay {
                 let comment = self.comment(": another process is not there yet\n\n");
                 return Poll::Ready(Some(Ok(Frame::data(comment))));
             }
+            if let Some(ahead) = self.ahead.pop_front()
+                && let Ok(piece) = self.piece(ahead)
+            {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
             // The connection is dropped only when the answer has ended, so a missing one means that nothing is left.
             let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
             let piece = match conn.poll_piece(&mut self.incoming, context) {
@@ -215,6 +231,7 @@ impl Relay {
                         self.leave_off(why);
                         continue;
                     }
+                    Err(_) if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) => continue,
                     Err(why) => {
                         if let Err(error) = self.cut(Outcome::UpstreamGarbled, why) {
                             return self.break_off(error, context);
@@ -256,6 +273,12 @@ impl Relay {
                     Some((end @ (Outcome::Revoked | Outcome::UpstreamDied), _)) if self.goes_on(end) => {
                         continue;
                     }
+                    // Of a canary that says nothing any more nobody has to wait for the end.
+                    Some((Outcome::UpstreamStalled, _))
+                        if self.is_canarys() && self.goes_on(Outcome::UpstreamDied) =>
+                    {
+                        continue;
+                    }
                     Some((outcome, why)) => {
                         if let Err(error) = self.cut(outcome, why) {
                             return self.break_off(error, context);
@@ -287,6 +310,7 @@ impl Relay {
         if let Some(meter) = &mut self.meter {
             meter.feed(&piece);
         }
+        let is_canarys = self.is_canarys();
         let piece = if let Some(events) = &mut self.events {
             let before = events.seen();
             let piece = events.pass(piece);
@@ -295,6 +319,10 @@ impl Relay {
             }
             let begins = before == 0 && events.seen() > 0;
             let is_torn = events.is_torn();
+            if is_canarys && self.heard.is_some() && tells_of_an_error(&piece) {
+                // Neither its client nor the transcript has that piece.
+                return Err("it ended with an error");
+            }
             match &mut self.voice {
                 Some(voice) if !piece.is_empty() => voice.say(&piece)?,
                 Some(_) => piece,
@@ -313,10 +341,15 @@ impl Relay {
             self.flight.passed(piece.len());
         }
         // A body of known length ends with its last byte: the client's side may never ask for more.
-        if self.events.is_none() && self.incoming.is_end_stream() {
+        if self.events.is_none() && self.incoming.is_end_stream() && self.ahead.is_empty() {
             self.end(Outcome::Ok);
         }
         Ok(piece)
+    }
+
+    /// Whether a build answers that is only tried.
+    fn is_canarys(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_canary())
     }
 
     /// What passes of a stream that may have to go on elsewhere. One that cannot is let go of.
@@ -400,4 +433,15 @@ impl Relay {
         }
         is_due
     }
+}
+
+/// Whether one of these events says that computing the answer failed.
+fn tells_of_an_error(events: &[u8]) -> bool {
+    let Ok(events) = std::str::from_utf8(events) else { return false };
+    events.contains("error")
+        && events.lines().any(|line| {
+            let data = line.strip_prefix("data:").or_else(|| line.strip_prefix("error:"));
+            let data = data.and_then(|data| serde_json::from_str::<serde_json::Value>(data.trim()).ok());
+            data.is_some_and(|data| data["error"].is_object() || data["type"] == "error")
+        })
 }

@@ -111,6 +111,41 @@ impl Leases {
         self.wait_for(kind, tokens, Turn::Again).await
     }
 
+    /// A lease, if it can be had at once: nobody waits for it, and it is not even counted as asked for otherwise.
+    pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
+        let mut state = lock(&self.state);
+        if state.refusal.is_some() || !state.dispatch.any_open() {
+            return None;
+        }
+        let generation = match state.dispatch.request(kind) {
+            Answer::Granted(generation) => generation,
+            Answer::Queued(ticket) => {
+                state.dispatch.cancel(ticket);
+                return None;
+            }
+            Answer::Full { .. } => return None,
+        };
+        let tokens = tokens.filter(|_| self.asks.load(Ordering::Relaxed));
+        let fits = tokens.is_none_or(|tokens| {
+            let judged = state.admit.judge(&state.dispatch, generation, tokens, true);
+            judged.action().is_none() || !state.admit.enforces()
+        });
+        if !fits {
+            let grants = state.dispatch.release(generation, kind);
+            let mut outbox = Outbox::default();
+            self.settle(&mut state, grants, &mut outbox);
+            drop(state);
+            self.deliver(outbox);
+            return None;
+        }
+        if kind == LeaseKind::Slot {
+            state.asked += 1;
+        }
+        let cell = state.occupy(generation, kind)?;
+        drop(state);
+        Some(self.lease_on(cell, kind, Duration::ZERO))
+    }
+
     async fn wait_for(
         self: &Arc<Self>,
         kind: LeaseKind,

@@ -35,6 +35,7 @@ use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::admit::{Admit, Board, Judged};
 use crate::lease::cell::Cell;
+use crate::lease::shadow::Shadow;
 use crate::lease::turns::Turns;
 use crate::process::settings::{self, Settings};
 use crate::sync::lock;
@@ -60,6 +61,10 @@ pub(crate) struct Leases {
     pub(crate) settings: Settings,
     /// The latest conversations.
     pub(crate) turns: Turns,
+    /// Copies of its requests for such a build.
+    pub(crate) shadow: Shadow,
+    /// It is a build that is tried beside a model's own.
+    is_canary: AtomicBool,
     /// Something is known against some request, so that nobody takes the lock for it where nothing is.
     knows: AtomicBool,
     /// Wakes those who wait to be alone, or for what becomes of a generation.
@@ -153,14 +158,36 @@ impl Leases {
             expects: None,
             doubted: Vec::new(),
         };
-        let (asks, knows) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (asks, knows, is_canary) =
+            (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let (wake, moved, born) = (Notify::new(), Notify::new(), Instant::now());
         let (settings, turns) = (Settings::default(), Turns::default());
-        Self { name, journal, wake, asks, settings, turns, knows, moved, born, state: Mutex::new(state) }
+        Self {
+            name,
+            journal,
+            wake,
+            asks,
+            settings,
+            turns,
+            shadow: Shadow::default(),
+            is_canary,
+            knows,
+            moved,
+            born,
+            state: Mutex::new(state),
+        }
     }
 
     pub(crate) fn name(&self) -> &ModelName {
         &self.name
+    }
+
+    pub(crate) fn set_canary(&self, is_canary: bool) {
+        self.is_canary.store(is_canary, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_canary(&self) -> bool {
+        self.is_canary.load(Ordering::Relaxed)
     }
 
     /// Whether and by which numbers prompts are weighed from now on.

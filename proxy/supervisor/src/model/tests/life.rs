@@ -211,7 +211,7 @@ async fn a_start_that_takes_too_long_is_killed() {
     let first = &rig.script.children()[0];
     assert_eq!((first.terms.load(Ordering::SeqCst), first.kills.load(Ordering::SeqCst)), (0, 1));
     let told = rig.events().into_iter().find_map(|(_, event)| match event {
-        EventKind::Crashed { failure } => Some(failure.kind),
+        EventKind::Crashed { failure, .. } => Some(failure.kind),
         _ => None,
     });
     assert_eq!(told, Some(FailureKind::Timeout));

@@ -157,6 +157,7 @@ fn spec(name: &str) -> ModelSpec {
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
         facts: warden_policies::ServerFacts::default(),
+        canary_of: None,
         quarantine: defaults.quarantine,
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     }
@@ -172,6 +173,7 @@ fn config(directory: &Path) -> FleetConfig {
         loading: defaults.loading.clone(),
         growth: defaults.growth.clone(),
         health: defaults.health.clone(),
+        canary: defaults.canary,
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
         watch: Watch { sensors: defaults.sensors, child: defaults.child },

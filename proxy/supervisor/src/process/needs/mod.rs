@@ -69,6 +69,8 @@ pub(crate) struct Sight {
 pub struct Kin {
     /// A hash of the command, the binary and the model's files.
     pub made_of: u64,
+    /// The same without the binary and its libraries: what it computes, whatever computes it.
+    pub but_for_binary: u64,
     /// Tokens of an answer to a request that sets no end, at most; `None`: it goes on for as long as there is room.
     pub answer_tokens: Option<u64>,
 }
@@ -119,7 +121,17 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
     for path in paths {
         stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
     }
-    Some(Kin { made_of: hasher.finish(), answer_tokens: hints::answer_tokens(command) })
+    let mut hasher_of_rest = DefaultHasher::new();
+    (args, env, env_remove, directory).hash(&mut hasher_of_rest);
+    let mut rest: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
+    rest.extend(named(command));
+    for path in rest {
+        stamp(&path)
+            .map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified))
+            .hash(&mut hasher_of_rest);
+    }
+    let but_for_binary = hasher_of_rest.finish();
+    Some(Kin { made_of: hasher.finish(), but_for_binary, answer_tokens: hints::answer_tokens(command) })
 }
 
 /// Whatever a command may name: each word of it, each part of a list (`a.gguf,b.gguf`), and that without a scale (`a.gguf:0.5`).

@@ -1,0 +1,238 @@
+//! Over many made-up trials: the declared errors hold although each is looked at after every request, and what was planted is found.
+
+use std::time::Duration;
+
+use super::*;
+use crate::growth::{self, Growth, Interval};
+use crate::sample::MemoryKind;
+use crate::world::SplitMix;
+
+/// What a build is like in a made-up trial.
+#[derive(Clone, Copy)]
+struct Made {
+    fails: f64,
+    /// Times as slow.
+    slow: f64,
+}
+
+const SOUND: Made = Made { fails: 0.0, slow: 1.0 };
+
+/// As declared, but for memory, which these trials are not about.
+fn numbers() -> Numbers {
+    Numbers { memory_requests: 0, ..crate::defaults().canary }
+}
+
+fn steady() -> Memory {
+    let growth = Growth { verdict: growth::Verdict::Steady, ..Growth::of(MemoryKind::Host) };
+    Memory { growth: vec![growth], host_at_ready: Some(1 << 30) }
+}
+
+fn ready(shadow: bool, numbers: Numbers) -> Trial {
+    let mut trial = Trial::new(numbers, shadow);
+    trial.memory(Arm::Base, steady());
+    trial.memory(Arm::Canary, steady());
+    trial
+}
+
+/// Plays a trial until it is over. Each conversation has some requests that are alike, as people's are; `noise` is the deviation of the
+/// logarithm of a latency.
+fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict, u64) {
+    let mut random = SplitMix::new(seed);
+    let mut trial = ready(false, Numbers { requests: 600, ..numbers() });
+    let mut conversation = 0_u64;
+    loop {
+        conversation += 1;
+        let arm = if random.chance(share) { Arm::Canary } else { Arm::Base };
+        let made = if arm == Arm::Canary { canary } else { base };
+        // Of the prompt, which stays the same over the turns.
+        let own = random.normal() * noise;
+        for _ in 0..=random.below(4) {
+            let mut ms = |mean: f64| mean * made.slow * (own + random.normal() * noise / 4.0).exp();
+            let (latency_ms, token_ms) = (Some(ms(300.0)), Some(ms(20.0)));
+            let failed = random.chance(made.fails);
+            trial.note(&Exchange { arm, conversation, failed, latency_ms, token_ms });
+            let (verdict, over) = trial.judge(Duration::ZERO);
+            if over {
+                return (verdict, trial.report().canary.requests);
+            }
+        }
+    }
+}
+
+/// The share of trials with this verdict, and the mean number of requests that the canary had.
+fn rate(of: &str, share: f64, noise: f64, base: Made, canary: Made) -> (f64, f64) {
+    const TRIALS: u32 = 100;
+    let played: Vec<_> = (0..TRIALS).map(|seed| play(u64::from(seed), share, noise, base, canary)).collect();
+    let hits = played.iter().filter(|(verdict, _)| verdict.as_str() == of).count();
+    let requests: u64 = played.iter().map(|(_, requests)| requests).sum();
+    let trials = f64::from(TRIALS);
+    (units(hits as u64) / trials, units(requests) / trials)
+}
+
+fn units(value: u64) -> f64 {
+    crate::units::exact(value)
+}
+
+#[test]
+fn equal_builds_are_called_worse_as_rarely_as_declared_and_are_let_go_early() {
+    for (share, noise, fails) in [(0.1, 0.2, 0.0), (0.5, 0.2, 0.02), (0.1, 0.5, 0.05), (0.5, 1.0, 0.2)] {
+        let both = Made { fails, ..SOUND };
+        let (worse, _) = rate("worse", share, noise, both, both);
+        // A rate of 0.01 gives 5 or more of 100 less often than once in two hundred times.
+        assert!(worse <= 0.04, "share {share}, noise {noise}, fails {fails}: {worse}");
+    }
+    let (equal, requests) = rate("better_or_equal", 0.1, 0.2, SOUND, SOUND);
+    assert!(equal >= 0.95 && requests < 250.0, "{equal} after {requests}");
+    let faster = Made { slow: 0.7, ..SOUND };
+    let (better, _) = rate("better_or_equal", 0.1, 0.4, SOUND, faster);
+    assert!(better >= 0.95, "{better}");
+}
+
+#[test]
+fn a_build_that_fails_more_often_is_found_and_stopped_early() {
+    for (share, fails, most) in [(0.1, 1.0, 8.0), (0.1, 0.3, 30.0), (0.1, 0.1, 120.0), (0.5, 0.3, 90.0)] {
+        let (worse, requests) = rate("worse", share, 0.2, SOUND, Made { fails, ..SOUND });
+        assert!(worse >= 0.95 && requests <= most, "share {share}, fails {fails}: {worse} after {requests}");
+    }
+    let (worse, _) = rate("worse", 0.1, 0.2, Made { fails: 0.05, ..SOUND }, Made { fails: 0.3, ..SOUND });
+    assert!(worse >= 0.95, "{worse}");
+}
+
+#[test]
+fn a_build_that_is_slower_is_found_and_one_at_the_margin_is_not_called_as_good() {
+    for (noise, slow) in [(0.2, 1.5), (0.4, 2.0), (1.0, 4.0)] {
+        let (worse, requests) = rate("worse", 0.1, noise, SOUND, Made { slow, ..SOUND });
+        assert!(worse >= 0.95 && requests <= 300.0, "noise {noise}, {slow}: {worse} after {requests}");
+    }
+    // Latency and pace have to agree here, so it is less often than each of them alone would be wrong.
+    let (equal, _) = rate("better_or_equal", 0.5, 0.1, SOUND, Made { slow: 1.0 + numbers().slower, ..SOUND });
+    assert!(equal <= 0.08, "{equal}");
+}
+
+#[test]
+fn requests_of_one_conversation_count_once_for_speeds() {
+    let mut trial = ready(false, numbers());
+    for _ in 0..1000 {
+        for (arm, conversation, ms) in [(Arm::Base, 1, 10.0), (Arm::Canary, 2, 900.0)] {
+            let (latency_ms, token_ms) = (Some(ms), Some(ms));
+            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+        }
+    }
+    let (verdict, over) = trial.judge(Duration::ZERO);
+    assert!(!over && verdict.words().iter().all(|words| words.contains("conversations")), "{verdict:?}");
+    assert_eq!(trial.patience(), numbers().patience_least);
+}
+
+#[test]
+fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
+    let worse = |trial: &Trial| match trial.judge(Duration::ZERO) {
+        (Verdict::Worse { reasons }, true) => reasons,
+        (verdict, _) => panic!("{verdict:?}"),
+    };
+    let undecided =
+        |trial: &Trial| assert!(!trial.judge(Duration::ZERO).1, "{:?}", trial.judge(Duration::ZERO));
+    let mut trial = ready(false, numbers());
+    trial.died(Arm::Canary);
+    undecided(&trial);
+    trial.died(Arm::Canary);
+    assert_eq!(worse(&trial), ["it died 2 times in 0 requests, the other 0 times in 0"]);
+    trial.died(Arm::Base);
+    undecided(&trial);
+
+    let mut trial = ready(false, numbers());
+    let request = |arm| Exchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
+    trial.note(&request(Arm::Canary));
+    (0..99).for_each(|_| trial.note(&request(Arm::Base)));
+    trial.died(Arm::Canary);
+    assert_eq!(worse(&trial).len(), 1, "one death is enough beside so much work without any");
+
+    let mut trial = ready(false, numbers());
+    trial.is_unwell(Arm::Canary, "nothing moves".into());
+    assert_eq!(worse(&trial), ["it is unwell, and the other is not: nothing moves"]);
+    trial.is_unwell(Arm::Base, "nothing moves".into());
+    undecided(&trial);
+
+    let leak = |low, high| {
+        let slope = Some(Interval { value: f64::midpoint(low, high), low, high });
+        let growth = Growth { verdict: growth::Verdict::Leaking, slope, ..Growth::of(MemoryKind::Host) };
+        Memory { growth: vec![growth], host_at_ready: None }
+    };
+    let mut trial = ready(false, numbers());
+    trial.memory(Arm::Canary, leak(10.0, 20.0));
+    assert_eq!(worse(&trial), ["it leaks host memory, and the other does not"]);
+    trial.memory(Arm::Base, leak(15.0, 25.0));
+    undecided(&trial);
+    trial.memory(Arm::Base, leak(1.0, 2.0));
+    assert_eq!(worse(&trial), ["both leak host memory, and it leaks more"]);
+    assert_eq!(trial.report().canary.host_at_ready, Some(1 << 30));
+}
+
+#[test]
+fn a_trial_has_an_end_and_says_what_is_missing() {
+    let mut trial = Trial::new(Numbers { requests: 3, memory_requests: 400, ..numbers() }, false);
+    let (verdict, over) = trial.judge(Duration::ZERO);
+    assert!(!over);
+    insta::assert_snapshot!(verdict.words().join("\n"));
+    assert!(trial.judge(numbers().time).1, "time");
+    for conversation in 0..3 {
+        let (latency_ms, token_ms) = (Some(1.0), None);
+        trial.note(&Exchange { arm: Arm::Canary, conversation, failed: false, latency_ms, token_ms });
+    }
+    let (verdict, over) = trial.judge(Duration::ZERO);
+    assert!(over && !verdict.is_decided(), "{verdict:?}");
+    assert!(verdict.words()[0].contains("3 requests"), "{verdict:?}");
+}
+
+#[test]
+fn a_shadow_is_not_judged_by_its_latency_and_answers_are_counted() {
+    let mut trial = ready(true, numbers());
+    for conversation in 0..200 {
+        for (arm, ms) in [(Arm::Base, 1.0), (Arm::Canary, 50.0)] {
+            let (latency_ms, token_ms) = (Some(ms), Some(5.0));
+            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+        }
+    }
+    for differs_at in [None, Some(7), Some(3)] {
+        trial.compared(differs_at);
+    }
+    trial.dropped(2);
+    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
+    let answers = Answers { same: 1, different: 2, dropped: 2, first_difference_at: Some(7) };
+    assert_eq!(trial.report().answers, Some(answers));
+}
+
+#[test]
+fn memory_that_had_no_time_to_show_itself_is_missing() {
+    let mut trial = ready(false, Numbers { memory_requests: 300, ..numbers() });
+    for conversation in 0..300 {
+        let (verdict, _) = trial.judge(Duration::ZERO);
+        assert_ne!(verdict, Verdict::BetterOrEqual, "after {conversation}");
+        for arm in [Arm::Base, Arm::Canary] {
+            let (latency_ms, token_ms) = (Some(5.0), Some(5.0));
+            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+        }
+    }
+    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
+    trial.memory(Arm::Canary, Memory::default());
+    let (verdict, over) = trial.judge(Duration::ZERO);
+    assert!(!over && verdict.words() == ["a reading of its memory"], "{verdict:?}");
+}
+
+#[test]
+fn what_has_no_tokens_is_judged_without_them() {
+    let mut trial = ready(false, numbers());
+    for conversation in 0..400 {
+        for arm in [Arm::Base, Arm::Canary] {
+            let (latency_ms, token_ms) = (Some(5.0), None);
+            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
+        }
+    }
+    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
+}
+
+#[test]
+fn a_verdict_is_one_flat_object() {
+    let json = serde_json::to_value(Verdict::worse("x")).unwrap();
+    assert_eq!(json, serde_json::json!({"verdict": "worse", "reasons": ["x"]}));
+    assert_eq!(serde_json::from_value::<Verdict>(json).unwrap(), Verdict::worse("x"));
+}

@@ -1,0 +1,368 @@
+//! A trial of one build beside another: what was told of both, and what follows.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use super::blocks::Blocks;
+use super::evidence::{Above, MoreFailures};
+use super::report::{Answers, ArmReport, Report, Weight};
+use super::{Arm, Exchange, Memory, Numbers, Verdict};
+use crate::growth::stats::median;
+use crate::growth::{self, Growth};
+use crate::units;
+
+/// Tests that each may call a build worse by chance.
+const TESTS: f64 = 3.0;
+
+/// Conversations that are remembered: more than any trial needs; beyond that none counts for speeds.
+const CONVERSATIONS: usize = 65_536;
+
+/// One trial.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    numbers: Numbers,
+    /// Clients are answered by the build that serves alone: what the other did first says nothing of its latency, because its cache
+    /// has none of their prompts.
+    shadow: bool,
+    base: Side,
+    canary: Side,
+    seen: HashSet<(Arm, u64)>,
+    failures: Blocks<bool>,
+    more: MoreFailures,
+    not_many_more: Above,
+    latency: Speed,
+    pace: Speed,
+    /// Answers of the canary in a row from the first on that told no speed.
+    paceless: u64,
+    answers: Option<Answers>,
+    slowest_ms: f64,
+}
+
+/// What is known of one build.
+#[derive(Clone, Debug, Default)]
+struct Side {
+    report: ArmReport,
+    latencies: VecDeque<f64>,
+    paces: VecDeque<f64>,
+    growth: Vec<Growth>,
+}
+
+/// One speed of both.
+#[derive(Clone, Debug)]
+struct Speed {
+    blocks: Blocks<f64>,
+    slower: Above,
+    not_slower: Above,
+    margin: f64,
+}
+
+impl Speed {
+    fn new(numbers: &Numbers) -> Self {
+        let margin = 1.0 + numbers.slower.max(0.0);
+        Self { blocks: Blocks::new(numbers.beside), slower: Above::new(), not_slower: Above::new(), margin }
+    }
+
+    /// Milliseconds, whatever they are of. If the build that is tried takes `margin` times as long as the other, it loses half of the
+    /// comparisons.
+    fn note(&mut self, arm: Arm, ms: f64) {
+        let Some((tried, others)) = self.blocks.note(arm, ms) else { return };
+        let lost = |other: f64| match tried.total_cmp(&(other * self.margin)) {
+            std::cmp::Ordering::Less => 0.0,
+            std::cmp::Ordering::Equal => 0.5,
+            std::cmp::Ordering::Greater => 1.0,
+        };
+        let count = units::exact(others.len() as u64);
+        let share = others.iter().map(|other| lost(*other)).sum::<f64>() / count;
+        self.slower.note(2.0 * share - 1.0);
+        self.not_slower.note(1.0 - 2.0 * share);
+    }
+}
+
+impl Trial {
+    /// Nothing is known yet. `shadow`: the build that is tried answers nobody.
+    pub fn new(numbers: Numbers, shadow: bool) -> Self {
+        Self {
+            numbers,
+            shadow,
+            base: Side::default(),
+            canary: Side::default(),
+            seen: HashSet::new(),
+            failures: Blocks::new(numbers.beside),
+            more: MoreFailures::new(),
+            not_many_more: Above::new(),
+            latency: Speed::new(&numbers),
+            pace: Speed::new(&numbers),
+            paceless: 0,
+            answers: shadow.then(Answers::default),
+            slowest_ms: 0.0,
+        }
+    }
+
+    fn side(&mut self, arm: Arm) -> &mut Side {
+        match arm {
+            Arm::Base => &mut self.base,
+            Arm::Canary => &mut self.canary,
+        }
+    }
+
+    /// A request has ended. What says nothing of its build (its client left, it was refused) is not told.
+    pub fn note(&mut self, exchange: &Exchange) {
+        let Exchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
+        let shown = self.numbers.shown;
+        let fresh = self.seen.len() < CONVERSATIONS && self.seen.insert((arm, conversation));
+        let sound = |ms: &f64| ms.is_finite() && *ms >= 0.0 && !failed;
+        let (latency_ms, token_ms) = (latency_ms.filter(sound), token_ms.filter(sound));
+        if arm == Arm::Base {
+            self.slowest_ms = self.slowest_ms.max(latency_ms.unwrap_or(0.0));
+        }
+        let side = self.side(arm);
+        side.report.requests += 1;
+        side.report.failures += u64::from(failed);
+        keep(&mut side.latencies, latency_ms, shown);
+        keep(&mut side.paces, token_ms, shown);
+        if arm == Arm::Canary && !failed && self.canary.paces.is_empty() {
+            self.paceless += 1;
+        }
+        if let Some((tried, others)) = self.failures.note(arm, failed) {
+            let (all, broken) = (others.len() as u64, others.iter().filter(|failed| **failed).count() as u64);
+            self.more.note(tried, all, broken);
+            let more = f64::from(u8::from(tried)) - units::exact(broken) / units::exact(all);
+            self.not_many_more.note(self.numbers.failing - more);
+        }
+        if fresh {
+            if let Some(ms) = latency_ms.filter(|_| !self.shadow) {
+                self.latency.note(arm, ms);
+            }
+            if let Some(ms) = token_ms {
+                self.pace.note(arm, ms);
+            }
+        }
+    }
+
+    /// A process of this build died by its own fault.
+    pub fn died(&mut self, arm: Arm) {
+        self.side(arm).report.deaths += 1;
+    }
+
+    /// A process of this build showed a sign of illness.
+    pub fn is_unwell(&mut self, arm: Arm, words: String) {
+        let most = self.numbers.beside;
+        let unwell = &mut self.side(arm).report.unwell;
+        if !unwell.contains(&words) && unwell.len() < most {
+            unwell.push(words);
+        }
+    }
+
+    /// What its memory does now.
+    pub fn memory(&mut self, arm: Arm, memory: Memory) {
+        let side = self.side(arm);
+        side.report.growth = memory.growth.iter().map(|growth| growth.verdict).max();
+        side.report.host_at_ready = memory.host_at_ready.or(side.report.host_at_ready);
+        side.growth = memory.growth;
+    }
+
+    /// Both builds have answered the same request, for which nothing is drawn. `differs_at`: at which character they differ, if they do.
+    pub fn compared(&mut self, differs_at: Option<u64>) {
+        let Some(answers) = &mut self.answers else { return };
+        match differs_at {
+            None => answers.same += 1,
+            Some(at) => {
+                answers.different += 1;
+                answers.first_difference_at.get_or_insert(at);
+            }
+        }
+    }
+
+    /// A request was not copied for the shadow.
+    pub fn dropped(&mut self, count: u64) {
+        if let Some(answers) = &mut self.answers {
+            answers.dropped += count;
+        }
+    }
+
+    /// For how long an answer of the build that is tried may be awaited before the other is asked.
+    pub fn patience(&self) -> Duration {
+        let ms = self.slowest_ms * self.numbers.patience;
+        Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX).max(self.numbers.patience_least)
+    }
+
+    /// What is made of it after this time, and whether it is over.
+    pub fn judge(&self, elapsed: Duration) -> (Verdict, bool) {
+        let reasons = self.reasons();
+        if !reasons.is_empty() {
+            return (Verdict::Worse { reasons }, true);
+        }
+        let mut missing = self.missing();
+        if missing.is_empty() {
+            return (Verdict::BetterOrEqual, true);
+        }
+        let Numbers { requests, time, .. } = self.numbers;
+        let ended = if self.canary.report.requests >= requests {
+            Some(format!("it has answered {requests} requests, and nothing more is expected of it"))
+        } else if elapsed >= time {
+            Some(format!("{} have passed", units::span(time)))
+        } else {
+            None
+        };
+        let over = ended.is_some();
+        missing.splice(0..0, ended);
+        (Verdict::Undecided { missing }, over)
+    }
+
+    fn worse_needs(&self) -> f64 {
+        TESTS / self.numbers.wrong
+    }
+
+    fn not_worse_needs(&self) -> f64 {
+        1.0 / self.numbers.wrong_equal
+    }
+
+    fn paces(&self) -> bool {
+        self.paceless < self.numbers.pace_missing
+    }
+
+    /// In what it is worse.
+    fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let (base, canary) = (&self.base.report, &self.canary.report);
+        let needs = self.worse_needs();
+        if self.more.wealth() >= needs {
+            reasons.push(format!(
+                "it fails more often: {} of {} requests, against {} of {}",
+                canary.failures, canary.requests, base.failures, base.requests
+            ));
+        }
+        let slower = |what: &str, ours: Option<f64>, theirs: Option<f64>| {
+            let ms = |ms: Option<f64>| ms.map_or_else(|| "?".to_owned(), |ms| format!("{ms:.1} ms"));
+            format!("{what}: {} against {} (medians)", ms(ours), ms(theirs))
+        };
+        let (base_shown, canary_shown) = (self.base.shown(), self.canary.shown());
+        if self.latency.slower.wealth() >= needs {
+            reasons.push(slower("its answers begin later", canary_shown.latency_ms, base_shown.latency_ms));
+        }
+        if self.pace.slower.wealth() >= needs {
+            reasons.push(slower("it takes longer for a token", canary_shown.token_ms, base_shown.token_ms));
+        }
+        reasons.extend(self.deaths());
+        for words in &canary.unwell {
+            if !base.unwell.contains(words) {
+                reasons.push(format!("it is unwell, and the other is not: {words}"));
+            }
+        }
+        reasons.extend(self.leak());
+        reasons
+    }
+
+    /// Whether it dies, or dies more often.
+    fn deaths(&self) -> Option<String> {
+        let (base, canary) = (&self.base.report, &self.canary.report);
+        let work = |side: &ArmReport| units::exact(side.requests.max(1));
+        let alone = base.deaths == 0 && work(base) >= self.numbers.death_work * work(canary);
+        let often = units::exact(canary.deaths) * work(base)
+            > self.numbers.death_often * units::exact(base.deaths) * work(canary);
+        let dies = canary.deaths >= 1 && alone || canary.deaths >= 2 && often;
+        dies.then(|| {
+            format!(
+                "it died {} times in {} requests, the other {} times in {}",
+                canary.deaths, canary.requests, base.deaths, base.requests
+            )
+        })
+    }
+
+    /// Whether it leaks where the other does not, or leaks more.
+    fn leak(&self) -> Option<String> {
+        self.canary.growth.iter().filter(|growth| growth.verdict.leaks()).find_map(|growth| {
+            let other = self.base.growth.iter().find(|other| other.series == growth.series);
+            let other = other.filter(|other| other.verdict.leaks());
+            let series = growth.series;
+            match (other, growth.slope) {
+                (None, _) => Some(format!("it leaks {series} memory, and the other does not")),
+                (Some(other), Some(slope)) if other.slope.is_some_and(|other| slope.low > other.high) => {
+                    Some(format!("both leak {series} memory, and it leaks more"))
+                }
+                (Some(_), _) => None,
+            }
+        })
+    }
+
+    /// What is missing until it can be called as good.
+    fn missing(&self) -> Vec<String> {
+        let needs = self.not_worse_needs();
+        let mut missing = Vec::new();
+        let mut ask = |wealth: f64, what: &str| {
+            if wealth < needs {
+                missing.push(format!("{what} (evidence {wealth:.1} of {needs:.0})"));
+            }
+        };
+        ask(self.not_many_more.wealth(), "requests, to rule out that it fails more often");
+        if !self.shadow {
+            ask(self.latency.not_slower.wealth(), "conversations, to rule out that its answers begin later");
+        }
+        if self.paces() {
+            ask(self.pace.not_slower.wealth(), "conversations, to rule out that it takes longer for a token");
+        }
+        let known =
+            |growth: &Growth| matches!(growth.verdict, growth::Verdict::Steady | growth::Verdict::Bounded);
+        let as_the_other = |growth: &Growth| {
+            let other = self.base.growth.iter().find(|other| other.series == growth.series);
+            growth.verdict.is_known() && other.is_some_and(|other| other.verdict >= growth.verdict)
+        };
+        match self.canary.growth.iter().find(|growth| !known(growth) && !as_the_other(growth)) {
+            Some(growth) => missing.push(format!(
+                "work, to tell what its memory does ({}: {})",
+                growth.series,
+                growth.verdict.as_str()
+            )),
+            None if self.canary.report.requests < self.numbers.memory_requests => {
+                let Numbers { memory_requests, .. } = self.numbers;
+                missing.push(format!(
+                    "work, to tell that it does not leak ({} of {memory_requests} requests)",
+                    self.canary.report.requests
+                ));
+            }
+            None if self.canary.growth.is_empty() => missing.push("a reading of its memory".to_owned()),
+            None => {}
+        }
+        missing
+    }
+
+    /// What is shown of it.
+    pub fn report(&self) -> Report {
+        let (worse_needs, not_worse_needs) = (self.worse_needs(), self.not_worse_needs());
+        let weight = |of: &str, worse: f64, not_worse: f64| Weight {
+            of: of.to_owned(),
+            worse: worse.min(f64::MAX),
+            worse_needs,
+            not_worse: not_worse.min(f64::MAX),
+            not_worse_needs,
+        };
+        let mut evidence = vec![weight("failures", self.more.wealth(), self.not_many_more.wealth())];
+        if !self.shadow {
+            evidence.push(weight("latency", self.latency.slower.wealth(), self.latency.not_slower.wealth()));
+        }
+        if self.paces() {
+            evidence.push(weight("pace", self.pace.slower.wealth(), self.pace.not_slower.wealth()));
+        }
+        Report {
+            base: self.base.shown(),
+            canary: self.canary.shown(),
+            answers: self.answers.clone(),
+            evidence,
+        }
+    }
+}
+
+impl Side {
+    fn shown(&self) -> ArmReport {
+        let of = |values: &VecDeque<f64>| median(&mut values.iter().copied().collect::<Vec<_>>());
+        ArmReport { latency_ms: of(&self.latencies), token_ms: of(&self.paces), ..self.report.clone() }
+    }
+}
+
+fn keep(values: &mut VecDeque<f64>, value: Option<f64>, most: usize) {
+    let Some(value) = value else { return };
+    if values.len() >= most {
+        values.pop_front();
+    }
+    values.push_back(value);
+}

@@ -1,0 +1,56 @@
+//! Defaults of canaries: another build of llama-server that is tried beside the one that serves.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::duration::duration;
+use super::key::{Key, Section, Takes};
+use crate::units::ByteSize;
+
+section!(
+    /// Another build that is tried beside the one that serves.
+    #[derive(Copy)]
+    Canary of "canary" {
+        /// The share of conversations that it gets, if nobody says another one.
+        share: f64 where Takes::Share,
+        /// The largest share that can be asked for.
+        share_most: f64 where Takes::Share,
+        /// After so many requests to it nothing more is expected.
+        requests: u64,
+        /// Nor after this time.
+        time: Duration = "duration",
+        /// A build that is slower by no more than this share is not worse.
+        slower: f64,
+        /// The chance that a build that is as good is called worse, at most.
+        wrong: f64 where Takes::Share,
+        /// The chance that each test takes a worse build for one that is as good, at most.
+        wrong_equal: f64 where Takes::Share,
+        /// Failures more by this share of requests are ruled out before a build is called as good.
+        failing: f64 where Takes::Share,
+        /// One death is enough where the other build did so many times its work without any.
+        death_work: f64,
+        /// From the second death on: it dies so many times as often.
+        death_often: f64,
+        /// Requests of the build that serves, at most, that one of the other is compared with.
+        beside: usize,
+        /// Latencies kept for the medians that are shown.
+        shown: usize,
+        /// Requests that it must have answered before its memory says that it does not leak.
+        memory_requests: u64,
+        /// Tokens that an answer must have to tell a speed.
+        pace_tokens: u64,
+        /// After so many answers that tell no speed, none is waited for.
+        pace_missing: u64,
+        /// It is waited for so many times as long as the other build ever took until its answer begins ...
+        patience: f64,
+        /// ... and at least for this time.
+        patience_least: Duration = "duration",
+        /// Finished requests that wait for a shadow, at most.
+        shadow_kept: usize,
+        /// The largest request that is kept for it.
+        shadow_bytes: ByteSize,
+        /// A shadow's answer may take so long.
+        shadow_limit: Duration = "duration",
+    }
+);

@@ -1,0 +1,38 @@
+//! Models that are loaded only as long as nobody else needs their room.
+
+use super::next::Place;
+use super::state::State;
+use super::{Amounts, Loading, Order, Who, Wish};
+
+impl Loading {
+    /// The guests that are there.
+    pub(super) fn guests(&self) -> Vec<&Who> {
+        let there = |state| matches!(state, State::Comes { .. } | State::Serves { .. });
+        let guests = self.models.iter().filter(|(_, model)| model.spec.guest && there(model.state));
+        guests.map(|(who, _)| who).collect()
+    }
+
+    /// All guests, if their leaving makes room for this one.
+    pub(super) fn guests_leaving_for(&self, wish: &Wish<'_>) -> Vec<Who> {
+        let guests = self.guests();
+        if guests.is_empty() || matches!(self.place(wish, &guests), Place::Nowhere) {
+            return Vec::new();
+        }
+        guests.into_iter().cloned().collect()
+    }
+
+    /// Guests leave as soon as a model has other settings that do not fit beside them: it stays loaded until they have left.
+    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&Amounts>) -> Vec<Order> {
+        let remade = self.models.iter().filter(|(_, model)| model.remade.is_some() && !model.spec.guest);
+        let crowded: Vec<Who> =
+            remade.filter(|(who, _)| !self.stays_beside_all(who, free)).map(|(who, _)| who.clone()).collect();
+        let Some(first) = crowded.first() else { return Vec::new() };
+        let guests: Vec<Who> = self.guests().into_iter().cloned().collect();
+        let mut orders = Vec::new();
+        for guest in guests {
+            self.part(&guest);
+            orders.push(Order::Unload { model: guest, makes_room_for: first.clone() });
+        }
+        orders
+    }
+}

@@ -1,0 +1,211 @@
+//! `/models/{name}/canary`: another build of llama-server is tried with a model, watched, ended.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use reqwest::Url;
+use warden_policies::defaults::parse_duration;
+use warden_policies::{canary, defaults};
+use warden_supervisor::{CanaryError, CanarySpec, Traffic};
+
+use super::answer::{Admin, Body, error, json};
+use crate::config::machine::Machine;
+use crate::config::resolve::binary::{self, Choice};
+use crate::config::resolve::store;
+
+/// What is wanted of a model's canary.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Order {
+    /// `POST`
+    Start(Result<Wish, String>),
+    /// `GET`
+    Show,
+    /// `DELETE`
+    Stop,
+}
+
+/// A canary as it is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Wish {
+    choice: Choice,
+    /// A share of conversations; `None`: the default. Absent with a shadow.
+    share: Option<f64>,
+    shadow: bool,
+    requests: Option<u64>,
+    time: Option<Duration>,
+    slower: Option<f64>,
+}
+
+/// Where builds are, and what is declared of canaries: as last configured.
+#[derive(Clone, Debug)]
+pub(crate) struct Tries {
+    pub(crate) data: PathBuf,
+    pub(crate) cache: PathBuf,
+    pub(crate) version_timeout: Duration,
+    pub(crate) numbers: canary::Numbers,
+}
+
+impl Default for Tries {
+    fn default() -> Self {
+        let (child, numbers) = (defaults().child, defaults().canary);
+        let (data, cache) = (PathBuf::new(), PathBuf::new());
+        Self { data, cache, version_timeout: child.version_timeout, numbers }
+    }
+}
+
+/// The names in a query, for the answer to another one.
+const NAMES: &str = "`build` or `binary`, `share` or `shadow`, `requests`, `for`, `slower`";
+
+impl Wish {
+    /// Reads the query of a `POST`.
+    pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
+        let url = Url::parse(&format!("http://localhost/?{}", query.unwrap_or_default()));
+        let url = url.map_err(|problem| format!("the query cannot be read: {problem}"))?;
+        let mut given: BTreeMap<Cow<'_, str>, Cow<'_, str>> = url.query_pairs().collect();
+        let mut take = |name: &str| given.remove(name).map(Cow::into_owned);
+        let choice = match (take("build"), take("binary")) {
+            (Some(id), None) if !id.is_empty() => Choice::Build(id),
+            (None, Some(path)) if path.starts_with('/') => Choice::Path(path.into()),
+            (None, Some(path)) => return Err(format!("`binary={path}` is no absolute path")),
+            _ => {
+                return Err(
+                    "name one llama-server: `build=ID` of `llama-warden builds list`, or `binary=PATH`"
+                        .to_owned(),
+                );
+            }
+        };
+        let number = |name: &str, text: Option<String>| {
+            let read = |text: String| match text.parse::<f64>() {
+                Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+                _ => Err(format!("`{name}={text}` is no number from 0 on")),
+            };
+            text.map(read).transpose()
+        };
+        let share = number("share", take("share"))?;
+        let shadow = match take("shadow").as_deref() {
+            None | Some("0" | "false") => false,
+            Some("" | "1" | "true") => true,
+            Some(other) => return Err(format!("`shadow={other}` is neither 1 nor 0")),
+        };
+        if shadow && share.is_some() {
+            return Err("a shadow answers nobody, so it has no `share`: leave one of both out".to_owned());
+        }
+        let whole = |text: String| {
+            text.parse()
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or(format!("`requests={text}` is no count from 1 on"))
+        };
+        let requests = take("requests").map(whole).transpose()?;
+        let duration = |text: String| {
+            let read = parse_duration(&text).ok().filter(|time| !time.is_zero());
+            read.ok_or(format!("`for={text}` is no time: write it like `90m` or `24h`"))
+        };
+        let time = take("for").map(duration).transpose()?;
+        let slower = number("slower", take("slower"))?;
+        match given.keys().next() {
+            Some(name) => Err(format!("`{name}` says nothing here: the names are {NAMES}")),
+            None => Ok(Self { choice, share, shadow, requests, time, slower }),
+        }
+    }
+
+    /// Finds the llama-server, and asks it whether it is one.
+    async fn spec(self, tries: &Tries) -> Result<CanarySpec, String> {
+        let look = |id: Option<&str>| store::find(&tries.data, id);
+        let machine = Machine::read();
+        let found = binary::tried(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
+        let mut numbers = tries.numbers;
+        numbers.requests = self.requests.unwrap_or(numbers.requests);
+        numbers.time = self.time.unwrap_or(numbers.time);
+        numbers.slower = self.slower.unwrap_or(numbers.slower);
+        let traffic =
+            if self.shadow { Traffic::Shadow } else { Traffic::Share(self.share.unwrap_or(numbers.share)) };
+        Ok(CanarySpec { binary: found.binary, build: found.build, facts: found.facts, traffic, numbers })
+    }
+}
+
+impl Admin {
+    /// Does what is wanted of the canary of a model.
+    pub(super) async fn canary(&self, model: &str, order: Order) -> Response<Body> {
+        let done = match order {
+            Order::Show => self.fleet.canary_view(model),
+            Order::Stop => self.fleet.stop_canary(model).await,
+            Order::Start(Err(why)) => return error(StatusCode::BAD_REQUEST, &why),
+            Order::Start(Ok(wish)) => {
+                // Before any program is run for it.
+                if let Err(unknown) = self.fleet.resolve(Some(model)) {
+                    return error(StatusCode::NOT_FOUND, &unknown.to_string());
+                }
+                let tries = self.told.borrow().tries.clone();
+                match wish.spec(&tries).await {
+                    Ok(spec) => self.fleet.start_canary(model, spec).await,
+                    Err(why) => return error(StatusCode::BAD_REQUEST, &why),
+                }
+            }
+        };
+        match done {
+            Ok(view) => json(StatusCode::OK, &view),
+            Err(failure) => error(status(&failure), &failure.to_string()),
+        }
+    }
+}
+
+fn status(failure: &CanaryError) -> StatusCode {
+    match failure {
+        CanaryError::Unknown(_) | CanaryError::None(_) => StatusCode::NOT_FOUND,
+        CanaryError::NoBinary { .. } | CanaryError::NotABinary(_) | CanaryError::Share { .. } => {
+            StatusCode::BAD_REQUEST
+        }
+        CanaryError::Remote(_)
+        | CanaryError::Exists(_)
+        | CanaryError::Fleet(_)
+        | CanaryError::DidNotBegin { .. } => StatusCode::CONFLICT,
+        CanaryError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_says_which_build_and_which_traffic() {
+        let wish = Wish::of(Some("build=ab12&share=0.25&requests=10&for=90m&slower=0.5")).unwrap();
+        assert_eq!(
+            wish,
+            Wish {
+                choice: Choice::Build("ab12".into()),
+                share: Some(0.25),
+                shadow: false,
+                requests: Some(10),
+                time: Some(Duration::from_secs(5400)),
+                slower: Some(0.5),
+            }
+        );
+        let shadow = Wish::of(Some("binary=%2Fopt%2Fa%20b&shadow=1")).unwrap();
+        assert_eq!((shadow.choice, shadow.shadow), (Choice::Path("/opt/a b".into()), true));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_told() {
+        let wrong = [
+            "",
+            "build=a&binary=/b",
+            "binary=relative",
+            "build=a&share=much",
+            "build=a&share=-1",
+            "build=a&share=0.1&shadow",
+            "build=a&shadow=maybe",
+            "build=a&requests=0",
+            "build=a&for=0s",
+            "build=a&for=soon",
+            "build=a&slower=NaN",
+            "build=a&shares=0.1",
+        ];
+        let told = wrong.map(|query| format!("{query}\n    {}\n", Wish::of(Some(query)).unwrap_err()));
+        insta::assert_snapshot!(told.concat());
+    }
+}

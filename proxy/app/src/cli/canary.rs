@@ -1,0 +1,289 @@
+//! `llama-warden canary start|status|stop`: another build of llama-server is tried with a model of a running instance.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+use warden_policies::canary::Verdict;
+use warden_policies::{ByteSize, secrets, units};
+use warden_supervisor::{CanaryState, CanaryView};
+
+use super::block_on;
+use super::control::InstanceArgs;
+use crate::admin::answer::Status;
+use crate::admin::client::Client;
+use crate::exit::{Failure, REFUSED, TOO_FEW};
+use crate::out;
+
+/// How often a canary that is watched is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What can be done with canaries.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CanaryCommand {
+    /// Tries another llama-server with a model: it answers a share of conversations, or copies of requests, until it is known
+    /// whether it is worse.
+    Start(StartArgs),
+    /// Shows the canaries that run and the last one of each model, with what is made of them.
+    Status(CanaryStatusArgs),
+    /// Ends the canary of a model; what it answers is answered.
+    Stop(StopArgs),
+}
+
+/// What `canary start` takes.
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The model, by its name or an alias.
+    model: String,
+    /// A build of the store (`llama-warden builds list`), by its id or the beginning of it.
+    #[arg(long, value_name = "ID", required_unless_present = "binary", conflicts_with = "binary")]
+    build: Option<String>,
+    /// A llama-server.
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+    /// The share of conversations that it answers, like `10%` or `0.1`. Default: 10%.
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "shadow")]
+    share: Option<f64>,
+    /// It answers nobody: it gets copies of requests, one after another, and where nothing is drawn its answers are compared.
+    #[arg(long)]
+    shadow: bool,
+    /// After so many requests to it, it is over.
+    #[arg(long, value_name = "COUNT")]
+    requests: Option<u64>,
+    /// After this time it is over, like `90m` or `24h`.
+    #[arg(long = "for", value_name = "TIME")]
+    time: Option<String>,
+    /// A build that is slower by no more than this share is not worse, like `20%` or `0.2`.
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    slower: Option<f64>,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `canary status` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CanaryStatusArgs {
+    /// The model, by its name or an alias. Default: all that have or had a canary.
+    model: Option<String>,
+    /// Waits until the canary has ended. The exit code is 0 if it is as good or better, 3 if it is worse, 5 if that is not known.
+    #[arg(long, requires = "model")]
+    watch: bool,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `canary stop` takes.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// The model, by its name or an alias.
+    model: String,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// A share, as a number or in percent.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().ok().map(|number| number / of);
+    share
+        .filter(|share| share.is_finite() && *share >= 0.0)
+        .ok_or("write a share like `10%` or `0.1`".to_owned())
+}
+
+pub(crate) fn run(command: &CanaryCommand) -> Result<(), Failure> {
+    match command {
+        CanaryCommand::Start(args) => start(args),
+        CanaryCommand::Status(args) => status(args),
+        CanaryCommand::Stop(args) => {
+            let client = args.instance.client()?;
+            let view =
+                block_on(client.json::<CanaryView>(Method::DELETE, &["models", &args.model, "canary"]))??;
+            show(&view, args.json)
+        }
+    }
+}
+
+fn start(args: &StartArgs) -> Result<(), Failure> {
+    let mut query: Vec<(&str, String)> = Vec::new();
+    if let Some(build) = &args.build {
+        query.push(("build", build.clone()));
+    }
+    if let Some(binary) = &args.binary {
+        // The instance may have another working directory.
+        let path = std::path::absolute(binary).map_err(|problem| {
+            Failure::failed(format!("cannot tell where {} is: {problem}", binary.display()))
+        })?;
+        let text = path.to_str().ok_or_else(|| {
+            Failure::usage(format!("the path {} is not text", path.display()), "use a path in UTF-8")
+        })?;
+        query.push(("binary", text.to_owned()));
+    }
+    if args.shadow {
+        query.push(("shadow", "1".to_owned()));
+    }
+    query.extend(args.share.map(|share| ("share", share.to_string())));
+    query.extend(args.requests.map(|requests| ("requests", requests.to_string())));
+    query.extend(args.time.clone().map(|time| ("for", time)));
+    query.extend(args.slower.map(|slower| ("slower", slower.to_string())));
+    let client = args.instance.client()?;
+    let path = ["models", &args.model, "canary"];
+    let view: CanaryView = block_on(client.json_with(Method::POST, &path, &query))??;
+    show(&view, args.json)
+}
+
+fn status(args: &CanaryStatusArgs) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    let Some(model) = &args.model else {
+        let status: Status = block_on(client.json(Method::GET, &["status"]))??;
+        let all: Vec<_> = status.fleet.models.into_iter().filter_map(|model| model.canary).collect();
+        if args.json {
+            return out::json(&all);
+        }
+        if all.is_empty() {
+            return out::line("no model has or had a canary: `llama-warden canary start MODEL` begins one");
+        }
+        return all.iter().try_for_each(|view| show(view, false));
+    };
+    let view = block_on(look(&client, model, args.watch))??;
+    show(&view, args.json)?;
+    match view.verdict {
+        _ if !args.watch => Ok(()),
+        Verdict::BetterOrEqual => Ok(()),
+        Verdict::Worse { .. } => Err(Failure::Told { code: REFUSED }),
+        Verdict::Undecided { .. } => Err(Failure::Told { code: TOO_FEW }),
+    }
+}
+
+/// The canary of a model, now or once it has ended.
+async fn look(client: &Client, model: &str, until_end: bool) -> Result<CanaryView, Failure> {
+    loop {
+        let view: CanaryView = client.json(Method::GET, &["models", model, "canary"]).await?;
+        if !until_end || view.state == CanaryState::Ended {
+            return Ok(view);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
+    if json {
+        return out::json(view);
+    }
+    out::write(&secrets::text(&text(view)))
+}
+
+/// What is said of one canary, in a line.
+pub(super) fn line(view: &CanaryView) -> String {
+    let what = view
+        .share
+        .map_or_else(|| "a shadow".to_owned(), |share| format!("{:.0} % of conversations", share * 100.0));
+    let verdict = match &view.verdict {
+        Verdict::BetterOrEqual => "as good or better",
+        Verdict::Worse { .. } => "worse",
+        Verdict::Undecided { .. } => "undecided",
+    };
+    let build = view.build.clone().unwrap_or_else(|| view.binary.display().to_string());
+    format!("canary {build} ({what}): {}, {verdict}", view.state.as_str())
+}
+
+/// All that is known of one.
+fn text(view: &CanaryView) -> String {
+    let time = units::span(Duration::try_from_secs_f64(view.seconds).unwrap_or_default());
+    let mut text = format!("{}: {} after {time}\n", view.model, line(view));
+    text.extend(view.verdict.words().iter().map(|words| {
+        let mark = if view.verdict.is_decided() { "because" } else { "missing" };
+        format!("  {mark}: {words}\n")
+    }));
+    let dash = || "-".to_owned();
+    let ms = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{ms:.1} ms"));
+    let mut rows = vec![
+        ["", "REQUESTS", "FAILURES", "DEATHS", "FIRST BYTE", "PER TOKEN", "FRESH", "GROWTH"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for (name, arm) in [("its own", &view.report.base), ("canary", &view.report.canary)] {
+        rows.push(vec![
+            name.to_owned(),
+            arm.requests.to_string(),
+            arm.failures.to_string(),
+            arm.deaths.to_string(),
+            ms(arm.latency_ms),
+            ms(arm.token_ms),
+            arm.host_at_ready.map_or_else(dash, |bytes| ByteSize(bytes).to_string()),
+            arm.growth.map_or_else(dash, |growth| growth.as_str().to_owned()),
+        ]);
+    }
+    text.extend(out::table(&rows).lines().map(|line| format!("  {line}\n")));
+    if let Some(answers) = &view.report.answers {
+        let at = answers.first_difference_at.map(|at| format!(", the first at character {at}"));
+        text.extend([format!(
+            "  answers without chance: {} the same, {} different{}; {} requests were not copied\n",
+            answers.same,
+            answers.different,
+            at.unwrap_or_default(),
+            answers.dropped
+        )]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::canary::{Answers, ArmReport, Report};
+    use warden_policies::{ModelName, growth};
+
+    use super::*;
+
+    #[test]
+    fn shares_are_numbers_or_percents() {
+        assert_eq!((share("10%"), share("0.25"), share("5 %")), (Ok(0.1), Ok(0.25), Ok(0.05)));
+        for wrong in ["much", "-1", "", "%"] {
+            assert!(share(wrong).unwrap_err().contains("10%"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_canary_is_told_with_its_reasons_and_both_builds_beside_each_other() {
+        let base = ArmReport {
+            requests: 900,
+            latency_ms: Some(210.4),
+            token_ms: Some(21.0),
+            host_at_ready: Some(1 << 30),
+            growth: Some(growth::Verdict::Steady),
+            ..ArmReport::default()
+        };
+        let canary =
+            ArmReport { requests: 100, failures: 7, deaths: 1, growth: None, ..ArmReport::default() };
+        let mut view = CanaryView {
+            model: ModelName::new("m"),
+            name: ModelName::new("m@canary"),
+            state: CanaryState::Ended,
+            binary: "/opt/b/llama-server".into(),
+            build: Some("0a1b2c".into()),
+            share: Some(0.1),
+            began_at: "2026-01-02T03:04:05.678Z".into(),
+            seconds: 4000.0,
+            ended_at: Some("2026-01-02T04:10:45.678Z".into()),
+            verdict: Verdict::worse("it fails more often: 7 of 100 requests, against 0 of 900"),
+            report: Report { base, canary, answers: None, evidence: Vec::new() },
+        };
+        let mut all = text(&view);
+        (view.state, view.build, view.share) = (CanaryState::Running, None, None);
+        view.verdict =
+            Verdict::undecided("requests, to rule out that it fails more often (evidence 3.1 of 20)");
+        let answers = Answers { same: 40, different: 2, dropped: 11, first_difference_at: Some(17) };
+        view.report.answers = Some(answers);
+        all.push_str(&text(&view));
+        insta::assert_snapshot!(all);
+    }
+}

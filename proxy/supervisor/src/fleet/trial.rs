@@ -1,0 +1,151 @@
+//! The task beside a canary: what happens to both builds is told to the trial, and what is made of it is carried out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+use warden_policies::canary::{Arm, Memory, Verdict};
+use warden_policies::growth::Growth;
+use warden_policies::sample::HostMemory;
+
+use super::Fleet;
+use super::canary::{Running, Stage};
+use crate::error::FailureKind;
+use crate::sync::lock;
+use crate::view::event::{Event, EventKind};
+use crate::view::{FleetView, ModelView};
+
+/// What was told within this time is judged at once: more often nobody could act on it.
+const GATHER: Duration = Duration::from_millis(20);
+
+impl Fleet {
+    /// Watches a canary until it has ended. Listens from the call on.
+    pub(super) fn watch_canary(self, running: Arc<Running>) -> impl Future<Output = ()> + Send + 'static {
+        let mut events = self.events().receiver;
+        let mut views = self.subscribe();
+        let mut stage = running.stage.subscribe();
+        async move {
+            loop {
+                let ended = async {
+                    drop(stage.wait_for(|stage| matches!(stage, Stage::Ended(_))).await);
+                };
+                let left = running.spec.numbers.time.saturating_sub(running.elapsed());
+                let end = tokio::select! {
+                    biased;
+                    () = ended => return,
+                    event = events.recv() => match event {
+                        Ok(event) => told(&running, &event),
+                        // What was missed shows in the picture, or at the next one.
+                        Err(RecvError::Lagged(_)) => None,
+                        Err(RecvError::Closed) => return,
+                    },
+                    Ok(()) = views.changed() => {
+                        seen(&running, &views.borrow_and_update());
+                        None
+                    }
+                    () = running.told.notified() => {
+                        tokio::time::sleep(GATHER).await;
+                        None
+                    }
+                    () = tokio::time::sleep(left), if !left.is_zero() => None,
+                };
+                if let Some(verdict) = end.or_else(|| judged(&running)) {
+                    self.end_canary(&running, verdict).await;
+                }
+            }
+        }
+    }
+}
+
+/// What is made of the trial, if it is over.
+fn judged(running: &Running) -> Option<Verdict> {
+    let runs = *running.stage.borrow() == Stage::Runs;
+    let (verdict, over) = lock(&running.trial).judge(running.elapsed());
+    // What never came is worse or has no room; who says so is the event.
+    let late = !runs && running.elapsed() >= running.spec.numbers.time;
+    (over && runs || late).then_some(verdict)
+}
+
+/// Something has happened. What ends it at once is returned.
+fn told(running: &Running, event: &Event) -> Option<Verdict> {
+    let model = event.model.as_ref()?;
+    let arm = if *model == running.name {
+        Arm::Canary
+    } else if *model == running.model {
+        Arm::Base
+    } else {
+        return None;
+    };
+    let runs = *running.stage.borrow() == Stage::Runs;
+    match (arm, &event.kind) {
+        (Arm::Canary, EventKind::Starting { .. }) => {
+            running.stage.send_if_modified(|stage| {
+                let begins = *stage == Stage::Waits;
+                if begins {
+                    *stage = Stage::Starts;
+                }
+                begins
+            });
+        }
+        (Arm::Canary, EventKind::Ready { .. }) => {
+            running.stage.send_if_modified(|stage| {
+                let begins = matches!(stage, Stage::Waits | Stage::Starts);
+                if begins {
+                    *stage = Stage::Runs;
+                }
+                begins
+            });
+        }
+        (
+            Arm::Canary,
+            EventKind::WaitsForRoom { message }
+            | EventKind::LoadsAnew { message }
+            | EventKind::FallsBack { message },
+        ) => return Some(Verdict::undecided(format!("there is no room for it: {message}"))),
+        (Arm::Canary, EventKind::MakesRoom { wanted }) => {
+            return Some(Verdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
+        }
+        (Arm::Canary, EventKind::Crashed { failure, .. } | EventKind::Failed { failure }) if !runs => {
+            return Some(if failure.kind == FailureKind::OutOfMemory {
+                Verdict::undecided(format!("there is no room for it: {}", failure.message))
+            } else {
+                Verdict::worse(format!("it does not start: {}", failure.message))
+            });
+        }
+        (Arm::Canary, EventKind::Failed { failure }) => {
+            return Some(Verdict::worse(format!("it does not start again: {}", failure.message)));
+        }
+        (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).died(arm),
+        (arm, EventKind::Unwell { reason, .. }) => {
+            lock(&running.trial).is_unwell(arm, reason.to_string());
+        }
+        _ => {}
+    }
+    None
+}
+
+/// What the memory of both does now.
+fn seen(running: &Running, view: &FleetView) {
+    let base = view.models.iter().find(|model| model.name == running.model);
+    let canary = view.canaries.iter().find(|model| model.name == running.name);
+    let mut trial = lock(&running.trial);
+    for (arm, model) in [(Arm::Base, base), (Arm::Canary, canary)] {
+        if let Some(model) = model {
+            trial.memory(arm, memory(model));
+        }
+    }
+}
+
+/// Of all its processes: each series as the worst of them has it.
+fn memory(model: &ModelView) -> Memory {
+    let mut growth: Vec<Growth> = Vec::new();
+    for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {
+        match growth.iter_mut().find(|known| known.series == one.series) {
+            Some(known) if known.verdict < one.verdict => *known = one.clone(),
+            Some(_) => {}
+            None => growth.push(one.clone()),
+        }
+    }
+    let ready = model.backends.iter().filter_map(|backend| backend.host_at_ready);
+    Memory { growth, host_at_ready: ready.map(HostMemory::charged).max() }
+}

@@ -1,0 +1,390 @@
+//! Promise: another build of llama-server is tried beside the one that serves, and whatever it does, no client is failed by it.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use warden_rig::process::ProcessId;
+use warden_rig::swarm::{Answers, all_whole, requests, same, swarm};
+use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
+use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
+
+/// Crashes are forgiven fast, readings come often, and nobody waits long for a canary that says nothing.
+const HASTY: &str = "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\
+                     args = [\"-np\", \"8\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
+const OFTEN: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
+                     internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
+                     internal.canary.patience_least = \"500ms\"";
+
+/// More requests than any verdict here takes.
+const MANY: usize = 4000;
+const BATCH: usize = 40;
+
+/// A warden with a model `m`, and another build of its llama-server that does what `canary` says.
+async fn started(own: &Value, canary: &Value, top: &str) -> Result<(Warden, PathBuf), Trouble> {
+    let setup = Setup::new()?.top(OFTEN).top(top).fake("m", own, HASTY)?;
+    let binary = another_build(&setup, canary)?;
+    let warden = setup.start().await?;
+    warden.until_ready(1).await?;
+    Ok((warden, binary))
+}
+
+/// A program that is a fake-llama with another script.
+fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
+    let script = setup.home.file("scripts/m-canary.json", script.to_string())?;
+    let text = format!(
+        "#!/bin/sh\nFAKE_LLAMA_SCRIPT='{}' exec '{}' \"$@\"\n",
+        script.display(),
+        binaries::fake_llama()?.display()
+    );
+    let program = setup.home.file("canary-llama-server", text)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    Ok(program)
+}
+
+/// Starts a canary, and waits until it gets requests.
+async fn start(warden: &Warden, binary: &std::path::Path, more: &[&str]) -> Result<Value, Trouble> {
+    let binary = binary.to_string_lossy();
+    let mut args = vec!["canary", "start", "m", "--json", "--binary", &*binary];
+    args.extend(more);
+    let ran = warden.cli(&args).await?;
+    if ran.code != 0 {
+        return Err(Trouble::new(format!("canary start: {ran:?}")));
+    }
+    wait_for("the canary runs", SOON, async || {
+        let view = view_of(warden).await.ok()?;
+        (view["state"] == "running").then_some(view)
+    })
+    .await
+}
+
+async fn view_of(warden: &Warden) -> Result<Value, Trouble> {
+    warden.admin().get("/models/m/canary").await?.json()
+}
+
+/// The canary once it has ended.
+async fn ended(warden: &Warden) -> Result<Value, Trouble> {
+    wait_for("the canary has ended", SOON, async || {
+        let view = view_of(warden).await.ok()?;
+        (view["state"] == "ended").then_some(view)
+    })
+    .await
+}
+
+/// Processes of the canary.
+fn canaries(warden: &Warden) -> Vec<ProcessId> {
+    let is_one = |process: &ProcessId| {
+        let script = process.variable("FAKE_LLAMA_SCRIPT");
+        script.is_some_and(|script| script.to_string_lossy().ends_with("m-canary.json"))
+    };
+    warden.backends().into_iter().filter(is_one).collect()
+}
+
+/// Requests of several clients until the canary has ended; none may fail.
+async fn load_until_ended(warden: &Warden, tokens: u64) -> Result<Value, Trouble> {
+    for from in (0..MANY).step_by(BATCH) {
+        let batch: Vec<Value> = (from..from + BATCH)
+            .map(|n| chat(&format!("c-{n}"), "m", &format!("say it {n} times"), tokens, n.is_multiple_of(2)))
+            .collect();
+        all_whole(&swarm(&warden.http, &batch, 6).await)?;
+        let view = view_of(warden).await?;
+        if view["state"] == "ended" {
+            return Ok(view);
+        }
+    }
+    Err(Trouble::new(format!("not within {MANY} requests: {}", view_of(warden).await?)))
+}
+
+/// By which processes requests were executed, by their names.
+fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>, Trouble> {
+    let mut by: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    for line in warden.ledger().lines()?.into_iter().filter(|line| line.event == "begun") {
+        by.entry(line.id).or_default().push(line.pid);
+    }
+    Ok(by)
+}
+
+/// What one undisturbed server answers.
+async fn undisturbed(requests: &[Value], script: &Value) -> Result<Answers, Trouble> {
+    let fake = Fake::start(script, &["-np", "8"]).await?;
+    Ok(swarm(&fake.http, requests, 6).await)
+}
+
+fn reasons(view: &Value) -> String {
+    view["reasons"].to_string()
+}
+
+#[tokio::test]
+async fn a_conversation_stays_where_it_began_and_the_share_is_about_right() -> Outcome {
+    let (warden, binary) = started(&json!({}), &json!({}), "").await?;
+    let view = start(&warden, &binary, &["--share", "30%", "--for", "1h"]).await?;
+    assert_eq!((&view["share"], &view["verdict"]), (&json!(0.3), &json!("undecided")), "{view}");
+    let turn = |conversation: usize, turn: usize| {
+        let mut request = chat(&format!("s-{conversation}-{turn}"), "m", "", 2, false);
+        let mut messages = vec![json!({"role": "user", "content": format!("conversation {conversation}")})];
+        for said in 0..turn {
+            messages.push(json!({"role": "assistant", "content": format!("answer {said}")}));
+            messages.push(json!({"role": "user", "content": format!("question {said}")}));
+        }
+        request["messages"] = Value::Array(messages);
+        request
+    };
+    let own: Vec<i32> = canaries(&warden).iter().map(|process| process.pid).collect();
+    let mut taken = 0;
+    for conversation in 0..120 {
+        for n in 0..3 {
+            let answer = warden.http.post(CHAT, &turn(conversation, n)).await?;
+            assert!(answer.status.is_success(), "{}", answer.text());
+        }
+        let by = executed_by(&warden)?;
+        let at = |n: usize| by[&format!("s-{conversation}-{n}")].clone();
+        assert_eq!((at(0), at(0)), (at(1), at(2)), "conversation {conversation}");
+        taken += usize::from(own.contains(&at(0)[0]));
+    }
+    // Of 120 with 0.3 each, fewer or more come less often than once in ten thousand times.
+    assert!((17..56).contains(&taken), "{taken} of 120");
+    let status = warden.admin().get("/status").await?.json()?;
+    assert_eq!(status["fleet"]["canaries"][0]["name"], "m@canary", "{status}");
+    assert_eq!(status["fleet"]["models"].as_array().map(Vec::len), Some(1), "{status}");
+    // No client can ask for it, or sees it.
+    let listed = warden.http.get("/v1/models").await?.text();
+    assert!(!listed.contains("canary"), "{listed}");
+    let asked = warden.http.post(CHAT, &chat("x", "m@canary", "hi", 1, false)).await?;
+    assert_eq!(asked.status.as_u16(), 404, "{}", asked.text());
+    // A second one is refused, and so are what is no build and no share.
+    let again = warden.cli(&["canary", "start", "m", "--binary", &binary.to_string_lossy()]).await?;
+    assert!(again.code != 0 && again.stderr.contains("has a canary"), "{again:?}");
+    let ran = warden.cli(&["canary", "stop", "m"]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Warden::until_gone(&canaries(&warden), SOON).await?;
+    for (args, told) in [
+        (["m", "--binary", "/nowhere/llama-server"], "there is no file /nowhere/llama-server"),
+        (["other", "--binary", "/bin/true"], "there is no model `other`"),
+        (["m", "--build", "0123"], "there is no build `0123`"),
+    ] {
+        let mut all = vec!["canary", "start"];
+        all.extend(args);
+        let ran = warden.cli(&all).await?;
+        assert!(ran.code != 0 && ran.stderr.contains(told), "{ran:?}");
+    }
+    let much =
+        ["canary", "start", "m", "--share", "90%", "--binary", &*binary.to_string_lossy()].map(str::to_owned);
+    let ran = warden.cli(&much.each_ref().map(String::as_str)).await?;
+    assert!(ran.code != 0 && ran.stderr.contains("0.9"), "{ran:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_that_is_killed_with_all_streams_open_fails_nobody_and_every_text_is_whole() -> Outcome {
+    let slow = json!({"ms_per_token": 8});
+    let (warden, binary) = started(&slow, &slow, "").await?;
+    start(&warden, &binary, &["--share", "50%"]).await?;
+    let all = requests("k", "m", 60, 40);
+    let wanted = undisturbed(&all, &json!({})).await?;
+    let (http, batch) = (warden.http.clone(), all.clone());
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 12).await });
+    let mut kills = 0;
+    let answers = loop {
+        let at_work = wait_for("the canary is at work", SOON * 4, async || {
+            let now = canaries(&warden);
+            let state = now.first()?.http()?.get("/fake/state").await.ok()?.json().ok()?;
+            (state["busy"].as_u64()? > 1).then_some(now)
+        });
+        tokio::select! {
+            answers = load.join_next() => break answers.context("a load")??,
+            victims = at_work, if kills < 3 => {
+                for victim in victims? {
+                    victim.signal(Signal::KILL);
+                }
+                kills += 1;
+            }
+        }
+    };
+    assert!(kills > 0, "the load was over before");
+    same(&wanted, &answers)?;
+    let view = view_of(&warden).await?;
+    assert!(view["report"]["canary"]["failures"].as_u64() > Some(0), "{view}");
+    Ok(())
+}
+
+/// A canary that goes wrong fails nobody, and is found to be worse.
+async fn found_worse(canary: &Value, because: &str) -> Outcome {
+    let (warden, binary) = started(&json!({}), canary, "").await?;
+    start(&warden, &binary, &["--share", "30%"]).await?;
+    let view = load_until_ended(&warden, 4).await?;
+    assert_eq!(view["verdict"], "worse", "{view}");
+    assert!(reasons(&view).contains(because), "{view}");
+    // It is gone, and in the ledger, the history and the metrics.
+    wait_until("its process has ended", SOON, async || canaries(&warden).is_empty()).await?;
+    let ledger = json_lines(&warden.recycles())?;
+    let entry = ledger.iter().find(|entry| entry["kind"] == "canary").context(format!("{ledger:?}"))?;
+    assert_eq!((&entry["model"], &entry["verdict"]), (&json!("m"), &json!("worse")), "{entry}");
+    warden.until_metrics(&["llama_warden_canary_verdicts_total{model=\"m\",verdict=\"worse\"} 1"]).await?;
+    let history = warden.cli(&["history", "--reason", "canary_ended"]).await?;
+    assert!(history.stdout.contains("is worse"), "{history:?}");
+    let watched = warden.cli(&["canary", "status", "m", "--watch", "--json"]).await?;
+    assert_eq!(watched.code, 3, "{watched:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_that_answers_with_errors_fails_nobody_and_is_worse() -> Outcome {
+    found_worse(&json!({"faults": [{"do": "error", "from": 1}]}), "it fails more often").await
+}
+
+#[tokio::test]
+async fn a_canary_that_hangs_fails_nobody_and_is_worse() -> Outcome {
+    found_worse(&json!({"faults": [{"do": "hang", "from": 1}]}), "it").await
+}
+
+#[tokio::test]
+async fn a_canary_that_crashes_at_each_request_fails_nobody_and_is_worse() -> Outcome {
+    found_worse(&json!({"faults": [{"do": "crash", "from": 3, "after_tokens": 2}]}), "it").await
+}
+
+#[tokio::test]
+async fn a_canary_that_is_much_slower_is_worse() -> Outcome {
+    let (warden, binary) = started(&json!({"ms_per_token": 1}), &json!({"ms_per_token": 12}), "").await?;
+    start(&warden, &binary, &["--share", "40%"]).await?;
+    let view = load_until_ended(&warden, 12).await?;
+    assert_eq!(view["verdict"], "worse", "{view}");
+    assert!(reasons(&view).contains("longer for a token"), "{view}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_that_leaks_where_the_other_does_not_is_worse() -> Outcome {
+    let (warden, binary) = started(&json!({}), &json!({"leak_kib_per_request": 512}), "").await?;
+    start(&warden, &binary, &["--share", "50%", "--slower", "100"]).await?;
+    let view = load_until_ended(&warden, 2).await?;
+    assert_eq!(view["verdict"], "worse", "{view}");
+    assert!(reasons(&view).contains("it leaks host memory"), "{view}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_that_is_as_good_is_let_go_early() -> Outcome {
+    // Answers take a while, so that what a busy machine adds to them is little.
+    let script = json!({"ms_per_token": 4});
+    let (warden, binary) = started(&script, &script, "").await?;
+    start(&warden, &binary, &["--share", "50%", "--slower", "100%"]).await?;
+    let view = load_until_ended(&warden, 10).await?;
+    assert_eq!(view["verdict"], "better_or_equal", "{view}");
+    let requests = view["report"]["canary"]["requests"].as_u64().unwrap_or_default();
+    assert!(requests < 1500, "stopped early: {view}");
+    let watched = warden.cli(&["canary", "status", "m", "--watch"]).await?;
+    assert_eq!(watched.code, 0, "{watched:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_that_does_not_start_is_worse_and_says_why() -> Outcome {
+    let (warden, binary) = started(&json!({}), &json!({"fail": "abort"}), "").await?;
+    let ran = warden.cli(&["canary", "start", "m", "--binary", &binary.to_string_lossy()]).await?;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let view = ended(&warden).await?;
+    assert_eq!(view["verdict"], "worse", "{view}");
+    assert!(reasons(&view).contains("it does not start"), "{view}");
+    assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.status.is_success());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_canary_without_room_is_refused_with_numbers() -> Outcome {
+    let (warden, binary) = started(&json!({}), &json!({}), "loading.max_loaded = 1").await?;
+    let ran = warden.cli(&["canary", "start", "m", "--binary", &binary.to_string_lossy()]).await?;
+    assert!(ran.code != 0 && ran.stderr.contains("max_loaded"), "{ran:?}");
+    assert!(canaries(&warden).is_empty());
+    assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.status.is_success());
+    Ok(())
+}
+
+#[tokio::test]
+async fn reload_replacement_drain_stop_and_the_end_during_a_canary_fail_nobody() -> Outcome {
+    let slow = json!({"ms_per_token": 3});
+    let (mut warden, binary) = started(&slow, &slow, "").await?;
+    start(&warden, &binary, &["--share", "50%"]).await?;
+    let config = warden.setup.config();
+    let all = requests("r", "m", 200, 20);
+    let wanted = undisturbed(&all, &json!({})).await?;
+    let (http, batch) = (warden.http.clone(), all.clone());
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 8).await });
+    // Other settings: it goes on.
+    warden.reload(&(config.clone() + "\nqueue.depth = 77\n"))?;
+    warden.says("configuration applied").await?;
+    assert_eq!(view_of(&warden).await?["state"], "running");
+    // Its model's own process is replaced beside it.
+    warden.restart("m", 1).await?;
+    assert_eq!(view_of(&warden).await?["state"], "running");
+    let stopped = warden.cli(&["canary", "stop", "m", "--json"]).await?;
+    assert_eq!(stopped.code, 0, "{stopped:?}");
+    wait_until("no process of it is left", SOON, async || canaries(&warden).is_empty()).await?;
+    same(&wanted, &load.join_next().await.context("a load")??)?;
+    // Another command of its model ends it with a word.
+    start(&warden, &binary, &[]).await?;
+    warden.reload(&config.replace("\"-np\", \"8\"", "\"-np\", \"6\""))?;
+    let view = ended(&warden).await?;
+    assert!(view["missing"].to_string().contains("changed by a reload"), "{view}");
+    start(&warden, &binary, &["--share", "50%"]).await?;
+    // All of it ends while both answer.
+    let long = requests("e", "m", 8, 60);
+    let wanted = undisturbed(&long, &json!({})).await?;
+    let (http, batch) = (warden.http.clone(), long.clone());
+    let mut load = JoinSet::new();
+    load.spawn(async move { swarm(&http, &batch, 8).await });
+    wait_until("all are begun", SOON, async || {
+        executed_by(&warden).is_ok_and(|by| by.keys().filter(|id| id.starts_with("e-")).count() == 8)
+    })
+    .await?;
+    let processes = warden.backends();
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    same(&wanted, &load.join_next().await.context("a load")??)?;
+    Warden::until_gone(&processes, Duration::from_secs(1)).await?;
+    let ledger = json_lines(&warden.recycles())?;
+    let last = ledger.iter().rfind(|entry| entry["kind"] == "canary").context("an entry")?;
+    assert!(last["missing"].to_string().contains("llama-warden was stopped"), "{last}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_shadow_answers_nobody_and_answers_that_differ_are_seen() -> Outcome {
+    let script = json!({"ms_per_token": 1});
+    let (warden, binary) = started(&script, &script, "").await?;
+    let view = start(&warden, &binary, &["--shadow", "--slower", "100"]).await?;
+    assert_eq!(view["share"], Value::Null, "{view}");
+    let own: Vec<i32> = canaries(&warden).iter().map(|process| process.pid).collect();
+    let all = requests("w", "m", 60, 9);
+    let wanted = undisturbed(&all, &json!({})).await?;
+    same(&wanted, &swarm(&warden.http, &all, 2).await)?;
+    let counted = async |what: &str| {
+        let view = view_of(&warden).await.unwrap_or_default();
+        view["report"]["answers"][what].as_u64().unwrap_or_default()
+    };
+    wait_until("answers were compared", SOON, async || counted("same").await >= 5).await?;
+    assert_eq!(counted("different").await, 0);
+    let by = executed_by(&warden)?;
+    let copied = by.values().filter(|pids| pids.iter().any(|pid| own.contains(pid))).count();
+    assert!(copied >= 5, "{by:?}");
+    assert!(by.values().all(|pids| !own.contains(&pids[0])), "clients are answered by the other one: {by:?}");
+    // It says something else from now on: more bytes for each token.
+    let backend = canaries(&warden).into_iter().next().context("a canary")?;
+    let http = backend.http().context("it listens")?;
+    assert!(http.post("/fake/script", &json!({"token_bytes": 30})).await?.status.is_success());
+    let more = requests("v", "m", 40, 9);
+    let wanted = undisturbed(&more, &json!({})).await?;
+    same(&wanted, &swarm(&warden.http, &more, 2).await)?;
+    wait_until("they differ", SOON, async || counted("different").await >= 3).await?;
+    // Answers with errors fail nobody, and are failures.
+    let errors = json!({"faults": [{"do": "error", "from": 1}]});
+    assert!(http.post("/fake/script", &errors).await?.status.is_success());
+    let view = load_until_ended(&warden, 9).await?;
+    assert_eq!(view["verdict"], "worse", "{view}");
+    assert!(reasons(&view).contains("it fails more often"), "{view}");
+    Ok(())
+}
