@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::judge::Judge;
 use crate::judgement::{Judgement, Status};
 use crate::set::PatchSet;
+use crate::set::life::LifeState;
 use crate::tree::Tree;
 
 /// What was found for one patch at one revision.
@@ -166,7 +167,9 @@ fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
         .fixes
         .iter()
         .map(|fix| {
-            let why = fix.reason.clone().unwrap_or_else(|| reason(fix.status));
+            let life = fix.life.as_ref().filter(|life| life.is != LifeState::Needed);
+            let life = || life.map(|life| format!("{}: {}", life.is.name(), life.why()));
+            let why = fix.reason.clone().or_else(life).unwrap_or_else(|| reason(fix.status));
             row(format!("{}/{}", judgement.set, fix.fix), fix.status, why)
         })
         .collect()
@@ -245,6 +248,7 @@ mod tests {
             fix: fix.into(),
             status,
             reason: reason.map(str::to_owned),
+            life: None,
         };
         let judgement = Judgement {
             set: "s".into(),

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::set::life::Standing;
+
 /// Whether a set, or a fix of it, can be had in a tree. Ordered: the greater one speaks for several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -69,6 +71,9 @@ pub struct FixJudgement {
     pub status: Status,
     /// Why, in one line.
     pub reason: Option<String>,
+    /// Whether it is needed in this tree, superseded or harmful; none: nothing is known of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<Standing>,
 }
 
 /// One thing that keeps a set from being verified. Its `Display` is one line.

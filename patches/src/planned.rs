@@ -8,11 +8,12 @@ use crate::error::{Error, Refusal, Result};
 use crate::judgement::{Judgement, Status};
 use crate::series::{self, Series};
 use crate::set::Selection;
-use crate::set::{Hook, PatchSet};
+use crate::set::life::Standing;
+use crate::set::{Fix, Hook, Origin, PatchSet};
 use crate::tree::Tree;
 
 /// One patch set of a build.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedSet {
     /// Its id.
     pub set: String,
@@ -36,6 +37,9 @@ pub struct PlannedSet {
     /// Whether it is applied although it is not verified, because the user allowed that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed_unverified: bool,
+    /// For a set of the user's own: all that it says of its fixes, so that a build can be used without the set's folder.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<Fix>,
 }
 
 /// One fix of a planned set.
@@ -48,6 +52,9 @@ pub struct PlannedFix {
     /// Why, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether it is needed in this source, superseded or harmful; none: nothing is known of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life: Option<Standing>,
     /// Text that the binary will contain; empty: none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub marker: String,
@@ -114,6 +121,9 @@ impl fmt::Display for PlannedSet {
         for fix in &self.fixes {
             let why = fix.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
             write!(f, "\n    {} {}{why}", fix.fix, fix.status)?;
+            if let Some(life) = fix.life.as_ref().filter(|_| fix.reason.is_none()) {
+                write!(f, ", {}: {}", life.is.name(), life.why())?;
+            }
         }
         Ok(())
     }
@@ -159,6 +169,7 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         fix: fix.fix.clone(),
         status: fix.status,
         reason: fix.reason.clone(),
+        life: fix.life.clone(),
         marker: set.fix(&fix.fix).map(|fix| fix.marker.clone()).unwrap_or_default(),
     });
     let seams = judgement.seams.iter().map(|seam| PlannedSeam {
@@ -183,6 +194,7 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         hooks: hooks.collect(),
         edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
         allowed_unverified: judgement.status == Status::Unverified,
+        own: if set.origin == Origin::Embedded { Vec::new() } else { set.fixes.clone() },
     }
 }
 

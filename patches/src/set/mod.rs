@@ -9,7 +9,9 @@ mod catalogue;
 pub(crate) mod diff;
 pub mod fingerprints;
 mod fix;
+pub mod life;
 pub(crate) mod load;
+mod names;
 mod selection;
 
 use serde::Deserialize;

@@ -183,6 +183,7 @@ fn a_folder_of_sets_is_read_sorted_and_an_empty_one_is_an_error() {
     for id in ["b", "a"] {
         let text =
             GOOD.replace("\"mine\"", &format!("\"{id}\"")).replace("\"cure\"", &format!("\"cure-{id}\""));
+        let text = text.replace("W_LIMIT", &format!("W_LIMIT_{}", id.to_uppercase()));
         write(&folder.path().join(id), &[("set.toml", &text), ("w.h", ""), ("fingerprints.json", NONE)]);
     }
     let catalogue = Catalogue::default().with_folder(folder.path()).unwrap();

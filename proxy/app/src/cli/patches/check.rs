@@ -36,7 +36,9 @@ pub(crate) struct CheckArgs {
 }
 
 pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
-    let sets = args.sets.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let sets = args.sets.load(&loaded, &machine)?;
     let grain = if args.by_set { Grain::Sets } else { Grain::Fixes };
     let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
     if args.json {

@@ -41,9 +41,9 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
 }
 
 async fn exported(args: &ExportArgs) -> Result<(), Failure> {
-    let sets = args.sets.load()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
+    let sets = args.sets.load(&loaded, &machine)?;
     let numbers = &loaded.settings.build;
     let (series, files, label, shown) = with_builder(&loaded, &machine, async |builder| {
         let found = args.source.open(&builder, numbers).await?;

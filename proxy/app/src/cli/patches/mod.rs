@@ -22,6 +22,9 @@ use clap::{Args, Subcommand};
 use warden_builder::Backend;
 use warden_patches::{Catalogue, Judgement, PatchSet, Series, Status};
 
+use crate::cli::build::sets;
+use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 
 /// What can be done with patch sets.
@@ -65,8 +68,9 @@ pub(crate) struct CatalogueArgs {
 }
 
 impl CatalogueArgs {
-    fn load(&self) -> Result<Catalogue, Failure> {
-        let mut catalogue = Catalogue::embedded()?;
+    /// The curated ones, those of the configuration, and those of the flags.
+    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
+        let mut catalogue = sets(loaded, machine)?;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
@@ -89,8 +93,8 @@ pub(crate) struct SetArgs {
 
 impl SetArgs {
     /// The sets, in the catalogue's order.
-    fn load(&self) -> Result<Vec<PatchSet>, Failure> {
-        let catalogue = self.catalogue.load()?;
+    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Vec<PatchSet>, Failure> {
+        let catalogue = self.catalogue.load(loaded, machine)?;
         for id in &self.patch_set {
             catalogue.require(id)?;
         }
