@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::judge::Judge;
 use crate::judgement::{Judgement, Status};
+use crate::prove::Proofs;
 use crate::set::PatchSet;
 use crate::set::life::LifeState;
 use crate::tree::Tree;
@@ -67,7 +68,7 @@ pub struct Stop {
     pub again: Option<String>,
 }
 
-/// Judges sets in one tree.
+/// Judges sets in one tree. `proofs`: what was shown on this machine.
 ///
 /// # Errors
 ///
@@ -78,10 +79,18 @@ pub fn check(
     revision: &str,
     grain: Grain,
     judge: &Judge,
+    proofs: &Proofs,
 ) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for set in sets {
-        rows.extend(rows_of(&*judge.judge(set, tree)?, revision, grain));
+        let judged = judge.judge(set, tree)?;
+        if proofs.all.is_empty() {
+            rows.extend(rows_of(&judged, revision, grain));
+        } else {
+            let mut judged = Judgement::clone(&judged);
+            judged.accept(set, proofs);
+            rows.extend(rows_of(&judged, revision, grain));
+        }
     }
     Ok(rows)
 }
@@ -157,6 +166,9 @@ fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
     // The worst reason comes first.
     let reason = |status: Status| match status {
         Status::Verified => String::new(),
+        Status::LocallyVerified => {
+            judgement.proof.as_ref().map(|proof| format!("shown {}", proof.short())).unwrap_or_default()
+        }
         _ => judgement.reasons.first().map(ToString::to_string).unwrap_or_default(),
     };
     let row = |patch: String, status, reason| Row { revision: revision.to_owned(), patch, status, reason };
@@ -251,6 +263,7 @@ mod tests {
             life: None,
         };
         let judgement = Judgement {
+            proof: None,
             set: "s".into(),
             status: Status::Verified,
             reasons: Vec::new(),

@@ -16,6 +16,7 @@ fn judgement(set: &str, edits: Vec<FileEdit>) -> Judgement {
         set: set.into(),
         status: Status::Verified,
         reasons: Vec::new(),
+        proof: None,
         fixes: vec![FixJudgement { fix: "some-fix".into(), status: Status::Verified, reason: None, life: None }],
         edits: Some(Edits(edits)),
         seams: Vec::new(),

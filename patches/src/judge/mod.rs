@@ -106,5 +106,5 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
         diffs.add(Edits(sidecars));
         diffs.into_edits()
     });
-    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams })
+    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams, proof: None })
 }

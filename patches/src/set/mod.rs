@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 mod catalogue;
+pub mod conformance;
 pub(crate) mod diff;
 pub mod fingerprints;
 mod fix;
@@ -17,6 +18,7 @@ mod selection;
 use serde::Deserialize;
 
 use crate::scan::Container;
+use conformance::Conformance;
 use fingerprints::Fingerprints;
 
 pub use catalogue::Catalogue;
@@ -46,6 +48,8 @@ pub(super) struct Stated {
     pub(super) fixes: Vec<Fix>,
     #[serde(default, rename = "diff")]
     pub(super) diffs: Vec<Diff>,
+    #[serde(default)]
+    pub(super) conformance: Option<Conformance>,
 }
 
 /// One folder of patches: what is placed into a tree, and what must be true of that tree.
@@ -71,6 +75,10 @@ pub struct PatchSet {
     pub fixes: Vec<Fix>,
     /// Plain diffs, strictly applied.
     pub diffs: Vec<Diff>,
+    /// What shows how it behaves with a tree's own code.
+    pub conformance: Option<Conformance>,
+    /// A hash over its files but for what is known of upstream's code, in hexadecimal digits.
+    pub digest: String,
     /// The known versions of the seams.
     pub fingerprints: Fingerprints,
     /// Where it was read.

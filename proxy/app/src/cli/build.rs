@@ -20,7 +20,7 @@ pub(crate) use git::GitArgs;
 
 use super::{ConfigArgs, block_on, progress};
 use crate::config::machine::Machine;
-use crate::config::problem::Problems;
+use crate::config::resolve::proofs;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
@@ -64,7 +64,7 @@ pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Result<Dirs, Failure> 
 
 /// The patch sets that there are: the curated ones, and those of the configuration.
 pub(crate) fn sets(loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
-    Ok(loaded.patch_sets(machine).map_err(Problems::from)?)
+    Ok(loaded.patch_sets(machine)?)
 }
 
 /// The archive that the defaults pin.
@@ -99,7 +99,8 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
 async fn build(args: BuildArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
-    let patches = args.patches.selection(sets(&loaded, &machine)?)?;
+    let mut patches = args.patches.selection(sets(&loaded, &machine)?)?;
+    patches.proofs = proofs::known(&loaded, &machine)?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
         let source = if args.source.is_some() || args.sdist {

@@ -9,7 +9,6 @@ use warden_patches::set::Evidence;
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
-use crate::config::problem::Problems;
 use crate::config::resolve::mitigations::catalogue;
 use crate::config::resolve::{own_sets, store};
 use crate::exit::Failure;
@@ -76,7 +75,7 @@ impl WhichArgs {
         if let Some(provenance) = build.as_ref().and_then(|(facts, _)| facts.provenance.as_ref()) {
             list = own_sets::with_build(list, provenance)?;
         }
-        let sets = loaded.patch_sets(&machine).map_err(Problems::from)?;
+        let sets = loaded.patch_sets(&machine)?;
         Ok(Known { list: own_sets::with_folders(list, &sets)?, build })
     }
 

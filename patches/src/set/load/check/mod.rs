@@ -1,5 +1,6 @@
 //! What the types of a `set.toml` do not rule out.
 
+mod conformance;
 mod fixes;
 mod words;
 
@@ -64,6 +65,9 @@ pub(super) fn set(set: &PatchSet, folder: &str) -> Checked {
     let mut variables = BTreeSet::new();
     for (number, fix) in set.fixes.iter().enumerate() {
         check_fix(set, fix, &[Key("fix"), Item(number)], &mut variables)?;
+    }
+    if let Some(own) = &set.conformance {
+        conformance::check(set, own)?;
     }
     for (number, diff) in set.diffs.iter().enumerate() {
         let at = [Key("diff"), Item(number)];

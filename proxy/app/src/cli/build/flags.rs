@@ -68,7 +68,7 @@ impl PatchArgs {
             (false, []) => Sets::Default,
             (false, ids) => Sets::Only(ids.to_vec()),
         };
-        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified })
+        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified, ..Selection::default() })
     }
 }
 

@@ -12,6 +12,7 @@ use warden_patches::{PatchSet, Series, Status};
 use super::{SetArgs, admitted};
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -56,7 +57,8 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let sets: Vec<&PatchSet> = sets.iter().collect();
-    let series = Series::judge(&sets, &target.original()?)?;
+    let proofs = proofs::known(&loaded, &machine)?;
+    let series = Series::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
     let admitted = admitted(&series, args.allow_unverified, "applied");
     let outcome = match (&admitted, args.plan) {
         (Err(_), _) => "refused",

@@ -10,6 +10,7 @@ use super::source::{RangeArgs, SourceArgs, blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -66,12 +67,13 @@ pub(super) async fn rows(
     let machine = Machine::read();
     let loaded = config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
+    let proofs = proofs::known(&loaded, &machine)?;
     with_builder(&loaded, &machine, async |builder| {
         let Some(text) = &range.range else {
             let found = source.open(&builder, numbers).await?;
             return blocking(move || {
                 let sets: Vec<&PatchSet> = sets.iter().collect();
-                Ok(history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default())?)
+                Ok(history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default(), &proofs)?)
             })
             .await;
         };

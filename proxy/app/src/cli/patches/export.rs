@@ -13,6 +13,7 @@ use super::{SetArgs, admitted};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -45,11 +46,12 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     let loaded = args.config.load(&machine, Vec::new())?;
     let sets = args.sets.load(&loaded, &machine)?;
     let numbers = &loaded.settings.build;
+    let proofs = proofs::known(&loaded, &machine)?;
     let (series, files, label, shown) = with_builder(&loaded, &machine, async |builder| {
         let found = args.source.open(&builder, numbers).await?;
         blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
-            let series = Series::judge(&sets, found.tree.as_ref())?;
+            let series = Series::judge(&sets, found.tree.as_ref())?.accept(&sets, &proofs);
             let files = export(&series, &sets, found.tree.as_ref())?;
             Ok((series, files, found.label, found.shown))
         })

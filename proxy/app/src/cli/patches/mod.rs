@@ -13,6 +13,7 @@ mod check;
 mod export;
 mod fingerprint;
 mod list;
+mod prove;
 mod show;
 mod source;
 
@@ -40,6 +41,8 @@ pub(crate) enum PatchesCommand {
     Apply(apply::ApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own folder.
     Export(export::ExportArgs),
+    /// Shows sets to be good in a tree that nobody has looked at, and records it beside the configuration.
+    Prove(prove::ProveArgs),
     /// Finds the first commit of a range at which a patch stops being verified.
     Bisect(bisect::BisectArgs),
     /// Adds the versions of upstream's code in a source to what is known. For maintainers who have read them.
@@ -54,6 +57,7 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
         PatchesCommand::Check(args) => check::run(&args),
         PatchesCommand::Apply(args) => apply::run(&args),
         PatchesCommand::Export(args) => export::run(&args),
+        PatchesCommand::Prove(args) => prove::run(&args),
         PatchesCommand::Bisect(args) => bisect::run(&args),
         PatchesCommand::Fingerprint(args) => fingerprint::run(&args),
     }
@@ -142,7 +146,9 @@ fn admitted(series: &Series, allow_unverified: bool, what: &str) -> Result<(), F
     let others =
         "choose other sets with --patch-set ID, or bring one that knows this source with --patches DIR";
     let hint = if blocking.iter().all(|judgement| judgement.status == Status::Unverified) {
-        format!("read what changed, then use --allow-unverified; or {others}")
+        format!(
+            "show it to be good with `llama-warden patches prove`; or read what changed, then use --allow-unverified; or {others}"
+        )
     } else {
         others.to_owned()
     };

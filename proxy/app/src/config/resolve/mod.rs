@@ -12,6 +12,7 @@ pub(crate) mod keys;
 pub(crate) mod mitigations;
 pub(crate) mod own_sets;
 mod places;
+pub(crate) mod proofs;
 pub(crate) mod server_facts;
 pub(crate) mod store;
 mod tls;

@@ -148,7 +148,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         };
         let line = repository.line(&range.older, &commit)?;
         let catalogue = Catalogue::embedded()?;
-        let selection = Selection { catalogue, sets: Sets::None, allow_unverified: false };
+        let selection = Selection { catalogue, sets: Sets::None, ..Selection::default() };
         let source = Source::Commit {
             repository: repository.path().to_owned(),
             shown: repository.shown().to_owned(),
