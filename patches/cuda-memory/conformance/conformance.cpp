@@ -41,8 +41,12 @@ template <class C, class = void> struct has_map : std::false_type {};
 template <class C> struct has_map<C, decltype(void(std::declval<C &>().cuda_graphs.size()))> : std::true_type {};
 template <class C, class = void> struct has_one : std::false_type {};
 template <class C> struct has_one<C, decltype(void(std::declval<C &>().cuda_graph.get()))> : std::true_type {};
-constexpr bool graphs_by_key = has_map<context_t>::value;
-constexpr bool one_graph     = has_one<context_t>::value;
+template <class G, class = void> struct has_instance : std::false_type {};
+template <class G> struct has_instance<G, decltype(void(std::declval<G &>().instance))> : std::true_type {};
+// Compiled without graphs the struct may be there, and empty.
+constexpr bool captures      = has_instance<ggml_cuda_graph>::value;
+constexpr bool graphs_by_key = captures && has_map<context_t>::value;
+constexpr bool one_graph     = captures && has_one<context_t>::value;
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)
 constexpr bool has_lock = true;
 #else
@@ -57,6 +61,15 @@ template <class G> static auto add_nodes(G & graph, int) -> decltype(void(graph.
     graph.node_props.resize(4);
 }
 template <class G> static void add_nodes(G &, long) {}
+
+// Forks tell a context its model, too.
+template <class C> static C * made(int device) {
+    if constexpr (std::is_constructible<C, int>::value) {
+        return new C(device);
+    } else {
+        return new C(device, nullptr);
+    }
+}
 
 static ggml_tensor many_tensors[100000];
 
@@ -170,7 +183,7 @@ template <class C> static void compute(C & context, size_t key, const work & wha
     mock::inside_sidecar = true;
     compute_guard guard(&context);
     mock::inside_sidecar = false;
-    if constexpr (graphs_by_key || one_graph) {
+    if constexpr ((has_map<C>::value || has_one<C>::value) && captures) {
         auto * cached = graph_of(context, node);
         if (one_graph && last != node && cached->instance != nullptr) {
             cudaStreamSynchronize(context.stream());
@@ -226,7 +239,7 @@ static void end(context_t * context) {
 
 // No variable: no call of CUDA, no context known, nothing kept.
 static void inert() {
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     for (size_t key = 0; key < 100; ++key) {
         twice(*context, key, { size_t(1) << 20, true });
     }
@@ -244,7 +257,7 @@ static void cap() {
     if (!graphs_by_key) {
         not_here("a context keeps one graph at most");
     }
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     for (size_t key = 0; key < 60; ++key) {
         twice(*context, key, { size_t(1) << 20 });
         CHECK(graphs_in(*context) <= 4);
@@ -257,7 +270,7 @@ static void cap() {
 // LLAMA_WARDEN_POOL_BUDGET_MIB=1: what the pool holds above it goes back at the end of a computation, with the graphs that have
 // its addresses; and the next computation has its memory again.
 static void purge() {
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     for (int round = 0; round < 3; ++round) {
         wait_until("a purge", [&] {
             const uint64_t before = counter(*context, v_purges);
@@ -272,7 +285,7 @@ static void purge() {
 
 // LLAMA_WARDEN_POOL_BUDGET_MIB=1: memory of a pool that is in use stays, whoever asks, and goes when it is free.
 static void purge_in_use() {
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     size_t actual  = 0;
     void * memory  = context->pool().alloc(size_t(16) << 20, &actual);
     for (size_t i = 0; i < 200; ++i) {
@@ -295,7 +308,7 @@ static void purge_while_computing() {
     if (!has_lock) {
         not_here("nothing tells of a capture in another thread, so nothing is done while a server idles");
     }
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     compute(*context, 1);
     const auto long_enough = [] {
         const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(2500);
@@ -318,7 +331,7 @@ static void purge_while_computing() {
 
 // LLAMA_WARDEN_CUBLAS_RESET_EVERY=10, once a second at most: handles are made anew and counted, none is lost.
 static void cublas() {
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     wait_until("three resets", [&] {
         twice(*context, 1, { size_t(1) << 20, true });
         return counter(*context, v_cublas_resets) >= 3;
@@ -330,7 +343,7 @@ static void cublas() {
 
 // LLAMA_WARDEN_REPORT: the file is there, and says what the context holds.
 static void report() {
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     const char * path = std::getenv("LLAMA_WARDEN_REPORT");
     for (size_t key = 0; key < 7; ++key) {
         twice(*context, key, { size_t(4) << 20, true });
@@ -371,7 +384,7 @@ static void reclaimed() {
         const bool      whole  = ::pread(file, &answer, sizeof(answer), at) == (ssize_t) sizeof(answer);
         return whole && answer.check == reclaim::check_of(answer) ? answer : reclaim::answer{};
     };
-    auto * context = new context_t(0);
+    auto * context = made<context_t>(0);
     compute(*context, 1);
     wait_until("somebody who can be asked", [&] {
         compute(*context, 1);
@@ -407,8 +420,8 @@ static void held() {
     if (!has_lock || !graphs_by_key) {
         not_here("graphs are not given back while a server idles");
     }
-    auto * one = new context_t(0);
-    auto * two = new context_t(1);
+    auto * one = made<context_t>(0);
+    auto * two = made<context_t>(1);
     twice(*one, 1), twice(*two, 2);
     ggml_backend   backends[2] = { { one }, { two } };
     ggml_backend_t both[2]     = { &backends[0], &backends[1] };

@@ -265,7 +265,13 @@ async fn show(
         options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         ..build::request(source.clone(), selection(sets), numbers)
     };
-    let auto = builder.plan(&build::request(source.clone(), selection(Sets::None), numbers)).await?;
+    let auto = match builder.plan(&build::request(source.clone(), selection(Sets::None), numbers)).await {
+        Ok(plan) => plan,
+        Err(error) => {
+            proof.steps.push(not_shown(servers, &untold(error)?));
+            return Ok(proof);
+        }
+    };
     let here = auto.recipe.backend;
     let backend = if set.is_for(here.name()) {
         here
@@ -281,8 +287,22 @@ async fn show(
         proof.steps.push(not_shown("compute-sanitizer's memcheck finds nothing", "the same"));
         return Ok(proof);
     };
-    let plain = builder.build(&request(Sets::None, backend)).await?;
-    let patched = builder.build(&request(Sets::Only(vec![set.id.clone()]), backend)).await?;
+    let plain = match builder.build(&request(Sets::None, backend)).await {
+        Ok(built) => built,
+        Err(error) => {
+            let text = format!("the plain tree cannot be built here: {}", untold(error)?);
+            proof.steps.push(not_shown(servers, &text));
+            return Ok(proof);
+        }
+    };
+    let patched = match builder.build(&request(Sets::Only(vec![set.id.clone()]), backend)).await {
+        Ok(built) => built,
+        Err(error) => {
+            let (what, text) = ("the patched tree can be built".to_owned(), untold(error)?);
+            proof.steps.push(Done { what, how: How::Failed, text });
+            return Ok(proof);
+        }
+    };
     let fixes: Vec<&Fix> =
         patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
     proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
@@ -307,6 +327,14 @@ async fn show(
         proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
     }
     Ok(proof)
+}
+
+/// Why a server cannot be had; that somebody broke it off is no reason, and ends it all.
+fn untold(error: warden_builder::Error) -> Result<String, Failure> {
+    match error {
+        warden_builder::Error::Cancelled => Err(error.into()),
+        error => Ok(error.to_string().lines().next().unwrap_or_default().to_owned()),
+    }
 }
 
 /// The tool that watches a GPU's memory: in PATH, or in the toolkit.
