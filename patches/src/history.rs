@@ -263,6 +263,7 @@ mod tests {
             life: None,
         };
         let judgement = Judgement {
+            placed: String::new(),
             proof: None,
             set: "s".into(),
             status: Status::Verified,

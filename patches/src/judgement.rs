@@ -64,6 +64,8 @@ pub struct Judgement {
     pub edits: Option<Edits>,
     /// The seams as they are in this tree, in the set's order.
     pub seams: Vec<SeamSeen>,
+    /// A hash of what is placed in this tree: the hooks' lines, and the files that are new. Empty when it cannot be applied.
+    pub placed: String,
     /// What was shown for this code, if that is why it is locally verified.
     pub proof: Option<Proof>,
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Refusal, Result};
 use crate::judgement::{Judgement, Status};
-use crate::series::{self, Series};
 use crate::prove::{Proof, WhyNot};
+use crate::series::{self, Series};
 use crate::set::Selection;
 use crate::set::life::Standing;
 use crate::set::{Fix, Hook, Origin, PatchSet};

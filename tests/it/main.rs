@@ -37,6 +37,7 @@ mod patched;
 mod patches;
 mod plan;
 mod policy;
+mod prove;
 mod quarantine;
 mod queue;
 mod real;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tokio_util::sync::CancellationToken;
-use warden_patches::prove::Proofs;
 use warden_patches::history::{Grain, Row, check};
+use warden_patches::prove::Proofs;
 use warden_patches::{Judge, PatchSet, Revision};
 
 use super::history::RevisionInfo;

@@ -81,7 +81,9 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     };
     let off = rounds.round("off", pair.patched, &[]).await?;
     let (mut how, mut text) = compared(off.as_ref());
-    if let Some(line) = off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:"))) {
+    if let Some(line) =
+        off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
+    {
         (how, text) = (How::Failed, format!("it says without being asked: {line}"));
     }
     all.push(Done { what: what("with every fix off it answers as the plain server"), how, text });
@@ -163,7 +165,8 @@ impl Rounds<'_> {
         let mut started = None;
         // Older ones know no Unix sockets, and not every flag.
         for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
-            let mut server = Server::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix).await?;
+            let mut server =
+                Server::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix).await?;
             if self.is_ready(&mut server).await? {
                 started = Some(server);
                 break;
@@ -178,7 +181,8 @@ impl Rounds<'_> {
         let door = server.door();
         let asked = async {
             let answers = timeout(self.pair.limit, questions::answers(&door)).await;
-            let answers = answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
+            let answers =
+                answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
             let mut seen = Vec::new();
             for (name, value) in variables {
                 match name.as_str() {
@@ -187,7 +191,14 @@ impl Rounds<'_> {
                         seen.extend(self.reclaimed(Path::new(value)).await);
                         let again = timeout(self.pair.limit, questions::answers(&door)).await;
                         let same = matches!(&again, Ok(Ok(again)) if questions::difference(&answers, again).is_none());
-                        seen.push((same, if same { "the same answers afterwards".to_owned() } else { "other answers afterwards".to_owned() }));
+                        seen.push((
+                            same,
+                            if same {
+                                "the same answers afterwards".to_owned()
+                            } else {
+                                "other answers afterwards".to_owned()
+                            },
+                        ));
                     }
                     _ => {}
                 }
@@ -282,7 +293,8 @@ impl Rounds<'_> {
             self.pair.patched.display()
         );
         fs::write(&wrapper, text).map_err(io_error("writing", &wrapper))?;
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o700)).map_err(io_error("writing", &wrapper))?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o700))
+            .map_err(io_error("writing", &wrapper))?;
         let mut variables: Vec<(String, String)> = Vec::new();
         for fix in &self.pair.fixes {
             for (name, value) in self.variables_with(fix, "watched")? {
@@ -299,7 +311,9 @@ impl Rounds<'_> {
                     Some(line) if line.contains("ERROR SUMMARY: 0 errors") => {
                         Done { what, how: How::Shown, text: line.trim_start_matches(['=', ' ']).to_owned() }
                     }
-                    Some(line) => Done { what, how: How::Failed, text: line.trim_start_matches(['=', ' ']).to_owned() },
+                    Some(line) => {
+                        Done { what, how: How::Failed, text: line.trim_start_matches(['=', ' ']).to_owned() }
+                    }
                     None => Done { what, how: How::NotShown, text: "the tool told no summary".to_owned() },
                 }
             }

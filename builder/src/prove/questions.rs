@@ -51,7 +51,8 @@ pub(super) async fn answers(door: &Door) -> Result<Vec<Value>, String> {
 pub(super) fn difference(one: &[Value], other: &[Value]) -> Option<String> {
     let number = one.iter().zip(other).position(|(one, other)| one != other);
     let number = number.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;
-    let words = |all: &[Value]| all.get(number).map(|answer| answer["content"].to_string()).unwrap_or_default();
+    let words =
+        |all: &[Value]| all.get(number).map(|answer| answer["content"].to_string()).unwrap_or_default();
     let (one, other) = (words(one), words(other));
     Some(if one == other {
         format!("answer {} has other probabilities", number + 1)
@@ -66,13 +67,21 @@ mod tests {
 
     #[test]
     fn answers_differ_by_their_text_their_probabilities_and_their_number() {
-        let answer = |content: &str, probability: f64| json!({ "content": content, "probabilities": [probability] });
+        let answer =
+            |content: &str, probability: f64| json!({ "content": content, "probabilities": [probability] });
         let one = [answer("a", 0.5), answer("b", 0.5)];
         assert_eq!(difference(&one, &one), None);
-        assert_eq!(difference(&one, &[answer("a", 0.5), answer("c", 0.5)]).unwrap(), "answer 2: \"b\" and \"c\"");
-        assert_eq!(difference(&one, &[answer("a", 0.4), answer("b", 0.5)]).unwrap(), "answer 1 has other probabilities");
+        assert_eq!(
+            difference(&one, &[answer("a", 0.5), answer("c", 0.5)]).unwrap(),
+            "answer 2: \"b\" and \"c\""
+        );
+        assert_eq!(
+            difference(&one, &[answer("a", 0.4), answer("b", 0.5)]).unwrap(),
+            "answer 1 has other probabilities"
+        );
         assert!(difference(&one, &one[..1]).is_some());
-        let prompts: std::collections::BTreeSet<String> = all().iter().map(|body| body["prompt"].to_string()).collect();
+        let prompts: std::collections::BTreeSet<String> =
+            all().iter().map(|body| body["prompt"].to_string()).collect();
         assert_eq!(prompts.len(), WORDS.len(), "each request is another one");
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use warden_patches::Fix;
-use warden_patches::set::life::Standing;
 use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
+use warden_patches::set::life::Standing;
 
 use super::id::BuildId;
 use crate::plan::backend::Backend;

@@ -41,10 +41,10 @@ template <class C, class = void> struct has_map : std::false_type {};
 template <class C> struct has_map<C, decltype(void(std::declval<C &>().cuda_graphs.size()))> : std::true_type {};
 template <class C, class = void> struct has_one : std::false_type {};
 template <class C> struct has_one<C, decltype(void(std::declval<C &>().cuda_graph.get()))> : std::true_type {};
-template <class G, class = void> struct has_instance : std::false_type {};
-template <class G> struct has_instance<G, decltype(void(std::declval<G &>().instance))> : std::true_type {};
+template <class G, class = void> struct can_be_launched : std::false_type {};
+template <class G> struct can_be_launched<G, decltype(void(std::declval<G &>().instance))> : std::true_type {};
 // Compiled without graphs the struct may be there, and empty.
-constexpr bool captures      = has_instance<ggml_cuda_graph>::value;
+constexpr bool captures      = can_be_launched<ggml_cuda_graph>::value;
 constexpr bool graphs_by_key = captures && has_map<context_t>::value;
 constexpr bool one_graph     = captures && has_one<context_t>::value;
 #if defined(LLAMA_WARDEN_HAS_GRAPH_LOCK)

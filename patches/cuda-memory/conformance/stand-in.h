@@ -401,17 +401,20 @@ struct ggml_cuda_graph_node_properties {
 struct ggml_cuda_stream_context {
     void reset() {}
 };
-struct stand_in_device_info {
+struct ggml_backend_cuda_context;
+struct ggml_cuda_device_info {
     int device_count;
     struct {
         int    cc;
         bool   vmm;
         size_t vmm_granularity;
     } devices[GGML_CUDA_MAX_DEVICES];
+    // A fork keeps the contexts of each model.
+    std::unordered_map<const void *, std::array<ggml_backend_cuda_context *, GGML_CUDA_MAX_DEVICES>> all_ctx;
 };
-inline const stand_in_device_info & ggml_cuda_info() {
-    static const stand_in_device_info one = [] {
-        stand_in_device_info info = {};
+inline const ggml_cuda_device_info & ggml_cuda_info() {
+    static ggml_cuda_device_info one = [] {
+        ggml_cuda_device_info info = {};
         info.device_count         = 2;
         for (auto & device : info.devices) {
             device.cc              = GGML_CUDA_CC_HOPPER;

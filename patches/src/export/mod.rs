@@ -76,7 +76,14 @@ pub fn export(
             let stem = only.map_or_else(|| judgement.set.clone(), |only| format!("{}-{only}", judgement.set));
             let name = format!("{number:04}-{stem}.patch");
             let page = set.map(|set| rationale(set, judgement, only, tree)).unwrap_or_default();
-            Ok(PatchFile { name, page_name: format!("{number:04}-{stem}.md"), page, set: judgement.set.clone(), content, crlf })
+            Ok(PatchFile {
+                name,
+                page_name: format!("{number:04}-{stem}.md"),
+                page,
+                set: judgement.set.clone(),
+                content,
+                crlf,
+            })
         })
         .collect()
 }

@@ -10,8 +10,7 @@ use crate::tree::Tree;
 
 /// The page for one set, or for one fix of it, as Markdown.
 pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree: &dyn Tree) -> String {
-    let meant: Vec<&Fix> =
-        set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
+    let meant: Vec<&Fix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
     let mut text = String::new();
     let title = match (only, meant.as_slice()) {
         (Some(_), [fix]) => fix.title.clone(),
@@ -20,7 +19,9 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
     line(&mut text, format_args!("# {title}\n"));
     let status = match judgement.status {
         Status::Verified => "somebody has read every piece of code that it leans on, in this version",
-        Status::LocallyVerified => "a program showed on one machine that it behaves with this code; nobody has read it",
+        Status::LocallyVerified => {
+            "a program showed on one machine that it behaves with this code; nobody has read it"
+        }
         _ => "nobody has looked at some of the code that it leans on, in this version",
     };
     line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
@@ -46,8 +47,8 @@ pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree
         line(
             &mut text,
             format_args!(
-                "\nThe files are those of the whole set: they also hold {}, which do nothing until their own variables are set. \
-                 Who wants this fix alone has to take them out by hand.",
+                "\nThe files are those of the whole set. What else is in them ({}) does nothing until its own variables are set; who wants this \
+                 fix alone has to take it out by hand.",
                 others.join(", ")
             ),
         );
@@ -77,7 +78,8 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
         }
     }
     for variable in &fix.variables {
-        let default = variable.default.as_ref().map(|value| format!(", {value} is tried")).unwrap_or_default();
+        let default =
+            variable.default.as_ref().map(|value| format!(", {value} is tried")).unwrap_or_default();
         line(text, format_args!("- switched on by `{}`{default}: {}", variable.name, variable.text));
     }
     if !fix.references.is_empty() {
@@ -88,7 +90,12 @@ fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
         line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
         return;
     }
-    line(text, format_args!("\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"));
+    line(
+        text,
+        format_args!(
+            "\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"
+        ),
+    );
     for life in &fix.life {
         let known = [life.by.name(), &life.commit].into_iter().filter(|part| !part.is_empty());
         let builds = [life.builds(), life.build.clone()].into_iter().filter(|part| !part.is_empty());

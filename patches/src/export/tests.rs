@@ -16,8 +16,14 @@ fn judgement(set: &str, edits: Vec<FileEdit>) -> Judgement {
         set: set.into(),
         status: Status::Verified,
         reasons: Vec::new(),
+        placed: String::new(),
         proof: None,
-        fixes: vec![FixJudgement { fix: "some-fix".into(), status: Status::Verified, reason: None, life: None }],
+        fixes: vec![FixJudgement {
+            fix: "some-fix".into(),
+            status: Status::Verified,
+            reason: None,
+            life: None,
+        }],
         edits: Some(Edits(edits)),
         seams: Vec::new(),
     }
@@ -164,7 +170,10 @@ fn one_fix_goes_with_a_page_that_says_why_and_what_was_seen_where() {
     let series = Series::judge(&[set], &One).unwrap();
     let files = export(&series, &[set], &One, Some("cancel-nonstream")).unwrap();
     let [file] = files.as_slice() else { panic!("{files:?}") };
-    assert_eq!((file.name.as_str(), file.page_name.as_str()), ("0001-server-cancel-nonstream.patch", "0001-server-cancel-nonstream.md"));
+    assert_eq!(
+        (file.name.as_str(), file.page_name.as_str()),
+        ("0001-server-cancel-nonstream.patch", "0001-server-cancel-nonstream.md")
+    );
     let mail = String::from_utf8(file.content.clone()).unwrap();
     assert!(mail.contains("Subject: [PATCH] server: A request whose client left"), "{mail}");
     assert!(mail.contains("Fix cancel-nonstream") && !mail.contains("Fix reclaim-heap"), "{mail}");

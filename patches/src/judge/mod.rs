@@ -106,5 +106,6 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
         diffs.add(Edits(sidecars));
         diffs.into_edits()
     });
-    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams, proof: None })
+    let placed = edits.as_ref().map(crate::prove::placed).unwrap_or_default();
+    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
 }

@@ -134,7 +134,8 @@ impl Catalogue {
                 // A program with other patch sets may lack it.
                 let Some(entry) = self.mitigation(id) else { continue };
                 let fits = seen.backend.as_ref().is_none_or(|backend| entry.is_for(backend));
-                let life = entry.standing(seen.build, &seen.lives).filter(|life| life.is != LifeState::Needed);
+                let life =
+                    entry.standing(seen.build, &seen.lives).filter(|life| life.is != LifeState::Needed);
                 if let Some(life) = life.filter(|_| fits) {
                     let why = format!("`{id}` is {} in this build: {}", life.is.name(), life.why());
                     advice.not_here.push(why);

@@ -312,10 +312,16 @@ fn options_backends_and_numbers_of_a_build_are_judged() {
 #[test]
 fn the_documentation_is_made_from_the_list() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
-    let text = std::fs::read_to_string(path).unwrap();
-    let (_, reference) =
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (page, reference) =
         text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
     let wanted = markdown(&Catalogue::embedded().unwrap());
+    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
+        let begin = &text[..text.len() - reference.len()];
+        assert!(begin.starts_with(page));
+        std::fs::write(&path, format!("{begin}{wanted}")).unwrap();
+        return;
+    }
     if reference != wanted {
         let differs = reference.lines().zip(wanted.lines()).position(|(is, should)| is != should);
         panic!(
@@ -327,7 +333,8 @@ fn the_documentation_is_made_from_the_list() {
 
 #[test]
 fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_name() {
-    let path = Variable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
+    let path =
+        Variable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
     let own = fix("count-turns", vec![variable("MINE_LIMIT", VariableKind::Integer, Some(32)), path]);
     let list = catalogue().with_own([("mine", &own)], "/sets/mine").unwrap();
     // What came first counts: a build's own word, before that of a folder.

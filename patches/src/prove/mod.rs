@@ -6,4 +6,5 @@ mod harness;
 mod proof;
 
 pub use harness::{Harness, harness};
+pub(crate) use proof::placed;
 pub use proof::{Done, How, Proof, Proofs, SCHEMA, WhyNot};

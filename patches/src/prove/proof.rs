@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::judgement::{Judgement, SeamSeen, Status};
+use crate::judgement::{Edits, Judgement, SeamSeen, Status};
 use crate::set::PatchSet;
 
 /// The version of the file that is written and read.
@@ -169,7 +169,8 @@ impl Proofs {
     /// Adds a record. One of the same set for the same code goes.
     pub fn add(&mut self, proof: Proof) {
         self.all.retain(|old| {
-            (&old.set, &old.digest, &old.seams, &old.placed) != (&proof.set, &proof.digest, &proof.seams, &proof.placed)
+            (&old.set, &old.digest, &old.seams, &old.placed)
+                != (&proof.set, &proof.digest, &proof.seams, &proof.placed)
         });
         self.all.push(proof);
     }
@@ -180,7 +181,7 @@ impl Proofs {
     ///
     /// None does, and why.
     pub fn find(&self, set: &PatchSet, judgement: &Judgement) -> Result<&Proof, WhyNot> {
-        let (seams, placed) = (seams_of(&judgement.seams), placed(judgement));
+        let (seams, placed) = (seams_of(&judgement.seams), &judgement.placed);
         let mut why = WhyNot::None;
         for proof in self.all.iter().rev().filter(|proof| proof.set == set.id) {
             if proof.digest != set.digest {
@@ -189,7 +190,7 @@ impl Proofs {
                 }
                 continue;
             }
-            if proof.seams == seams && proof.placed == placed {
+            if proof.seams == seams && proof.placed == *placed {
                 return Ok(proof);
             }
             let differ = seams.iter().filter(|(seam, hash)| proof.seams.get(*seam) != Some(hash));
@@ -218,7 +219,7 @@ impl Proof {
             tools: Vec::new(),
             steps: Vec::new(),
             seams: seams_of(&judgement.seams),
-            placed: placed(judgement),
+            placed: judgement.placed.clone(),
         }
     }
 
@@ -239,9 +240,9 @@ fn seams_of(seen: &[SeamSeen]) -> BTreeMap<String, String> {
 
 /// A hash over the lines that hooks place, with the hooks' names, and over the files that are new: what a set is in this tree,
 /// without the rest of the tree's files.
-fn placed(judgement: &Judgement) -> String {
+pub(crate) fn placed(edits: &Edits) -> String {
     let mut text = String::new();
-    for edit in judgement.edits.iter().flat_map(|edits| &edits.0) {
+    for edit in &edits.0 {
         for line in &edit.inserted {
             text.extend([line.hook.as_str(), "\0", line.text.trim(), "\n"]);
         }

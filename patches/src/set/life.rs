@@ -176,17 +176,13 @@ impl Standing {
         let is = because.iter().map(|one| one.is).max()?;
         // Stable: what counts comes first, each part in its order.
         because.sort_by_key(|one| one.is != is);
-        let by_source =
-            looked.probes.is_some() && because.iter().any(|one| one.is == is && one.has_probes());
+        let by_source = looked.probes.is_some() && because.iter().any(|one| one.is == is && one.has_probes());
         Some(Self { is, by_source, because })
     }
 
     /// Why, in one line: the first of what counts.
     pub fn why(&self) -> String {
-        self.because
-            .first()
-            .map(|one| format!("{} ({})", one.text, one.known_by()))
-            .unwrap_or_default()
+        self.because.first().map(|one| format!("{} ({})", one.text, one.known_by())).unwrap_or_default()
     }
 }
 
@@ -252,8 +248,14 @@ mod tests {
         all[1].build = "b21".to_owned();
         all[2].first = "b20".to_owned();
         let standing = Standing::of(&all, &Looked { build: Some(20), probes: None }).unwrap();
-        assert_eq!(standing.because.iter().map(|one| one.is).collect::<Vec<_>>(), [LifeState::Harmful, LifeState::Superseded]);
+        assert_eq!(
+            standing.because.iter().map(|one| one.is).collect::<Vec<_>>(),
+            [LifeState::Harmful, LifeState::Superseded]
+        );
         assert_eq!(standing.why(), "harmful b30 (source)");
-        assert_eq!(standing.because[1].to_string(), "superseded from b20: superseded b20 (measured, one GPU, b21)");
+        assert_eq!(
+            standing.because[1].to_string(),
+            "superseded from b20: superseded b20 (measured, one GPU, b21)"
+        );
     }
 }

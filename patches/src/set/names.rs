@@ -20,19 +20,27 @@ pub(super) fn own(all: &Catalogue, set: &PatchSet, path: &Path) -> Result<()> {
     for fix in &set.fixes {
         let key = format!("fix[{}]", fix.id);
         if list.leak(&fix.id).is_some() {
-            return wrong(key, "the name is that of a leak in the list of mitigations: rename the fix".to_owned());
+            return wrong(
+                key,
+                "the name is that of a leak in the list of mitigations: rename the fix".to_owned(),
+            );
         }
         if list.mitigation(&fix.id).is_some() {
             let why = "the name is that of a mitigation that needs no patch (`llama-warden mitigations list`): rename the fix";
             return wrong(key, why.to_owned());
         }
         if fix.id.contains("--") || fix.id.starts_with('-') || fix.id.ends_with('-') {
-            return wrong(key, "begin and end it with a letter or a digit, with single dashes between".to_owned());
+            return wrong(
+                key,
+                "begin and end it with a letter or a digit, with single dashes between".to_owned(),
+            );
         }
         for variable in &fix.variables {
             let key = format!("fix[{}].variable[{}]", fix.id, variable.name);
             if let Some(prefix) = FOREIGN.iter().find(|prefix| variable.name.starts_with(*prefix)) {
-                let why = format!("variables that begin with {prefix} mean something else to the process: rename it");
+                let why = format!(
+                    "variables that begin with {prefix} mean something else to the process: rename it"
+                );
                 return wrong(key, why);
             }
             let users = all.sets().iter().flat_map(|other| other.fixes.iter().map(move |fix| (other, fix)));
@@ -98,7 +106,8 @@ mod tests {
         )
         .unwrap();
         fs::write(set.join("a.patch"), "--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n a\n+b\n").unwrap();
-        let all = Catalogue::embedded().unwrap().with_folder(folder.path()).unwrap().with_folder(&set).unwrap();
+        let all =
+            Catalogue::embedded().unwrap().with_folder(folder.path()).unwrap().with_folder(&set).unwrap();
         assert_eq!(all.sets().iter().filter(|set| set.id == "mine").count(), 1);
     }
 }

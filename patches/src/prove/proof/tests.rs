@@ -6,8 +6,8 @@ use super::*;
 use crate::error::Result;
 use crate::judge::judge;
 use crate::revision::Revision;
-use crate::set::load;
 use crate::set::Origin;
+use crate::set::load;
 use crate::tree::Tree;
 
 struct Texts(BTreeMap<&'static str, String>);

@@ -239,7 +239,11 @@ fn the_set_that_the_documentation_shows_is_sound() {
     for fingerprints in [block("knows nothing:\n\n```json\n"), known] {
         write(
             &path,
-            &[("set.toml", block("```toml\n")), ("mine.h", ""), ("fingerprints.json", fingerprints)],
+            &[
+                ("set.toml", block("This one counts how often a function of llama.cpp runs:\n\n```toml\n")),
+                ("mine.h", ""),
+                ("fingerprints.json", fingerprints),
+            ],
         );
         let catalogue = Catalogue::default().with_folder(&path).unwrap();
         assert_eq!(catalogue.fix("count-turns").unwrap().0.hooks.len(), 2);

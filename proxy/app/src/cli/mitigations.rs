@@ -131,7 +131,8 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
     let all = &known.list;
     match command {
         MitigationsCommand::List { backend, memory, json, .. } => {
-            let chosen = Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?.here(known.build.as_ref());
+            let chosen =
+                Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?.here(known.build.as_ref());
             if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
         }
         MitigationsCommand::Show { id, json, .. } => match (all.mitigation(id), all.leak(id)) {
@@ -206,8 +207,7 @@ impl<'a> Chosen<'a> {
     }
 
     fn json(&self) -> Value {
-        let entries: Vec<Value> =
-            self.mitigations.iter().map(|entry| entry_json(entry, self.here)).collect();
+        let entries: Vec<Value> = self.mitigations.iter().map(|entry| entry_json(entry, self.here)).collect();
         json!({ "mitigations": entries, "leaks": self.leaks })
     }
 
@@ -335,7 +335,14 @@ fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&Build>) -
     if let Some((facts, name)) = build {
         let life = facts.standing(entry).map_or_else(
             || "nothing is known of that".to_owned(),
-            |life| format!("{}{}: {}", life.is.name(), if life.by_source { ", as its source shows" } else { "" }, life.why()),
+            |life| {
+                format!(
+                    "{}{}: {}",
+                    life.is.name(),
+                    if life.by_source { ", as its source shows" } else { "" },
+                    life.why()
+                )
+            },
         );
         sheet.add("here", format!("{name}: {life}"));
     }
@@ -417,7 +424,13 @@ mod tests {
             );
         }
         assert_eq!(
-            run(&MitigationsCommand::Show { id: "no-cuda-graph".into(), json: false, which: WhichArgs::default() }).unwrap_err().code(),
+            run(&MitigationsCommand::Show {
+                id: "no-cuda-graph".into(),
+                json: false,
+                which: WhichArgs::default()
+            })
+            .unwrap_err()
+            .code(),
             2
         );
     }
@@ -429,7 +442,11 @@ mod tests {
             .map(|id| mitigation_text(all(), all().mitigation(id).unwrap(), None));
         let leaks = ["cuda-graph-window", "metal-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
         insta::assert_snapshot!("the_sheets", [sheets.join("\n"), leaks.join("\n")].join("\n"));
-        let unknown = run(&MitigationsCommand::Show { id: "no-cuda-graph".into(), json: false, which: WhichArgs::default() });
+        let unknown = run(&MitigationsCommand::Show {
+            id: "no-cuda-graph".into(),
+            json: false,
+            which: WhichArgs::default(),
+        });
         let backend = Chosen::of(all(), Some("cude"), None);
         let told = [unknown.err().unwrap(), backend.err().unwrap()].map(|error| error.lines().join("\n"));
         insta::assert_snapshot!("what_is_not_there", told.join("\n"));
@@ -467,9 +484,20 @@ mod tests {
         }
         let build = at(10_587);
         let text = Chosen::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
-        told.extend(text.lines().filter(|line| line.starts_with("MITIGATION") || line.contains("pool-purge") || line.contains("HERE is")).map(|line| format!("{}\n", line.trim_end())));
+        told.extend(
+            text.lines()
+                .filter(|line| {
+                    line.starts_with("MITIGATION") || line.contains("pool-purge") || line.contains("HERE is")
+                })
+                .map(|line| format!("{}\n", line.trim_end())),
+        );
         let sheet = mitigation_text(all(), all().mitigation("cublas-reset").unwrap(), Some(&build));
-        told.extend(sheet.lines().filter(|line| line.starts_with("here") || line.starts_with("life")).map(|line| format!("{line}\n")));
+        told.extend(
+            sheet
+                .lines()
+                .filter(|line| line.starts_with("here") || line.starts_with("life"))
+                .map(|line| format!("{line}\n")),
+        );
         insta::assert_snapshot!(told);
         assert_eq!((number("b8840"), number("b884012345678901"), number("8840")), (Some(8840), None, None));
     }

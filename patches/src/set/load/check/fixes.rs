@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::Checked;
 use super::words::{backends, build, fault, id, said, with};
-use crate::set::load::position::Step::{self, Item, Key};
 use crate::set::life::{By, Life};
+use crate::set::load::position::Step::{self, Item, Key};
 use crate::set::{Fix, PatchSet, UpstreamStatus, Value, Variable, VariableKind};
 
 pub(super) fn check_fix<'a>(

@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 
 use warden_diagnose::report::{NotTried, Switch};
-use warden_patches::set::life::LifeState;
 use warden_patches::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
+use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
 use warden_policies::experiment::Finding;
 use warden_policies::growth::Blame;

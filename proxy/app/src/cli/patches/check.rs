@@ -73,7 +73,14 @@ pub(super) async fn rows(
             let found = source.open(&builder, numbers).await?;
             return blocking(move || {
                 let sets: Vec<&PatchSet> = sets.iter().collect();
-                Ok(history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default(), &proofs)?)
+                Ok(history::check(
+                    &sets,
+                    found.tree.as_ref(),
+                    &found.label,
+                    grain,
+                    &Judge::default(),
+                    &proofs,
+                )?)
             })
             .await;
         };

@@ -69,13 +69,10 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     admitted(&series, args.allow_unverified, "exported")?;
     let paths = write_all(&args.output, &files)?;
     if args.json {
-        let list = files
-            .iter()
-            .zip(&paths)
-            .map(|(file, path)| {
-                let page = args.output.join(&file.page_name);
-                json!({ "set": file.set, "path": path, "rationale": page, "crlf": file.crlf })
-            });
+        let list = files.iter().zip(&paths).map(|(file, path)| {
+            let page = args.output.join(&file.page_name);
+            json!({ "set": file.set, "path": path, "rationale": page, "crlf": file.crlf })
+        });
         return out::json(&json!({
             "revision": label,
             "source": shown,
@@ -103,9 +100,8 @@ fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>)
         None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
         None => (None, Some(patch)),
     };
-    let fits = |set: &PatchSet| {
-        id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some())
-    };
+    let fits =
+        |set: &PatchSet| id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some());
     let found = sets.into_iter().find(fits).ok_or_else(|| {
         Failure::usage(
             format!("there is no patch set and no fix `{patch}`"),

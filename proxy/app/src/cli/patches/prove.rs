@@ -141,12 +141,18 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
         [] => Ok(()),
         all => {
             let told = all.iter().map(|(set, bad)| {
-                let why = if *bad { "does not behave there as promised" } else { "could not be shown on this machine" };
+                let why = if *bad {
+                    "is not shown to be good there, as something failed"
+                } else {
+                    "could not be shown on this machine"
+                };
                 format!("the set `{set}` {why}, so nothing was recorded for it")
             });
             Err(Failure::Refused {
                 message: told.collect::<Vec<_>>().join("\n"),
-                hint: "read what is above; --allow-unverified of `build` takes a set all the same, and says so".to_owned(),
+                hint:
+                    "read what is above; --allow-unverified of `build` takes a set all the same, and says so"
+                        .to_owned(),
             })
         }
     }
@@ -158,9 +164,12 @@ fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subjec
     let mut chosen = Vec::new();
     for subject in all {
         let (id, judgement) = (&subject.set.id, &subject.judgement);
-        let wanted = if args.sets.is_empty() { judgement.status == Status::Unverified } else { named(&subject) };
+        let wanted =
+            if args.sets.is_empty() { judgement.status == Status::Unverified } else { named(&subject) };
         match judgement.status {
-            Status::Verified | Status::LocallyVerified if args.again && (args.sets.is_empty() || named(&subject)) => {
+            Status::Verified | Status::LocallyVerified
+                if args.again && (args.sets.is_empty() || named(&subject)) =>
+            {
                 chosen.push(subject);
             }
             _ if !wanted => {}
@@ -170,7 +179,10 @@ fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subjec
                 judgement.status
             )),
             Status::NotApplicable | Status::Superseded => {
-                out::error_line(&format!("note: {id} is {} in {label}: nothing is to be shown", judgement.status));
+                out::error_line(&format!(
+                    "note: {id} is {} in {label}: nothing is to be shown",
+                    judgement.status
+                ));
             }
             Status::Refused | Status::Unverified => {
                 let reasons: Vec<String> =
@@ -240,11 +252,8 @@ async fn show(
         proof.steps.extend(steps);
         proof.tools.extend(tools);
     }
-    let not_shown = |what: &str, text: &str| Done {
-        what: what.to_owned(),
-        how: How::NotShown,
-        text: text.to_owned(),
-    };
+    let not_shown =
+        |what: &str, text: &str| Done { what: what.to_owned(), how: How::NotShown, text: text.to_owned() };
     let servers = "servers of this tree, plain and patched, answer the same";
     if proof.steps.iter().any(|step| step.how == How::Failed) {
         return Ok(proof);
@@ -303,8 +312,7 @@ async fn show(
             return Ok(proof);
         }
     };
-    let fixes: Vec<&Fix> =
-        patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
+    let fixes: Vec<&Fix> = patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
     proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
     if let Some(toolkit) = &auto.toolkit {
         proof.tools.push(toolkit.tool.version.clone());

@@ -65,7 +65,13 @@ impl Mitigations {
             });
         }
         let effects = done.effects.into_iter().map(|effect| (effect, Place::Nowhere)).collect();
-        let all = Self { list: list.to_vec(), args: self.args.clone(), env: self.env.clone(), effects, known: self.known.clone() };
+        let all = Self {
+            list: list.to_vec(),
+            args: self.args.clone(),
+            env: self.env.clone(),
+            effects,
+            known: self.known.clone(),
+        };
         let overruled = all.command(&[]).overruled.into_iter().map(|(_, what)| what);
         let notes = notes.into_iter().map(|note| note.message).chain(overruled).collect();
         Ok((all, notes))

@@ -32,7 +32,8 @@ impl Loaded {
     pub(crate) fn patch_sets(&self, machine: &Machine) -> Result<Sets, Problem> {
         let broken = |error: &warden_patches::Error| {
             let path = ["paths".to_owned(), "patches".to_owned()];
-            let place = if self.settings.paths.patches.is_empty() { Place::Nowhere } else { self.place(&path) };
+            let place =
+                if self.settings.paths.patches.is_empty() { Place::Nowhere } else { self.place(&path) };
             Problem::new(place, format!("a patch set of `paths.patches`: {error}"))
                 .hint("`llama-warden patches list` tells when it is well; docs/patches.md explains sets of your own")
         };
@@ -48,7 +49,10 @@ impl Loaded {
 ///
 /// # Errors
 /// A fix of it has a name that means something else by now.
-pub(crate) fn with_build(list: Catalogue, build: &ProvenanceFacts) -> Result<Catalogue, warden_patches::Error> {
+pub(crate) fn with_build(
+    list: Catalogue,
+    build: &ProvenanceFacts,
+) -> Result<Catalogue, warden_patches::Error> {
     let fixes = build.own.iter().map(|(set, fix)| (set.as_str(), fix));
     list.with_own(fixes, &format!("build {}", build.id))
 }

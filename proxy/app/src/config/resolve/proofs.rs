@@ -66,7 +66,9 @@ pub(crate) fn write(file: &Path, proofs: &Proofs) -> Result<(), Problem> {
     let folder = file.parent().unwrap_or_else(|| Path::new("."));
     std::fs::create_dir_all(folder).map_err(|error| trouble(&error))?;
     let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(&error))?;
-    new.write_all(text.as_bytes()).and_then(|()| new.as_file().sync_all()).map_err(|error| trouble(&error))?;
+    new.write_all(text.as_bytes())
+        .and_then(|()| new.as_file().sync_all())
+        .map_err(|error| trouble(&error))?;
     new.persist(file).map_err(|error| trouble(&error.error))?;
     Ok(())
 }
