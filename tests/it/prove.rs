@@ -252,7 +252,7 @@ async fn the_cuda_part_is_played_with_the_structs_of_a_real_tree_that_nobody_has
     assert_eq!(shown, 12, "{steps:#?}");
     let check = ["patches", "check", "--config", "w.toml", "--patch-set", "cuda-memory", "--source", &source];
     let ran = home.warden(check, SOON).await?;
-    assert!(ran.code == 0 && ran.stdout.contains("locally-verified"), "{ran:?}");
+    assert!(ran.code == 0 && ran.stdout.contains("locally verified"), "{ran:?}");
     Ok(())
 }
 
@@ -315,7 +315,7 @@ async fn a_fix_of_ones_own_is_switched_on_for_a_model_with_or_without_its_folder
         setup.home.file(&format!("sets/mine/{name}"), text)?;
     }
     setup.home.file("sets/mine/fingerprints.json", r#"{"schema":1,"seams":{}}"#)?;
-    let plain = format!("[paths]\npatches = [\"sets\"]\n{}", setup.config());
+    let plain = format!("paths.patches = [\"sets\"]\n{}", setup.config());
     let plain = setup.home.file("plain.toml", plain)?;
     let ran = setup.home.warden(check(&plain), SOON).await?;
     assert!(

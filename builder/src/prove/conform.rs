@@ -111,7 +111,7 @@ async fn played(
         let (code, output) = run(command, SCENARIO, cancel).await?;
         match code {
             Some(0) => shown += 1,
-            Some(NOT_HERE) => not_here = output.lines().last().unwrap_or_default().to_owned(),
+            Some(NOT_HERE) => output.lines().last().unwrap_or_default().clone_into(&mut not_here),
             Some(code) => {
                 return Ok(done(How::Failed, format!("{name}: it ended with {code}: {}", end_of(&output))));
             }

@@ -253,7 +253,7 @@ impl<'a> Chosen<'a> {
             "\n`llama-warden mitigations show ID` tells the rest: symptoms, cost, evidence, references.\n",
         );
         if let Some((_, name)) = self.here {
-            text.push_str(&format!("HERE is {name}; --build asks for another one.\n"));
+            text.extend(["HERE is ", name.as_str(), "; --build asks for another one.\n"]);
         }
         text
     }
@@ -479,7 +479,7 @@ mod tests {
         for build in [at(8827), at(8840), at(10_587)] {
             for id in ids {
                 let entry = all().mitigation(id).unwrap();
-                told.push_str(&format!("{} {id}: {}\n", build.1, here(entry, Some(&build))));
+                told.extend([build.1.as_str(), " ", id, ": ", here(entry, Some(&build)), "\n"]);
             }
         }
         let build = at(10_587);

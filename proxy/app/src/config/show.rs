@@ -81,7 +81,7 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
             .iter()
             .map(|path| loaded.absolute(machine, path).to_string_lossy().into_owned())
             .collect();
-        text.push_str(&format!("patches = {all}  # {place}\n"));
+        text.extend(["patches = ", &all.to_string(), "  # ", &place.to_string(), "\n"]);
     }
 }
 

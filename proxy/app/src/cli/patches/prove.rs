@@ -103,7 +103,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for subject in &chosen {
         let proof = with_builder(&loaded, &machine, async |builder| {
-            show(args, subject, &found, &source, &builder, &catalogue, numbers).await
+            Box::pin(show(args, subject, &found, &source, &builder, &catalogue, numbers)).await
         })
         .await?;
         if !args.json {
@@ -220,10 +220,10 @@ fn news(subject: &Subject, label: &str) -> String {
         if unknown.is_empty() { String::new() } else { format!(" ({})", unknown.join(", ")) },
     );
     for reason in &judgement.reasons {
-        text.push_str(&format!("  new  {reason}\n"));
+        text.extend(["  new  ", &reason.to_string(), "\n"]);
     }
     if let Some(own) = &set.conformance {
-        text.push_str(&format!("  plays {} scenarios {}\n", own.scenarios.len(), own.title));
+        text.extend(["  plays ", &own.scenarios.len().to_string(), " scenarios ", &own.title, "\n"]);
     }
     text
 }
@@ -359,19 +359,20 @@ fn sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    struct One(String);
+    impl Tree for One {
+        fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
+            Ok((path == "tools/server/server-queue.cpp").then(|| self.0.clone().into_bytes()))
+        }
+        fn revision(&self) -> warden_patches::Revision {
+            warden_patches::Revision::default()
+        }
+    }
+
     #[test]
     fn what_is_new_is_told_with_the_place_and_the_seams_that_it_is_in() {
         let mut set = Catalogue::embedded().unwrap().set("server").unwrap().clone();
         set.fingerprints = warden_patches::set::fingerprints::Fingerprints::default();
-        struct One(String);
-        impl Tree for One {
-            fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
-                Ok((path == "tools/server/server-queue.cpp").then(|| self.0.clone().into_bytes()))
-            }
-            fn revision(&self) -> warden_patches::Revision {
-                warden_patches::Revision::default()
-            }
-        }
         let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
         let judgement = warden_patches::judge(&set, &One(text.to_owned())).unwrap();
