@@ -325,7 +325,7 @@ async fn a_fix_of_ones_own_is_switched_on_for_a_model_with_or_without_its_folder
     let shown =
         setup.home.warden(["mitigations", "show", "count-turns", "--config", "plain.toml"], SOON).await?;
     assert!(
-        shown.code == 0 && shown.stdout.contains("a set of your own") && shown.stdout.contains("needed"),
+        shown.code == 0 && shown.stdout.contains("a set of your own: build aaaaaaaaaaaaaaaa"),
         "{shown:?}"
     );
     // A set that takes one of our names is refused, wherever it is named.
