@@ -79,6 +79,7 @@ pub mod machine;
 mod owned;
 pub mod plan;
 mod process;
+pub mod prove;
 pub mod sample_model;
 pub mod sdist;
 pub mod source;

@@ -71,7 +71,7 @@ pub struct Recipe {
 }
 
 /// A recipe with what is known about its ingredients.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Hash of the recipe.
     pub id: BuildId,

@@ -8,7 +8,9 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::judge::Judge;
 use crate::judgement::{Judgement, Status};
+use crate::prove::Proofs;
 use crate::set::PatchSet;
+use crate::set::life::LifeState;
 use crate::tree::Tree;
 
 /// What was found for one patch at one revision.
@@ -66,7 +68,7 @@ pub struct Stop {
     pub again: Option<String>,
 }
 
-/// Judges sets in one tree.
+/// Judges sets in one tree. `proofs`: what was shown on this machine.
 ///
 /// # Errors
 ///
@@ -77,10 +79,18 @@ pub fn check(
     revision: &str,
     grain: Grain,
     judge: &Judge,
+    proofs: &Proofs,
 ) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for set in sets {
-        rows.extend(rows_of(&*judge.judge(set, tree)?, revision, grain));
+        let judged = judge.judge(set, tree)?;
+        if proofs.all.is_empty() {
+            rows.extend(rows_of(&judged, revision, grain));
+        } else {
+            let mut judged = Judgement::clone(&judged);
+            judged.accept(set, proofs);
+            rows.extend(rows_of(&judged, revision, grain));
+        }
     }
     Ok(rows)
 }
@@ -156,6 +166,9 @@ fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
     // The worst reason comes first.
     let reason = |status: Status| match status {
         Status::Verified => String::new(),
+        Status::LocallyVerified => {
+            judgement.proof.as_ref().map(|proof| format!("shown {}", proof.short())).unwrap_or_default()
+        }
         _ => judgement.reasons.first().map(ToString::to_string).unwrap_or_default(),
     };
     let row = |patch: String, status, reason| Row { revision: revision.to_owned(), patch, status, reason };
@@ -166,7 +179,9 @@ fn rows_of(judgement: &Judgement, revision: &str, grain: Grain) -> Vec<Row> {
         .fixes
         .iter()
         .map(|fix| {
-            let why = fix.reason.clone().unwrap_or_else(|| reason(fix.status));
+            let life = fix.life.as_ref().filter(|life| life.is != LifeState::Needed);
+            let life = || life.map(|life| format!("{}: {}", life.is.name(), life.why()));
+            let why = fix.reason.clone().or_else(life).unwrap_or_else(|| reason(fix.status));
             row(format!("{}/{}", judgement.set, fix.fix), fix.status, why)
         })
         .collect()
@@ -245,8 +260,11 @@ mod tests {
             fix: fix.into(),
             status,
             reason: reason.map(str::to_owned),
+            life: None,
         };
         let judgement = Judgement {
+            placed: String::new(),
+            proof: None,
             set: "s".into(),
             status: Status::Verified,
             reasons: Vec::new(),

@@ -4,12 +4,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::prove::Proof;
+use crate::set::life::Standing;
+
 /// Whether a set, or a fix of it, can be had in a tree. Ordered: the greater one speaks for several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// Every hook and probe holds and every seam is a known version.
     Verified,
+    /// As unverified, and this machine has a record that it was shown to be good for just this code.
+    LocallyVerified,
     /// There is nothing to cure.
     NotApplicable,
     /// Upstream cured it.
@@ -26,7 +31,7 @@ impl Status {
         match self {
             Self::Refused => true,
             Self::Unverified => !allow_unverified,
-            Self::Verified | Self::NotApplicable | Self::Superseded => false,
+            Self::Verified | Self::LocallyVerified | Self::NotApplicable | Self::Superseded => false,
         }
     }
 }
@@ -35,6 +40,7 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Verified => "verified",
+            Self::LocallyVerified => "locally-verified",
             Self::NotApplicable => "not-applicable",
             Self::Superseded => "superseded",
             Self::Unverified => "unverified",
@@ -54,10 +60,14 @@ pub struct Judgement {
     pub reasons: Vec<Reason>,
     /// The set's fixes, in its order.
     pub fixes: Vec<FixJudgement>,
-    /// What would change in the tree; present when the status is verified or unverified.
+    /// What would change in the tree; present when it can be applied.
     pub edits: Option<Edits>,
     /// The seams as they are in this tree, in the set's order.
     pub seams: Vec<SeamSeen>,
+    /// A hash of what is placed in this tree: the hooks' lines, and the files that are new. Empty when it cannot be applied.
+    pub placed: String,
+    /// What was shown for this code, if that is why it is locally verified.
+    pub proof: Option<Proof>,
 }
 
 /// What was found about one fix.
@@ -69,6 +79,9 @@ pub struct FixJudgement {
     pub status: Status,
     /// Why, in one line.
     pub reason: Option<String>,
+    /// Whether it is needed in this tree, superseded or harmful; none: nothing is known of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<Standing>,
 }
 
 /// One thing that keeps a set from being verified. Its `Display` is one line.

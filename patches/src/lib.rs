@@ -21,6 +21,7 @@
 //! | [`Series`], [`planned`] | several sets, one on top of the other; those of a build |
 //! | [`history`] | many revisions |
 //! | [`apply`], [`export`] | written into a folder and taken out again; written as patches that git and patch read |
+//! | [`prove`] | what is shown for a set in a tree that nobody has looked at, and the record of it |
 //! | [`marker`], [`binary`] | the traces that patches leave in source and in binaries |
 //! | [`mitigation`] | fixes, variables, flags and build options against leaks, and whether a build has them |
 
@@ -35,6 +36,7 @@ mod judgement;
 pub mod marker;
 pub mod mitigation;
 pub mod planned;
+pub mod prove;
 mod revision;
 pub mod scan;
 mod series;

@@ -6,13 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Refusal, Result};
 use crate::judgement::{Judgement, Status};
+use crate::prove::{Proof, WhyNot};
 use crate::series::{self, Series};
 use crate::set::Selection;
-use crate::set::{Hook, PatchSet};
+use crate::set::life::Standing;
+use crate::set::{Fix, Hook, Origin, PatchSet};
 use crate::tree::Tree;
 
 /// One patch set of a build.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedSet {
     /// Its id.
     pub set: String,
@@ -36,6 +38,12 @@ pub struct PlannedSet {
     /// Whether it is applied although it is not verified, because the user allowed that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allowed_unverified: bool,
+    /// What was shown for this code on this machine, if it is locally verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<Proof>,
+    /// For a set of the user's own: all that it says of its fixes, so that a build can be used without the set's folder.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<Fix>,
 }
 
 /// One fix of a planned set.
@@ -48,6 +56,9 @@ pub struct PlannedFix {
     /// Why, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether it is needed in this source, superseded or harmful; none: nothing is known of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life: Option<Standing>,
     /// Text that the binary will contain; empty: none is known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub marker: String,
@@ -90,7 +101,9 @@ impl PlannedSet {
 
     /// The fixes that the binary gets from it.
     pub fn applied_fixes(&self) -> impl Iterator<Item = &PlannedFix> {
-        let had = |fix: &&PlannedFix| matches!(fix.status, Status::Verified | Status::Unverified);
+        let had = |fix: &&PlannedFix| {
+            matches!(fix.status, Status::Verified | Status::LocallyVerified | Status::Unverified)
+        };
         self.fixes.iter().filter(|_| self.applied()).filter(had)
     }
 
@@ -108,12 +121,18 @@ impl fmt::Display for PlannedSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let allowed = if self.allowed_unverified { ", allowed" } else { "" };
         write!(f, "  {} {}{allowed}", self.set, self.status)?;
+        if let Some(proof) = &self.proof {
+            write!(f, "\n    shown {}", proof.short())?;
+        }
         for reason in &self.reasons {
             write!(f, "\n    {reason}")?;
         }
         for fix in &self.fixes {
             let why = fix.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
             write!(f, "\n    {} {}{why}", fix.fix, fix.status)?;
+            if let Some(life) = fix.life.as_ref().filter(|_| fix.reason.is_none()) {
+                write!(f, ", {}: {}", life.is.name(), life.why())?;
+            }
         }
         Ok(())
     }
@@ -129,13 +148,13 @@ impl Planned {
     pub fn judge(selection: &Selection, backend: &str, tree: &dyn Tree) -> Result<Self> {
         let chosen = selection.sets_for(backend)?;
         let fitting: Vec<&PatchSet> = chosen.iter().copied().filter(|set| set.is_for(backend)).collect();
-        let series = Series::judge(&fitting, tree)?;
+        let series = Series::judge(&fitting, tree)?.accept(&fitting, &selection.proofs);
         let (mut all, mut refusals) = (Vec::new(), Vec::new());
         for set in chosen {
             match series.judgements.iter().find(|judgement| judgement.set == set.id) {
                 None => refusals.push(foreign(set, backend)),
                 Some(judgement) if judgement.status.forbids(selection.allow_unverified) => {
-                    refusals.push(refusal(judgement));
+                    refusals.push(refusal(set, judgement, selection));
                 }
                 Some(judgement) => all.push(planned(set, judgement)),
             }
@@ -149,8 +168,15 @@ fn foreign(set: &PatchSet, backend: &str) -> Refusal {
     Refusal { set: set.id.clone(), unverified: false, reasons: vec![why] }
 }
 
-fn refusal(judgement: &Judgement) -> Refusal {
-    let reasons = judgement.reasons.iter().map(ToString::to_string).collect();
+fn refusal(set: &PatchSet, judgement: &Judgement, selection: &Selection) -> Refusal {
+    let mut reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
+    // What was shown for other code does not count, and it should be known why.
+    if judgement.can_be_proved()
+        && let Err(why) = selection.proofs.find(set, judgement)
+        && why != WhyNot::None
+    {
+        reasons.push(why.to_string());
+    }
     Refusal { set: judgement.set.clone(), unverified: judgement.status == Status::Unverified, reasons }
 }
 
@@ -159,6 +185,7 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         fix: fix.fix.clone(),
         status: fix.status,
         reason: fix.reason.clone(),
+        life: fix.life.clone(),
         marker: set.fix(&fix.fix).map(|fix| fix.marker.clone()).unwrap_or_default(),
     });
     let seams = judgement.seams.iter().map(|seam| PlannedSeam {
@@ -183,6 +210,8 @@ fn planned(set: &PatchSet, judgement: &Judgement) -> PlannedSet {
         hooks: hooks.collect(),
         edits: judgement.edits.as_ref().map(series::hash).unwrap_or_default(),
         allowed_unverified: judgement.status == Status::Unverified,
+        proof: judgement.proof.clone(),
+        own: if set.origin == Origin::Embedded { Vec::new() } else { set.fixes.clone() },
     }
 }
 

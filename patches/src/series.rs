@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::error::Result;
 use crate::judge::judge;
 use crate::judgement::{Edits, FileEdit, Judgement};
+use crate::prove::Proofs;
 use crate::set::PatchSet;
 use crate::tree::{Overlay, Tree};
 
@@ -46,6 +47,17 @@ impl Series {
             judgements.push(judgement);
         }
         Ok(Self { judgements, edits: Edits(files.into_values().collect()) })
+    }
+
+    /// Takes those for locally verified that a record of this machine covers.
+    #[must_use]
+    pub fn accept(mut self, sets: &[&PatchSet], proofs: &Proofs) -> Self {
+        for judgement in &mut self.judgements {
+            if let Some(set) = sets.iter().find(|set| set.id == judgement.set) {
+                judgement.accept(set, proofs);
+            }
+        }
+        self
     }
 
     /// The sets that change something, as `id@hash` with twelve hexadecimal digits over their edits.
@@ -95,6 +107,17 @@ fn compose(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
         known.inserted.push(new.clone());
     }
     known.inserted.sort_by_key(|inserted| inserted.line);
+}
+
+/// A hash over several texts, in hexadecimal digits.
+pub(crate) fn digest(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        // Lengths go before, so that the parts cannot run into each other.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex::encode(hash.finalize())
 }
 
 /// Twelve hexadecimal digits over everything that edits write: the same set in the same tree has the same.

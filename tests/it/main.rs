@@ -40,6 +40,7 @@ mod patches;
 mod plan;
 mod policy;
 mod proof;
+mod prove;
 mod quarantine;
 mod queue;
 mod real;

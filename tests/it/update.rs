@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(400);
 /// Short proofs and short watches.
 const NUMBERS: &str = "internal.proof.rounds_least = 2\ninternal.proof.rounds_most = 2\ninternal.proof.repeats = 1\n\
     internal.proof.answer = 8\ninternal.proof.prompt = 64\ninternal.update.sample_requests = 5\ninternal.update.watch = \"3s\"\n\
-    internal.update.look = \"100ms\"\n";
+    internal.update.look = \"100ms\"\ninternal.canary.share = 0.5\ninternal.canary.memory_requests = 40\n";
 
 /// Clients at a time.
 const CLIENTS: usize = 4;
@@ -170,6 +170,8 @@ async fn a_build_that_is_as_good_comes_in_under_load_and_rollback_leads_back() -
     assert_ne!(new, old);
     assert_eq!(renewed.serves(), Some(new.clone()), "{}", ran.all());
     assert_eq!(report["proof"]["verdict"], "same", "{}", ran.all());
+    let tried = report["notes"].to_string();
+    assert!(tried.contains("`m`: as good on") || tried.contains("`m`: not worse on"), "{}", ran.all());
     let (ran, report) = renewed.update(&[]).await?;
     assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
     let ran = under_load(&http, renewed.rollback()).await?;
@@ -197,10 +199,18 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
     assert_eq!((ran.code, &report["outcome"]), (3, &json!("rejected")), "{}", ran.all());
     assert!(report["reasons"][0].as_str().is_some_and(|why| why.starts_with("answers: ")), "{}", ran.all());
     assert_eq!(renewed.serves().as_ref(), Some(&old), "{}", ran.all());
-    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002"])).await?;
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002", "--no-canary"])).await?;
     assert_eq!((ran.code, &report["outcome"]), (3, &json!("taken_back")), "{}", ran.all());
     assert!(report["reasons"][0].as_str().is_some_and(|why| why.contains("died")), "{}", ran.all());
     assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
+    // With a canary it does not come that far, and nobody notices.
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002", "--again"])).await?;
+    assert_eq!((ran.code, &report["outcome"]), (3, &json!("rejected")), "{}", ran.all());
+    assert!(
+        report["reasons"][0].as_str().is_some_and(|why| why.starts_with("canary of `m` after")),
+        "{}",
+        ran.all()
+    );
     let listed = renewed.warden.setup.home.warden(["builds", "list"], SOON).await?;
     assert_eq!(listed.stdout.matches("rejected").count(), 2, "{}", listed.all());
     assert_eq!(listed.stdout.matches("in use").count(), 1, "{}", listed.all());

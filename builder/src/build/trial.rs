@@ -33,7 +33,8 @@ pub(super) async fn prove(
     folder: &Path,
 ) -> Result<Verified> {
     let backend = plan.recipe.backend;
-    let mut trial = Trial { timeout, gpu: backend.has_gpu(), hide: false, libraries: None };
+    let mut trial =
+        Trial { timeout, gpu: backend.has_gpu(), hide: false, libraries: None, variables: Vec::new() };
     let built = &plan.recipe.gpu;
     let here = architectures(builder, plan).await?;
     if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs(backend, built, here))) {

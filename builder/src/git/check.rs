@@ -6,6 +6,7 @@ use std::thread;
 
 use tokio_util::sync::CancellationToken;
 use warden_patches::history::{Grain, Row, check};
+use warden_patches::prove::Proofs;
 use warden_patches::{Judge, PatchSet, Revision};
 
 use super::history::RevisionInfo;
@@ -40,7 +41,7 @@ pub fn check_range(
             }
             let revision = Revision { commit: Some(info.commit.clone()), build_number: info.build_number };
             let tree = Arc::clone(&own).tree(&info.commit)?.with_revision(revision);
-            found.push((index, check(sets, &tree, &info.label, grain, &judge)?));
+            found.push((index, check(sets, &tree, &info.label, grain, &judge, &Proofs::default())?));
             told(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
         }
     };

@@ -41,6 +41,7 @@ fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str) -> Plan {
 
 fn planned_set(edits: &str) -> PlannedSet {
     let fix = |fix: &str, status| PlannedFix {
+        life: None,
         fix: fix.into(),
         status,
         reason: (status == Status::NotApplicable).then(|| "there is no graph cache".into()),
@@ -55,6 +56,8 @@ fn planned_set(edits: &str) -> PlannedSet {
         hooks: Vec::new(),
         edits: edits.into(),
         allowed_unverified: true,
+        proof: None,
+        own: Vec::new(),
     }
 }
 

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use warden_patches::Fix;
 use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
+use warden_patches::set::life::Standing;
 
 use super::id::BuildId;
 use crate::plan::backend::Backend;
@@ -48,6 +50,18 @@ impl Provenance {
         &self.fixes
     }
 
+    /// What the user's own sets that were applied say of their fixes, each with its set's id.
+    pub fn own_fixes(&self) -> Vec<(String, Fix)> {
+        let applied = self.plan.patches.iter().filter(|set| set.applied());
+        applied.flat_map(|set| set.own.iter().map(|fix| (set.set.clone(), fix.clone()))).collect()
+    }
+
+    /// What its source shows of the fixes that were judged: needed, superseded, harmful.
+    pub fn lives(&self) -> Vec<(String, Standing)> {
+        let fixes = self.plan.patches.iter().flat_map(|set| &set.fixes);
+        fixes.filter_map(|fix| Some((fix.fix.clone(), fix.life.clone()?))).collect()
+    }
+
     /// What the binary computes on.
     pub const fn backend(&self) -> Backend {
         self.plan.recipe.backend
@@ -66,6 +80,8 @@ impl Provenance {
                 id: self.id.to_string(),
                 backend: self.backend().to_string(),
                 fixes: Some(self.fixes().to_vec()),
+                own: self.own_fixes(),
+                lives: self.lives(),
                 options: self.plan.recipe.cmake.iter().filter_map(option).collect(),
             }),
         }

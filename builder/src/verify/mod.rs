@@ -41,7 +41,7 @@ pub use checks::Door;
 use checks::Fault;
 pub use measured::{HttpThreads, Measured, StreamHead};
 pub use remembered::Remembered;
-use server::Server;
+pub(crate) use server::Server;
 pub(crate) use trial::Trial;
 
 /// What a server did to prove itself.
@@ -77,7 +77,7 @@ pub async fn verify(
     reporter: &Reporter,
     cancel: &CancellationToken,
 ) -> Result<Verified> {
-    let trial = Trial { timeout, gpu: false, hide: false, libraries: None };
+    let trial = Trial { timeout, gpu: false, hide: false, libraries: None, variables: Vec::new() };
     try_out(binary, &trial, reporter, cancel).await
 }
 
@@ -141,6 +141,11 @@ pub fn measuring_model(path: &Path) -> Result<()> {
 /// things unknown.
 pub async fn measure(door: &Door, limit: Duration) -> Measured {
     measure::all(door, limit).await
+}
+
+/// Waits until a server is healthy; whether it came to that. The caller bounds the time.
+pub(crate) async fn healthy(door: &Door) -> bool {
+    checks::health(door).await.is_ok()
 }
 
 /// Flags for the small model. One thread: more of them only spin on a machine that just compiled.

@@ -30,6 +30,7 @@ pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
     without(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
     // A server that ends by an assertion would start a debugger first, which may wait for ever.
     command.env("GGML_NO_BACKTRACE", "1");
+    command.envs(trial.variables.iter().map(|(name, value)| (name, value)));
     if trial.hide {
         for name in ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
             command.env(name, "-1");
@@ -46,7 +47,7 @@ pub(super) fn surroundings(command: &mut Command, trial: &Trial) {
 }
 
 /// A running server and its files. Dropped, it is killed.
-pub(super) struct Server {
+pub(crate) struct Server {
     family: Family,
     status: Option<ExitStatus>,
     door: Door,
@@ -56,7 +57,7 @@ pub(super) struct Server {
 impl Server {
     /// Starts it, on a socket in `folder` or on a free port. `name` keeps the files of two starts apart: a socket's file outlives its
     /// server.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         binary: &Path,
         folder: &Path,
         name: &str,
@@ -93,7 +94,7 @@ impl Server {
         Ok(Self { family, status: None, door, log })
     }
 
-    pub(super) fn door(&self) -> Door {
+    pub(crate) fn door(&self) -> Door {
         self.door.clone()
     }
 
@@ -103,7 +104,7 @@ impl Server {
     }
 
     /// Resolves when the server has ended. Cancel safe.
-    pub(super) async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         if self.status.is_none() {
             // An error here means that it cannot be waited for, so it is not there.
             self.status = self.family.wait().await.ok();
@@ -111,7 +112,7 @@ impl Server {
     }
 
     /// If it died, how, and whether of an instruction that the CPU does not know.
-    pub(super) async fn death(&mut self) -> (Option<String>, bool) {
+    pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
         tokio::time::timeout(DYING, self.ended()).await.ok();
         let Some(status) = self.status else { return (None, false) };
         let illegal = status.signal() == Some(Signal::ILL.as_raw());
@@ -121,15 +122,19 @@ impl Server {
         )
     }
 
+    /// All that it said.
+    pub(crate) fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     /// The end of its output.
-    pub(super) fn last_lines(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
+    pub(crate) fn last_lines(&self) -> String {
+        let text = self.output();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
-    pub(super) async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         if self.status.is_none() {
             // What cannot be stopped is killed when this is dropped.
             self.family.stop(GRACE).await.ok();

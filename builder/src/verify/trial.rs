@@ -14,4 +14,6 @@ pub(crate) struct Trial {
     pub(crate) hide: bool,
     /// A folder with libraries that its loader takes before others.
     pub(crate) libraries: Option<PathBuf>,
+    /// Variables that it gets.
+    pub(crate) variables: Vec<(String, String)>,
 }

@@ -3,6 +3,8 @@
 //!
 //! The bytes depend on the tree and on the sets alone: the same series comes out everywhere and always.
 
+mod rationale;
+
 use std::fmt::Write as _;
 
 use diffy::{DiffOptions, Hunk, Line, PatchFormatter};
@@ -20,6 +22,8 @@ const DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
 /// The commit that a mail claims to be, and a date that tells mails from patches since git exists.
 const MAGIC: &str = "From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001";
 
+pub use rationale::rationale;
+
 /// One patch of a series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchFile {
@@ -29,36 +33,68 @@ pub struct PatchFile {
     pub set: String,
     /// Its bytes.
     pub content: Vec<u8>,
+    /// The name of the page that goes with it, such as `0001-cuda-memory.md`.
+    pub page_name: String,
+    /// Why it is wanted, what it does and costs, and what was seen where.
+    pub page: String,
     /// Whether it changes files whose lines end in CR and LF: `git am` keeps those only with `--keep-cr`.
     pub crlf: bool,
 }
 
 /// The sets of a row that change something, one patch each, in order.
 ///
+/// `only`: the one fix that they are for; then the mail speaks of it alone.
+///
 /// # Errors
 ///
 /// A patch cannot be put into words, which no text file leads to.
-pub fn export(series: &Series, sets: &[&PatchSet], tree: &dyn Tree) -> Result<Vec<PatchFile>> {
+pub fn export(
+    series: &Series,
+    sets: &[&PatchSet],
+    tree: &dyn Tree,
+    only: Option<&str>,
+) -> Result<Vec<PatchFile>> {
     let all: Vec<_> = series.edited().collect();
     let total = all.len();
     all.into_iter()
         .enumerate()
         .map(|(index, (judgement, edits))| {
             let number = index + 1;
-            let title = sets.iter().find(|set| set.id == judgement.set).map_or("", |set| set.title.as_str());
-            let mut content = head(judgement, title, number, total, tree).into_bytes();
+            let set = sets.iter().find(|set| set.id == judgement.set);
+            let fix = only.and_then(|only| set?.fix(only));
+            let title = match (fix, set) {
+                (Some(fix), _) => fix.title.as_str(),
+                (None, Some(set)) => set.title.as_str(),
+                (None, None) => "",
+            };
+            let mut content = head(judgement, title, (number, total), tree, only).into_bytes();
             content.extend_from_slice(&body(edits)?);
             content.extend_from_slice(
                 concat!("-- \nllama-warden ", env!("CARGO_PKG_VERSION"), "\n\n").as_bytes(),
             );
             let crlf = edits.0.iter().any(|edit| edit.after.windows(2).any(|pair| pair == b"\r\n"));
-            let name = format!("{number:04}-{}.patch", judgement.set);
-            Ok(PatchFile { name, set: judgement.set.clone(), content, crlf })
+            let stem = only.map_or_else(|| judgement.set.clone(), |only| format!("{}-{only}", judgement.set));
+            let name = format!("{number:04}-{stem}.patch");
+            let page = set.map(|set| rationale(set, judgement, only, tree)).unwrap_or_default();
+            Ok(PatchFile {
+                name,
+                page_name: format!("{number:04}-{stem}.md"),
+                page,
+                set: judgement.set.clone(),
+                content,
+                crlf,
+            })
         })
         .collect()
 }
 
-fn head(judgement: &Judgement, title: &str, number: usize, total: usize, tree: &dyn Tree) -> String {
+fn head(
+    judgement: &Judgement,
+    title: &str,
+    (number, total): (usize, usize),
+    tree: &dyn Tree,
+    only: Option<&str>,
+) -> String {
     let one_line = title.split_whitespace().collect::<Vec<_>>().join(" ");
     // Other letters would have to be encoded in a mail's head.
     let plain: String = one_line.chars().map(|letter| if letter.is_ascii() { letter } else { '?' }).collect();
@@ -70,13 +106,15 @@ fn head(judgement: &Judgement, title: &str, number: usize, total: usize, tree: &
     );
     let checked = match judgement.status {
         Status::Verified => "verified",
+        Status::LocallyVerified => "locally verified",
         _ => "not verified",
     };
     let _infallible = writeln!(text, "For llama.cpp, {} ({checked} there).", tree.revision());
-    for fix in &judgement.fixes {
+    for fix in judgement.fixes.iter().filter(|fix| only.is_none_or(|only| fix.fix == only)) {
         let _infallible = writeln!(text, "Fix {}: {}.", fix.fix, fix.status);
     }
-    if judgement.fixes.iter().any(|fix| fix.status == Status::Verified || fix.status == Status::Unverified) {
+    let has = |status| matches!(status, Status::Verified | Status::LocallyVerified | Status::Unverified);
+    if judgement.fixes.iter().any(|fix| has(fix.status)) {
         text.push_str("Each fix is off until its environment variable is set.\n");
     }
     text.push_str("---\n");

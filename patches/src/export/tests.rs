@@ -16,7 +16,14 @@ fn judgement(set: &str, edits: Vec<FileEdit>) -> Judgement {
         set: set.into(),
         status: Status::Verified,
         reasons: Vec::new(),
-        fixes: vec![FixJudgement { fix: "some-fix".into(), status: Status::Verified, reason: None }],
+        placed: String::new(),
+        proof: None,
+        fixes: vec![FixJudgement {
+            fix: "some-fix".into(),
+            status: Status::Verified,
+            reason: None,
+            life: None,
+        }],
         edits: Some(Edits(edits)),
         seams: Vec::new(),
     }
@@ -47,7 +54,7 @@ fn series() -> Series {
 
 fn files() -> Vec<PatchFile> {
     let revision = Revision { commit: Some("0123456789ab".into()), build_number: Some(8827) };
-    export(&series(), &[], &FolderTree::new("/nowhere", revision)).unwrap()
+    export(&series(), &[], &FolderTree::new("/nowhere", revision), None).unwrap()
 }
 
 fn run(program: &str, args: &[&str], folder: &Path) -> bool {
@@ -127,7 +134,7 @@ fn files_with_crlf_are_marked_for_git_am() {
         inserted: vec![],
     };
     let series = Series { judgements: vec![judgement("a", vec![edit])], edits: Edits::default() };
-    let files = export(&series, &[], &FolderTree::new("/nowhere", Revision::default())).unwrap();
+    let files = export(&series, &[], &FolderTree::new("/nowhere", Revision::default()), None).unwrap();
     assert!(files[0].crlf && !self::files()[0].crlf);
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("x"), "a\r\n").unwrap();
@@ -139,4 +146,36 @@ fn files_with_crlf_are_marked_for_git_am() {
         run("git", &["am", "--keep-cr", "x.patch"], folder.path());
         assert_eq!(fs::read(folder.path().join("x")).unwrap(), b"a\r\nb\r\n");
     }
+}
+
+/// A tree with the one function that the set `server` is about.
+struct One;
+
+impl Tree for One {
+    fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
+                    std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
+        Ok((path == "tools/server/server-queue.cpp").then(|| text.into()))
+    }
+
+    fn revision(&self) -> Revision {
+        Revision { commit: Some("0a1b2c3d4".into()), build_number: Some(9000) }
+    }
+}
+
+#[test]
+fn one_fix_goes_with_a_page_that_says_why_and_what_was_seen_where() {
+    let catalogue = crate::Catalogue::embedded().unwrap();
+    let set = catalogue.set("server").unwrap();
+    let series = Series::judge(&[set], &One).unwrap();
+    let files = export(&series, &[set], &One, Some("cancel-nonstream")).unwrap();
+    let [file] = files.as_slice() else { panic!("{files:?}") };
+    assert_eq!(
+        (file.name.as_str(), file.page_name.as_str()),
+        ("0001-server-cancel-nonstream.patch", "0001-server-cancel-nonstream.md")
+    );
+    let mail = String::from_utf8(file.content.clone()).unwrap();
+    assert!(mail.contains("Subject: [PATCH] server: A request whose client left"), "{mail}");
+    assert!(mail.contains("Fix cancel-nonstream") && !mail.contains("Fix reclaim-heap"), "{mail}");
+    insta::assert_snapshot!(file.page);
 }

@@ -24,12 +24,36 @@ mod tests;
 pub use cache::Judge;
 pub use seams::fingerprint;
 
+use std::collections::BTreeSet;
+
 use place::Reader;
 
 use crate::error::Result;
-use crate::judgement::{Edits, Judgement, Status};
+use crate::judgement::{Edits, Judgement, Reason, Status};
 use crate::set::PatchSet;
+use crate::set::life::{LifeState, Looked, Standing};
 use crate::tree::{Overlay, Tree};
+
+/// What each fix is in a tree, in the set's order.
+fn lives(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<Standing>> {
+    let looked = Looked { build, probes: Some(hold) };
+    set.fixes.iter().map(|fix| Standing::of(&fix.life, &looked)).collect()
+}
+
+/// A fix that does harm in a tree is refused there, where the tree itself shows it: a number may be a fork's own.
+fn harmful<'a>(set: &'a PatchSet, lives: &'a [Option<Standing>]) -> impl Iterator<Item = Reason> + 'a {
+    set.fixes.iter().zip(lives).filter_map(|(fix, life)| {
+        let life = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source)?;
+        Some(Reason {
+            status: Status::Refused,
+            part: format!("fix `{}`", fix.id),
+            fix: Some(fix.id.clone()),
+            file: None,
+            line: None,
+            text: format!("it is harmful here: {}", life.why()),
+        })
+    })
+}
 
 /// Judges a set in a tree. Reads, and changes nothing.
 ///
@@ -64,18 +88,24 @@ pub fn judge(set: &PatchSet, tree: &dyn Tree) -> Result<Judgement> {
     let patched = Reader::new(&below);
     let reader = if diffs.is_empty() { &plain } else { &patched };
     let (placed, unplaced) = hooks::place(set, reader)?;
-    let (defines, found) = probes::ask(set, &plain, &placed)?;
-    reasons.extend(found);
+    let asked = probes::ask(set, &plain, &placed)?;
+    reasons.extend(asked.reasons);
+    let lives = lives(set, &asked.hold, tree.revision().build_number);
+    reasons.extend(harmful(set, &lives));
     let (seams, found) = seams::look(set, &plain)?;
     reasons.extend(found);
     reasons.extend(unplaced);
-    let (sidecars, found) = hooks::sidecars(set, reader, &placed, &defines)?;
+    let (sidecars, found) = hooks::sidecars(set, reader, &placed, &asked.defines)?;
     reasons.extend(found);
-    let (status, fixes) = status::of(set, &mut reasons);
+    let (status, mut fixes) = status::of(set, &mut reasons);
+    for (fix, life) in fixes.iter_mut().zip(lives) {
+        fix.life = life;
+    }
     let edits = matches!(status, Status::Verified | Status::Unverified).then(|| {
         diffs.add(Edits(placed.into_edits()));
         diffs.add(Edits(sidecars));
         diffs.into_edits()
     });
-    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams })
+    let placed = edits.as_ref().map(crate::prove::placed).unwrap_or_default();
+    Ok(Judgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
 }

@@ -1,5 +1,7 @@
 //! Counts what probes ask for.
 
+use std::collections::BTreeSet;
+
 use super::hooks::Placed;
 use super::place::{Place, Reader, lines};
 use crate::error::Result;
@@ -11,22 +13,31 @@ use crate::set::{OnFail, PatchSet, Probe};
 /// Lines that are mentioned at most.
 const SHOWN: usize = 4;
 
-/// The macros of the probes that hold, and what those that do not hold mean. `placed`: the hooks that have their places.
-pub(super) fn ask(
-    set: &PatchSet,
-    reader: &Reader<'_>,
-    placed: &Placed,
-) -> Result<(Vec<String>, Vec<Reason>)> {
-    let mut defines = Vec::new();
-    let mut reasons = Vec::new();
+/// What the probes of a set say of a tree.
+#[derive(Default)]
+pub(super) struct Asked {
+    /// The macros of those that hold.
+    pub(super) defines: Vec<String>,
+    /// The ids of those that hold.
+    pub(super) hold: BTreeSet<String>,
+    /// What those that do not hold mean.
+    pub(super) reasons: Vec<Reason>,
+}
+
+/// Asks all. `placed`: the hooks that have their places.
+pub(super) fn ask(set: &PatchSet, reader: &Reader<'_>, placed: &Placed) -> Result<Asked> {
+    let mut asked = Asked::default();
     for probe in &set.probes {
         match one(set, probe, reader, placed)? {
-            None => defines.extend(probe.define.clone()),
-            Some(reason) if probe.on_fail != OnFail::Ignore => reasons.push(reason),
+            None => {
+                asked.defines.extend(probe.define.clone());
+                asked.hold.insert(probe.id.clone());
+            }
+            Some(reason) if probe.on_fail != OnFail::Ignore => asked.reasons.push(reason),
             Some(_) => {}
         }
     }
-    Ok((defines, reasons))
+    Ok(asked)
 }
 
 /// What is left out where a probe counts: what it names, and what is guarded in this tree.

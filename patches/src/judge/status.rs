@@ -33,7 +33,7 @@ pub(super) fn of(set: &PatchSet, reasons: &mut [Reason]) -> (Status, Vec<FixJudg
             } else {
                 (own, why)
             };
-            FixJudgement { fix: fix.id.clone(), status, reason }
+            FixJudgement { fix: fix.id.clone(), status, reason, life: None }
         })
         .collect();
     reasons.sort_by_key(|reason| {

@@ -15,6 +15,7 @@ use super::catalogue::Catalogue;
 use super::entry::{Action, Memory, Mitigation};
 use super::leak::{Leak, Sign};
 use super::load::build_number;
+use crate::set::life::{LifeState, Standing};
 
 /// What was seen of one server.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,6 +38,8 @@ pub struct Seen {
     pub variables: Vec<String>,
     /// Mitigations that it runs with, by id.
     pub mitigations: Vec<String>,
+    /// What its source shows of fixes: needed, superseded, harmful.
+    pub lives: Vec<(String, Standing)>,
 }
 
 /// A leak that it looks like.
@@ -50,6 +53,9 @@ pub struct Advice {
     pub confidence: f64,
     /// Mitigations to try, best first.
     pub mitigations: Vec<String>,
+    /// What would help elsewhere, and why not in this build: superseded, or harmful.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_here: Vec<String>,
     /// Other things to do, in words.
     pub others: Vec<String>,
     /// Where it was reported.
@@ -90,6 +96,9 @@ impl Advice {
         let tries: Vec<String> = self.mitigations.iter().take(TOLD).map(|id| format!("`{id}`")).collect();
         let tries = (!tries.is_empty()).then(|| format!(": try {}", tries.join(" or ")));
         let others = self.others.iter().map(|other| format!("; {other}"));
+        // Where nothing is left to try, it matters why.
+        let none = self.mitigations.is_empty().then_some(&self.not_here);
+        let others = others.chain(none.into_iter().flatten().map(|why| format!("; {why}")));
         let see = self.references.first().map(|reference| format!(", see {reference}"));
         let rest: String = tries.into_iter().chain(others).chain(see).collect();
         format!("{} (`{}`, {}){rest}", self.title, self.leak, self.likelihood())
@@ -116,6 +125,7 @@ impl Catalogue {
             title: leak.title.clone(),
             confidence: (confidence * 100.0).round() / 100.0,
             mitigations: Vec::new(),
+            not_here: Vec::new(),
             others: Vec::new(),
             references: leak.references.clone(),
         };
@@ -124,7 +134,12 @@ impl Catalogue {
                 // A program with other patch sets may lack it.
                 let Some(entry) = self.mitigation(id) else { continue };
                 let fits = seen.backend.as_ref().is_none_or(|backend| entry.is_for(backend));
-                if fits && !applied(entry, seen) {
+                let life =
+                    entry.standing(seen.build, &seen.lives).filter(|life| life.is != LifeState::Needed);
+                if let Some(life) = life.filter(|_| fits) {
+                    let why = format!("`{id}` is {} in this build: {}", life.is.name(), life.why());
+                    advice.not_here.push(why);
+                } else if fits && !applied(entry, seen) {
                     advice.mitigations.push(id.clone());
                 }
             } else if let Some(build) = &cure.upgrade {

@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use super::entry::Action;
+use super::entry::{Action, Mitigation};
 use super::load::build_number;
 use super::resolve::{Effect, Need};
 use crate::binary::{Presence, find_text};
 use crate::error::Result;
+use crate::set::Fix;
+use crate::set::life::{LifeState, Standing};
 
 /// What is known about the llama-server that a model runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BuildFacts {
     /// Its file.
     pub binary: PathBuf,
@@ -20,7 +22,7 @@ pub struct BuildFacts {
 }
 
 /// What the provenance of a build of ours says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProvenanceFacts {
     /// The build's id.
     pub id: String,
@@ -28,6 +30,10 @@ pub struct ProvenanceFacts {
     pub backend: String,
     /// The fixes that are in it; `None` if it does not say, and then the binary is searched.
     pub fixes: Option<Vec<String>>,
+    /// Fixes of the user's own sets that were applied, each with its set's id.
+    pub own: Vec<(String, Fix)>,
+    /// What its source shows of the fixes that were judged for it: needed, superseded, harmful.
+    pub lives: Vec<(String, Standing)>,
     /// cmake options, `NAME` and value, later ones winning.
     pub options: Vec<(String, String)>,
 }
@@ -63,6 +69,12 @@ impl BuildFacts {
         Self { binary: binary.to_owned(), number: number_in(version), provenance: None }
     }
 
+    /// Whether a mitigation is needed in it, superseded or harmful; `None`: nothing is known of that.
+    pub fn standing(&self, mitigation: &Mitigation) -> Option<Standing> {
+        let seen = self.provenance.as_ref().map(|provenance| provenance.lives.as_slice());
+        mitigation.standing(self.number, seen.unwrap_or_default())
+    }
+
     /// How messages name it.
     fn name(&self) -> String {
         match &self.provenance {
@@ -94,19 +106,41 @@ impl Effect {
                 provenance.backend
             ));
         }
-        match &self.need {
+        let life = build.standing(&self.mitigation);
+        if let Some(life) = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source) {
+            return Fit::Missing {
+                message: format!("mitigation {name} is harmful in {who}: {}", life.why()),
+                hint: "remove it, or choose another build".to_owned(),
+            };
+        }
+        let fit = match &self.need {
             Some(Need::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
             Some(Need::Option { name: option, value }) => self.fit_of_option(build, option, value),
             None => self.fit_of_number(build),
+        };
+        match (fit, life) {
+            (Fit::Fits, Some(life)) if life.is == LifeState::Superseded => {
+                Fit::Note(format!("mitigation {name} is superseded in {who}: {}", life.why()))
+            }
+            (Fit::Fits, Some(life)) if life.is == LifeState::Harmful => Fit::Note(format!(
+                "mitigation {name} is harmful in {who}, as its number says: {}",
+                life.why()
+            )),
+            (fit, _) => fit,
         }
     }
 
     fn fit_of_fix(&self, build: &BuildFacts, set: &str, fix: &str, marker: &str) -> Fit {
         let (name, who) = (&self.name, build.name());
         let needs = format!("mitigation {name} needs a llama-server built with the patch set {set}");
-        let hint = format!(
-            "run `llama-warden build`, which applies {set} where it fits; `llama-warden patches show {set}` says more"
-        );
+        let hint = match &self.mitigation.own {
+            None => format!(
+                "run `llama-warden build`, which applies {set} where it fits; `llama-warden patches show {set}` says more"
+            ),
+            Some(origin) => format!(
+                "run `llama-warden build` with the set's folder in `paths.patches`, or --patches DIR; the set was read from {origin}"
+            ),
+        };
         let fixes = build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref());
         if fixes.is_some_and(|fixes| fixes.iter().any(|own| own == fix)) {
             return Fit::Fits;

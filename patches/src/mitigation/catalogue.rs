@@ -9,7 +9,7 @@ use super::load::{self, Pair};
 use super::value::ValueSpec;
 use crate::embedded::embedded_file;
 use crate::error::{Error, Result};
-use crate::set::{self, Fix, VariableKind};
+use crate::set::{self, Fix, Variable, VariableKind};
 
 /// Everything that can be done, and what it is for. Ids are unique over mitigations and leaks.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl Catalogue {
         fixes: impl Iterator<Item = (&'a str, &'a Fix)>,
     ) -> Result<Self> {
         let loaded = load::load(file, text)?;
-        let mut all: Vec<Mitigation> = fixes.map(|(set, fix)| of_fix(set, fix)).collect();
+        let mut all: Vec<Mitigation> = fixes.map(|(set, fix)| of_fix(set, fix, None)).collect();
         all.extend(loaded.mitigations);
         for leak in &loaded.leaks {
             for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
@@ -73,6 +73,38 @@ impl Catalogue {
         })
     }
 
+    /// With fixes of the user's own sets: `origin` says for people where each was read. A fix of a set that is in the list
+    /// already is passed over, so that what comes first is what counts.
+    ///
+    /// # Errors
+    ///
+    /// A fix has the name of something else: of a curated fix, another mitigation, a leak, or a fix of another set.
+    pub fn with_own<'a>(
+        mut self,
+        fixes: impl IntoIterator<Item = (&'a str, &'a Fix)>,
+        origin: &str,
+    ) -> Result<Self> {
+        for (set, fix) in fixes {
+            if let Some(taken) = self.taken(&fix.id) {
+                if taken.own.is_some()
+                    && matches!(&taken.action, Action::Patch { set: other, .. } if other == set)
+                {
+                    continue;
+                }
+                return Err(clash(set, &fix.id, origin, &taken.of()));
+            }
+            if self.leak(&fix.id).is_some() {
+                return Err(clash(set, &fix.id, origin, "a leak in the list of mitigations"));
+            }
+            self.mitigations.push(Arc::new(of_fix(set, fix, Some(origin))));
+        }
+        Ok(self)
+    }
+
+    fn taken(&self, id: &str) -> Option<&Mitigation> {
+        self.mitigations.iter().find(|entry| entry.id == id).map(|entry| &**entry)
+    }
+
     /// All mitigations, the fixes of patch sets first.
     pub fn mitigations(&self) -> &[Arc<Mitigation>] {
         &self.mitigations
@@ -103,13 +135,23 @@ impl Catalogue {
     }
 }
 
-fn of_fix(set: &str, fix: &Fix) -> Mitigation {
+fn clash(set: &str, fix: &str, origin: &str, with: &str) -> Error {
+    Error::Set {
+        file: origin.to_owned(),
+        line: None,
+        key: format!("{set}/{fix}"),
+        why: format!("the name is taken by {with}: rename the fix"),
+    }
+}
+
+fn of_fix(set: &str, fix: &Fix, origin: Option<&str>) -> Mitigation {
     let first = fix.variables.first();
-    // A report's file is chosen for each process: nothing is set here.
-    let own = first.filter(|variable| variable.kind != VariableKind::Path);
-    let parts = fix.variables.iter().skip(1).filter(|variable| variable.kind != VariableKind::Path);
+    // A curated fix with a file (the report, requests for memory) gets one for each process: nothing is set here.
+    let chosen = |variable: &Variable| origin.is_none() && variable.kind == VariableKind::Path;
+    let own = first.filter(|variable| !chosen(variable));
+    let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));
     let mut text = first.map(|variable| variable.text.clone()).unwrap_or_default();
-    if first.is_some_and(|variable| variable.kind == VariableKind::Path) {
+    if first.is_some_and(chosen) {
         text.push_str(" llama-warden chooses the file, one for each process.");
     }
     Mitigation {
@@ -130,7 +172,8 @@ fn of_fix(set: &str, fix: &Fix) -> Mitigation {
                 text: variable.text.clone(),
             })
             .collect(),
-        memory: Vec::new(),
+        own: origin.map(str::to_owned),
+        memory: fix.memory.clone(),
         backends: fix.affects.backends.clone(),
         first: fix.affects.first.clone(),
         last: fix.affects.last.clone(),
@@ -139,6 +182,7 @@ fn of_fix(set: &str, fix: &Fix) -> Mitigation {
         confidence: String::new(),
         evidence: fix.evidence.clone(),
         references: fix.references.clone(),
+        life: fix.life.clone(),
         upstream: Some(fix.upstream.clone()),
         cures: Vec::new(),
         symptoms: vec![fix.symptom.clone()],

@@ -110,6 +110,9 @@ fn mitigation(text: &mut String, entry: &Mitigation) {
         let all: Vec<&str> = all.map(String::as_str).collect();
         point(text, "upstream", &all.join("; "));
     }
+    for life in &entry.life {
+        line(text, format_args!("- {life}"));
+    }
     evidence(text, &entry.evidence);
     point(text, "confidence", &entry.confidence);
     point(text, "references", &entry.references.join(", "));

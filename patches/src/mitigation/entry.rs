@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::value::ValueSpec;
+use crate::set::life::{Life, Looked, Standing};
 use crate::set::{Evidence, Upstream};
 
 /// One thing that can be done about memory, or about a defect that a patch set cures.
@@ -22,6 +23,9 @@ pub struct Mitigation {
     /// Further variables of a fix, each switched on by `<id>.<part>=<value>`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
+    /// For a fix of a set of the user's own: where it was read. None: it is part of this program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own: Option<String>,
     /// The memory that it is about.
     pub memory: Vec<Memory>,
     /// The backends that it is for; empty: all.
@@ -40,6 +44,9 @@ pub struct Mitigation {
     pub evidence: Vec<Evidence>,
     /// Reports and changes.
     pub references: Vec<String>,
+    /// In which revisions it is needed, superseded or harmful, and what says so.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub life: Vec<Life>,
     /// For a fix: what upstream did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<Upstream>,
@@ -173,9 +180,25 @@ impl Mitigation {
         range(&self.first, &self.last)
     }
 
+    /// What it is, in a sentence about somebody else: ``the fix of the set `cuda-memory` ``.
+    pub(super) fn of(&self) -> String {
+        match &self.action {
+            Action::Patch { set, .. } if self.own.is_some() => format!("a fix of the set `{set}`"),
+            Action::Patch { set, .. } => format!("a fix of the curated set `{set}`"),
+            _ => "a mitigation that needs no patch".to_owned(),
+        }
+    }
+
     /// Whether it has to do with this backend.
     pub fn is_for(&self, backend: &str) -> bool {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
+    }
+
+    /// Whether it is needed in a build, superseded or harmful there; `None`: nothing is known of that. What the build's
+    /// provenance says of its source counts before its number.
+    pub fn standing(&self, build: Option<u32>, source: &[(String, Standing)]) -> Option<Standing> {
+        let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
+        seen.or_else(|| Standing::of(&self.life, &Looked { build, probes: None }))
     }
 
     /// What it takes after `=`, in short, for a table.

@@ -7,6 +7,7 @@ use super::leak::{Leak, UNITS};
 use super::value::{ValueKind, ValueSpec};
 use crate::error::{Error, Result};
 use crate::set::Evidence;
+use crate::set::life::{By, Life};
 
 /// The file, as messages name it.
 pub(super) const FILE: &str = "patches/mitigations.toml";
@@ -63,6 +64,8 @@ struct RawMitigation {
     references: Vec<String>,
     #[serde(default)]
     evidence: Vec<Evidence>,
+    #[serde(default)]
+    life: Vec<Life>,
     set: Option<RawSet>,
     unset: Option<RawUnset>,
     flags: Option<Vec<Flag>>,
@@ -155,6 +158,15 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
         return Err("an id has small letters, digits and dashes".to_owned());
     }
     builds(&raw.first, &raw.last)?;
+    for life in &raw.life {
+        builds(&life.first, &life.last)?;
+        if !(life.holds.is_empty() && life.fails.is_empty()) {
+            return Err("only a fix of a patch set has probes: a `life` here goes by builds".to_owned());
+        }
+        if life.by == By::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
+            return Err("what was measured says on which `hardware` and with which `build`".to_owned());
+        }
+    }
     let takes_value = raw.value.is_some();
     let action = match (raw.set, raw.unset, raw.flags, raw.option) {
         (Some(set), None, None, None) if set.value.is_some() == takes_value => {
@@ -196,6 +208,7 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
         action,
         value: raw.value,
         parts: Vec::new(),
+        own: None,
         memory: raw.memory,
         backends: raw.backends,
         first: raw.first,
@@ -205,6 +218,7 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
         confidence: raw.confidence,
         evidence: raw.evidence,
         references: raw.references,
+        life: raw.life,
         upstream: None,
         cures: Vec::new(),
         symptoms: Vec::new(),

@@ -181,7 +181,11 @@ impl Catalogue {
             return (format!("`{id}` is a leak, not a mitigation"), Some(hint));
         }
         let near = self.nearest(id, false).map(|near| format!("the nearest is `{near}`; "));
-        let hint = format!("{}`llama-warden mitigations list` shows all", near.unwrap_or_default());
+        let hint = format!(
+            "{}`llama-warden mitigations list` shows all; a fix of your own comes with its set's folder in `paths.patches`, or \
+             with a build that has it",
+            near.unwrap_or_default()
+        );
         (format!("there is no mitigation `{id}`"), Some(hint))
     }
 

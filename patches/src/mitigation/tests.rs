@@ -21,11 +21,13 @@ fn fix(id: &str, variables: Vec<Variable>) -> Fix {
         title: "a cap".to_owned(),
         symptom: "it grows".to_owned(),
         references: Vec::new(),
+        memory: Vec::new(),
         affects: Affects { backends: vec!["cuda".into(), "hip".into()], ..Affects::default() },
         risk: String::new(),
         cost: String::new(),
         marker: format!("llama-warden fix {id}"),
         upstream: Upstream::default(),
+        life: Vec::new(),
         variables,
         evidence: Vec::new(),
     }
@@ -132,7 +134,8 @@ fn what_is_wrong_with_an_item_names_the_range_the_unit_and_the_nearest() {
     assert_eq!(
         told(&["graph-cache-cup=4"]),
         "error at 0: there is no mitigation `graph-cache-cup` | the nearest is `graph-cache-cap`; \
-         `llama-warden mitigations list` shows all"
+         `llama-warden mitigations list` shows all; a fix of your own comes with its set's folder in \
+         `paths.patches`, or with a build that has it"
     );
     assert_eq!(
         told(&["cuda-graph-window"]),
@@ -227,6 +230,8 @@ fn build(provenance: Option<ProvenanceFacts>, content: &str) -> (tempfile::TempD
 
 fn provenance(backend: &str, fixes: Option<&[&str]>) -> ProvenanceFacts {
     ProvenanceFacts {
+        own: Vec::new(),
+        lives: Vec::new(),
         id: "1234".to_owned(),
         backend: backend.to_owned(),
         fixes: fixes.map(|all| all.iter().map(|&fix| fix.to_owned()).collect()),
@@ -307,10 +312,16 @@ fn options_backends_and_numbers_of_a_build_are_judged() {
 #[test]
 fn the_documentation_is_made_from_the_list() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
-    let text = std::fs::read_to_string(path).unwrap();
-    let (_, reference) =
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (page, reference) =
         text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
     let wanted = markdown(&Catalogue::embedded().unwrap());
+    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
+        let begin = &text[..text.len() - reference.len()];
+        assert!(begin.starts_with(page));
+        std::fs::write(&path, format!("{begin}{wanted}")).unwrap();
+        return;
+    }
     if reference != wanted {
         let differs = reference.lines().zip(wanted.lines()).position(|(is, should)| is != should);
         panic!(
@@ -318,4 +329,32 @@ fn the_documentation_is_made_from_the_list() {
              `llama-warden mitigations list --markdown` in its place"
         );
     }
+}
+
+#[test]
+fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_name() {
+    let path =
+        Variable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };
+    let own = fix("count-turns", vec![variable("MINE_LIMIT", VariableKind::Integer, Some(32)), path]);
+    let list = catalogue().with_own([("mine", &own)], "/sets/mine").unwrap();
+    // What came first counts: a build's own word, before that of a folder.
+    let other = Fix { title: "newer".into(), ..own.clone() };
+    let list = list.with_own([("mine", &other)], "/elsewhere").unwrap();
+    let entry = list.mitigation("count-turns").unwrap();
+    assert_eq!((entry.title.as_str(), entry.own.as_deref()), ("a cap", Some("/sets/mine")));
+    let done = list.resolve(&["count-turns=7".to_owned(), "count-turns.mine-file=/x/y".to_owned()]);
+    assert_eq!(done.findings, []);
+    let set: Vec<_> = done.effects.iter().flat_map(|one| &one.set).cloned().collect();
+    assert_eq!(set, [("MINE_LIMIT".into(), "7".into()), ("MINE_FILE".to_owned(), "/x/y".to_owned())]);
+    let near = list.resolve(&["count-turn".to_owned()]).findings.remove(0);
+    assert!(near.hint.unwrap().starts_with("the nearest is `count-turns`"));
+    for taken in ["graph-cache-cap", "no-cuda-graphs", "cuda-graph-window", "count-turns"] {
+        let wrong = fix(taken, Vec::new());
+        let error = list.clone().with_own([("other", &wrong)], "/x").unwrap_err().to_string();
+        assert!(error.contains("the name is taken by") && error.contains(taken), "{error}");
+    }
+    // A build without it: the cure is the user's own folder.
+    let (_dir, build) = build(Some(provenance("cuda", Some(&["graph-cache-cap"]))), "");
+    let Fit::Missing { message, hint } = done.effects[0].fit(&build) else { panic!("it is not there") };
+    assert!(message.contains("patch set mine") && hint.contains("paths.patches"), "{message} {hint}");
 }

@@ -53,19 +53,24 @@ impl ValueKind {
 }
 
 impl ValueSpec {
-    /// What a variable of a fix takes; `None` for one that is on or off, and for a path, which llama-warden chooses for
-    /// each process.
+    /// What a variable of a fix takes; `None` for one that is on or off.
     pub(super) fn of(variable: &Variable) -> Option<Self> {
         let kind = match variable.kind {
             VariableKind::Integer => ValueKind::Integer,
             VariableKind::Number => ValueKind::Number,
-            VariableKind::Flag | VariableKind::Path => return None,
+            VariableKind::Path => ValueKind::Text,
+            VariableKind::Flag => return None,
+        };
+        let unit = if variable.kind == VariableKind::Path && variable.unit.is_empty() {
+            "the path of a file".to_owned()
+        } else {
+            variable.unit.clone()
         };
         Some(Self {
             kind,
             min: variable.min,
             max: variable.max,
-            unit: variable.unit.clone(),
+            unit,
             default: variable.default.clone(),
             choices: Vec::new(),
         })

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use super::fix::Fix;
-use super::{Origin, PatchSet, load};
+use super::{Origin, PatchSet, load, names};
 use crate::embedded;
 use crate::error::{Error, Result, io_error};
 
@@ -76,7 +76,12 @@ impl Catalogue {
                     Err(error) => Err(io_error("reading", file)(error)),
                 }
             };
-            self.add(load::set(&id, &path.display().to_string(), Origin::Folder(path.clone()), &read)?)?;
+            // The same folder may be named by the configuration and by a flag.
+            if self.sets.iter().any(|set| set.origin == Origin::Folder(path.clone())) {
+                continue;
+            }
+            let set = load::set(&id, &path.display().to_string(), Origin::Folder(path.clone()), &read)?;
+            self.add(set)?;
         }
         Ok(self)
     }
@@ -103,6 +108,9 @@ impl Catalogue {
             if let Some((other, _)) = self.fix(&fix.id) {
                 return taken("fix", &fix.id, other);
             }
+        }
+        if let Origin::Folder(path) = &set.origin {
+            names::own(self, &set, path)?;
         }
         self.sets.push(set);
         Ok(())

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::life::Life;
+use crate::mitigation::Memory;
+
 /// Something that a set cures, switched on at run time by environment variables.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -20,6 +23,9 @@ pub struct Fix {
     /// What has the defect.
     #[serde(default)]
     pub affects: Affects,
+    /// The memory that it is about; none: it is about something else, or nobody said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<Memory>,
     /// What could go wrong with it.
     #[serde(default)]
     pub risk: String,
@@ -32,6 +38,9 @@ pub struct Fix {
     /// Whether upstream cured it.
     #[serde(default)]
     pub upstream: Upstream,
+    /// In which revisions it is needed, superseded or harmful, and what says so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub life: Vec<Life>,
     /// What sets it; the first is the one that `mitigations = ["<fix>=<value>"]` sets.
     #[serde(default, rename = "variable")]
     pub variables: Vec<Variable>,

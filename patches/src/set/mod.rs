@@ -6,15 +6,19 @@ use std::fmt;
 use std::path::PathBuf;
 
 mod catalogue;
+pub mod conformance;
 pub(crate) mod diff;
 pub mod fingerprints;
 mod fix;
+pub mod life;
 pub(crate) mod load;
+mod names;
 mod selection;
 
 use serde::Deserialize;
 
 use crate::scan::Container;
+use conformance::Conformance;
 use fingerprints::Fingerprints;
 
 pub use catalogue::Catalogue;
@@ -44,6 +48,8 @@ pub(super) struct Stated {
     pub(super) fixes: Vec<Fix>,
     #[serde(default, rename = "diff")]
     pub(super) diffs: Vec<Diff>,
+    #[serde(default)]
+    pub(super) conformance: Option<Conformance>,
 }
 
 /// One folder of patches: what is placed into a tree, and what must be true of that tree.
@@ -69,6 +75,10 @@ pub struct PatchSet {
     pub fixes: Vec<Fix>,
     /// Plain diffs, strictly applied.
     pub diffs: Vec<Diff>,
+    /// What shows how it behaves with a tree's own code.
+    pub conformance: Option<Conformance>,
+    /// A hash over its files but for what is known of upstream's code, in hexadecimal digits.
+    pub digest: String,
     /// The known versions of the seams.
     pub fingerprints: Fingerprints,
     /// Where it was read.

@@ -3,6 +3,7 @@
 use super::PatchSet;
 use super::catalogue::Catalogue;
 use crate::error::Result;
+use crate::prove::Proofs;
 
 /// Which sets a build takes, and how strictly.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,8 @@ pub struct Selection {
     pub sets: Sets,
     /// Whether a set with an unknown seam is applied all the same.
     pub allow_unverified: bool,
+    /// What was shown on this machine.
+    pub proofs: Proofs,
 }
 
 /// Which sets are meant.

@@ -18,6 +18,8 @@ section!(
         within: Duration = "duration",
         /// A new build is watched for this time after it was brought in; if one of its processes dies or does not start, it is taken back.
         watch: Duration = "duration",
+        /// A canary of a new build is waited for so long; what is not known by then keeps nobody out.
+        canary: Duration = "duration",
         /// Pause between two looks at an instance.
         look: Duration = "duration",
         /// A build that is proved with the sample model may be slower by this share.

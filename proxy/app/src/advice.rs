@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
+use warden_patches::set::life::Standing;
 use warden_policies::growth::{Blame, Growth, Verdict};
 use warden_policies::{MemoryKind, Work};
 use warden_supervisor::{FleetView, ModelSpec};
@@ -26,6 +27,10 @@ pub(crate) struct Server {
     /// What it computes on, if known.
     pub(crate) backend: Option<String>,
     pub(crate) mitigations: Vec<String>,
+    /// What its source shows of fixes: needed, superseded, harmful.
+    pub(crate) lives: Vec<(String, Standing)>,
+    /// The same as they are written, those of the user's own sets with their set.
+    pub(crate) shown: Vec<String>,
 }
 
 pub(crate) type Servers = BTreeMap<String, Server>;
@@ -49,8 +54,16 @@ impl Server {
                 .and_then(|facts| facts.provenance.as_ref())
                 .map(|provenance| provenance.backend.clone()),
             mitigations: mitigations.ids(),
+            lives: lives(facts),
+            shown: mitigations.shown(),
         }
     }
+}
+
+/// What the source of a build shows of fixes.
+pub(crate) fn lives(facts: Option<&BuildFacts>) -> Vec<(String, Standing)> {
+    let provenance = facts.and_then(|facts| facts.provenance.as_ref());
+    provenance.map(|provenance| provenance.lives.clone()).unwrap_or_default()
 }
 
 /// The likeliest leaks for the pictures of one process; none while nothing looks like one.
@@ -81,6 +94,7 @@ pub(crate) fn advise<'a>(
         seen.variables.clone_from(&server.variables);
         seen.mitigations.clone_from(&server.mitigations);
         seen.build = server.build;
+        seen.lives.clone_from(&server.lives);
         seen.backend.clone_from(&server.backend);
     }
     let Ok(list) = catalogue() else { return Vec::new() };
@@ -133,6 +147,25 @@ mod tests {
         let told = advise(Some(&server), Work::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
         assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
+        // In a fork whose source shows that upstream's own bound came, it is not advised, whatever its number.
+        let life = warden_patches::set::life::Life {
+            is: warden_patches::set::life::LifeState::Superseded,
+            by: warden_patches::set::life::By::Source,
+            text: "bounded by itself".to_owned(),
+            first: String::new(),
+            last: String::new(),
+            holds: vec!["p".to_owned()],
+            fails: Vec::new(),
+            commit: "0a1b2c3d4".to_owned(),
+            hardware: String::new(),
+            build: String::new(),
+        };
+        let standing = Standing { is: life.is, by_source: true, because: vec![life] };
+        server.lives = vec![("graph-cache-cap".to_owned(), standing)];
+        let told = advise(Some(&server), Work::default(), all.iter());
+        assert!(!told[0].mitigations.contains(&"graph-cache-cap".to_owned()), "{told:?}");
+        assert!(told[0].not_here[0].contains("superseded in this build: bounded by itself"), "{told:?}");
+        server.lives.clear();
         server.mitigations = vec!["graph-cache-cap".to_owned()];
         let told = advise(Some(&server), Work::default(), all.iter());
         assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use warden_policies::secrets;
 use warden_supervisor::{ControlError, FleetError};
 
-use crate::config::problem::Problems;
+use crate::config::problem::{Problem, Problems};
 use crate::out;
 
 /// Exit code for configuration and usage.
@@ -110,6 +110,12 @@ impl Failure {
             out::error_line(&secrets::text(&line));
         }
         ExitCode::from(self.code())
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Config(problem.into())
     }
 }
 

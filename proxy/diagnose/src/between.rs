@@ -39,6 +39,9 @@ pub struct Line<'a> {
     pub base: Experiment,
     /// The place of the newest revision; the oldest one is 0.
     pub last: usize,
+    /// Ends as soon as it is known that only the older end has the symptom: whoever wants to know nothing but whether the newer one is worse
+    /// knows it then.
+    pub newer_only: bool,
     /// Their servers.
     pub server: &'a (dyn Fn(usize) -> Serving<'a> + Sync),
 }
@@ -100,7 +103,7 @@ impl Line<'_> {
                 Step::Done(conclusion) => return Ok(conclusion),
                 Step::Run(ask) => ask,
             };
-            if stop.is_cancelled() {
+            if stop.is_cancelled() || (self.newer_only && search.only_the_older_is_ill()) {
                 return Ok(search.interrupt());
             }
             watch(Searching::Next(ask, search.left()));

@@ -64,6 +64,8 @@ fn edit(path: &str, before: &[u8], at: usize, line: &str) -> FileEdit {
 fn series_of(edits: Vec<FileEdit>) -> Series {
     let edits = Edits(edits);
     let judgement = Judgement {
+        placed: String::new(),
+        proof: None,
         set: "demo".into(),
         status: Status::Verified,
         reasons: Vec::new(),

@@ -24,7 +24,7 @@ const SCHEMA: u32 = 1;
 type Fault = (Vec<Step>, String);
 
 /// Reads one set. `folder` is its folder's name, `shown` how its folder is called in errors, `read` gives its files.
-pub(super) fn set(
+pub(crate) fn set(
     folder: &str,
     shown: &str,
     origin: Origin,
@@ -58,6 +58,8 @@ pub(super) fn set(
         seams: stated.seams,
         fixes: stated.fixes,
         diffs: stated.diffs,
+        conformance: stated.conformance,
+        digest: String::new(),
         fingerprints: Fingerprints::default(),
         origin,
     };
@@ -82,10 +84,32 @@ pub(super) fn set(
             document.fault(&[Step::Key("diff"), Step::Item(number), Step::Key("file")], why)
         })?;
     }
+    if let Some(conformance) = &mut set.conformance {
+        let content = |key: &'static str, file: &str| {
+            read(file)?.ok_or_else(|| {
+                let path = [Step::Key("conformance"), Step::Key(key)];
+                document.fault(&path, format!("there is no file {file} in the set's folder"))
+            })
+        };
+        conformance.before_text = content("before", &conformance.before)?;
+        conformance.program_text = content("program", &conformance.program)?;
+    }
+    set.digest = digest(&set, &text);
     set.fingerprints = match read(FINGERPRINTS)? {
         Some(text) => known::parse(&name(FINGERPRINTS), &text, &set.seams)?,
         None if set.seams.is_empty() => Fingerprints::default(),
         None => return Err(missing(FINGERPRINTS)),
     };
     Ok(set)
+}
+
+/// A hash over all files of a set but for the known versions of upstream's code: these say what somebody looked at, and nothing
+/// of what the set does.
+fn digest(set: &PatchSet, text: &str) -> String {
+    let mut parts: Vec<&[u8]> = vec![text.as_bytes()];
+    parts.extend(set.sidecars.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));
+    parts.extend(set.diffs.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));
+    let own = set.conformance.iter();
+    parts.extend(own.flat_map(|one| [one.before_text.as_slice(), &one.program_text]));
+    crate::series::digest(&parts)
 }

@@ -183,6 +183,7 @@ fn a_folder_of_sets_is_read_sorted_and_an_empty_one_is_an_error() {
     for id in ["b", "a"] {
         let text =
             GOOD.replace("\"mine\"", &format!("\"{id}\"")).replace("\"cure\"", &format!("\"cure-{id}\""));
+        let text = text.replace("W_LIMIT", &format!("W_LIMIT_{}", id.to_uppercase()));
         write(&folder.path().join(id), &[("set.toml", &text), ("w.h", ""), ("fingerprints.json", NONE)]);
     }
     let catalogue = Catalogue::default().with_folder(folder.path()).unwrap();
@@ -238,7 +239,11 @@ fn the_set_that_the_documentation_shows_is_sound() {
     for fingerprints in [block("knows nothing:\n\n```json\n"), known] {
         write(
             &path,
-            &[("set.toml", block("```toml\n")), ("mine.h", ""), ("fingerprints.json", fingerprints)],
+            &[
+                ("set.toml", block("This one counts how often a function of llama.cpp runs:\n\n```toml\n")),
+                ("mine.h", ""),
+                ("fingerprints.json", fingerprints),
+            ],
         );
         let catalogue = Catalogue::default().with_folder(&path).unwrap();
         assert_eq!(catalogue.fix("count-turns").unwrap().0.hooks.len(), 2);

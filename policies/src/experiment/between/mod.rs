@@ -192,6 +192,11 @@ impl Search {
         }
     }
 
+    /// Whether both ends were seen and only the older one has the symptom.
+    pub const fn only_the_older_is_ill(&self) -> bool {
+        self.symptom.is_some() && self.ill == 0
+    }
+
     /// What is known if nothing more is run.
     pub fn interrupt(&self) -> Conclusion {
         match &self.phase {

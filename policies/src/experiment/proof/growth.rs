@@ -20,6 +20,8 @@ impl Growth {
         let ruling = match &conclusion.outcome {
             Outcome::Found { .. } if conclusion.ill_is_newer == Some(false) => Ruling::Better,
             Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
+            // What only the old build does was seen once, which is enough to say that the new one is not worse.
+            Outcome::Interrupted if conclusion.ill_is_newer == Some(false) => Ruling::Better,
             // Both do it, or neither: the new build is no change.
             Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => Ruling::Same,
             _ => Ruling::Unknown,

@@ -233,5 +233,7 @@ fn what_ends_a_leak_is_better_and_what_brings_one_is_worse() {
     assert_eq!(ruling(Outcome::NeitherIll { short: false, suspected: false }, None), Ruling::Same);
     assert_eq!(ruling(Outcome::NeitherIll { short: true, suspected: false }, None), Ruling::Unknown);
     assert_eq!((ruling(fails(true), None), ruling(fails(false), None)), (Ruling::Worse, Ruling::Unknown));
+    assert_eq!(ruling(Outcome::Interrupted, Some(false)), Ruling::Better);
+    assert_eq!(ruling(Outcome::Interrupted, Some(true)), Ruling::Unknown);
     assert_eq!(ruling(Outcome::Unsteady { revision: 1 }, Some(true)), Ruling::Unknown);
 }

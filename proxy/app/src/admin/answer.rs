@@ -38,6 +38,10 @@ pub(crate) struct Status {
     /// What might be done about models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
+    /// What each model does about memory, as it is written, those of the user's own sets with their set; models without are
+    /// left out.
+    #[serde(default)]
+    pub(crate) mitigations: BTreeMap<String, Vec<String>>,
     /// The programs that each model runs, and the one that its next process will be; absent from versions that did not
     /// know.
     #[serde(default)]
@@ -220,7 +224,16 @@ impl Admin {
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
         let binaries = Some(running_too(told.binaries, &fleet));
         let access_log = self.access.view();
-        Status { instance, budgets: told.budgets, advice: advice.collect(), binaries, access_log, fleet }
+        let shown = told.servers.iter().map(|(model, server)| (model.clone(), server.shown.clone()));
+        Status {
+            instance,
+            budgets: told.budgets,
+            advice: advice.collect(),
+            mitigations: shown.filter(|(_, shown)| !shown.is_empty()).collect(),
+            binaries,
+            access_log,
+            fleet,
+        }
     }
 
     fn unknown(&self, model: &str) -> Response<Body> {

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use warden_builder::{
     ArchWish, BackendWish, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
 };
-use warden_patches::Selection;
+use warden_patches::{Catalogue, Selection};
 use warden_policies::defaults::Build;
 
 pub(crate) mod flags;
@@ -20,6 +20,7 @@ pub(crate) use git::GitArgs;
 
 use super::{ConfigArgs, block_on, progress};
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
@@ -61,6 +62,11 @@ pub(crate) fn dirs(loaded: &Loaded, machine: &Machine) -> Result<Dirs, Failure> 
     Ok(Dirs { cache: paths.cache, data: paths.data })
 }
 
+/// The patch sets that there are: the curated ones, and those of the configuration.
+pub(crate) fn sets(loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
+    Ok(loaded.patch_sets(machine)?)
+}
+
 /// The archive that the defaults pin.
 fn pin(build: &Build) -> sdist::Pin {
     sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
@@ -90,10 +96,21 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), Failure> {
     block_on(build(args))?
 }
 
+/// The sets that are meant, with what was proved of them beside the configuration.
+pub(crate) fn selection(
+    patches: &PatchArgs,
+    loaded: &Loaded,
+    machine: &Machine,
+) -> Result<Selection, Failure> {
+    let mut patches = patches.selection(sets(loaded, machine)?)?;
+    patches.proofs = proofs::known(loaded, machine)?;
+    Ok(patches)
+}
+
 async fn build(args: BuildArgs) -> Result<(), Failure> {
-    let patches = args.patches.selection()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
+    let patches = selection(&args.patches, &loaded, &machine)?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
         let source = if args.source.is_some() || args.sdist {

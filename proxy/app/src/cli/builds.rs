@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use warden_builder::{BuildId, Choices, Keep, Provenance, Store};
+use warden_patches::Status;
 use warden_policies::ByteSize;
 
 use super::ConfigArgs;
@@ -249,9 +250,25 @@ fn row(build: &Provenance) -> Vec<String> {
         build.plan.source.revision.to_string(),
         recipe.backend.to_string(),
         recipe.arch(),
-        if build.fixes().is_empty() { "none".to_owned() } else { build.fixes().join(",") },
+        fixes(build),
         ByteSize(build.binary.size).to_string(),
     ]
+}
+
+/// The fixes that are in a build, and which sets of them were only shown on the machine that built it, or not at all.
+fn fixes(build: &Provenance) -> String {
+    if build.fixes().is_empty() {
+        return "none".to_owned();
+    }
+    let applied = build.plan.patches.iter().filter(|set| set.applied());
+    let doubtful = applied.filter_map(|set| match set.status {
+        Status::LocallyVerified => Some(format!("{} locally verified", set.set)),
+        Status::Unverified => Some(format!("{} not verified", set.set)),
+        _ => None,
+    });
+    let doubtful: Vec<String> = doubtful.collect();
+    let told = if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
+    format!("{}{told}", build.fixes().join(","))
 }
 
 #[cfg(test)]

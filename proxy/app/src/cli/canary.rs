@@ -183,7 +183,7 @@ fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
 }
 
 /// What is said of one canary, in a line.
-pub(super) fn line(view: &CanaryView) -> String {
+pub(crate) fn line(view: &CanaryView) -> String {
     let what = view
         .share
         .map_or_else(|| "a shadow".to_owned(), |share| format!("{:.0} % of conversations", share * 100.0));

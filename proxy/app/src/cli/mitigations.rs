@@ -1,11 +1,16 @@
 //! `llama-warden mitigations list|show`: everything that can be done about memory that grows, and what it is for.
 
-use clap::{Subcommand, ValueEnum};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use warden_patches::mitigation::{self, Catalogue, Leak, Memory, Mitigation};
+use warden_patches::mitigation::{self, BuildFacts, Catalogue, Leak, Memory, Mitigation};
 use warden_patches::set::Evidence;
 
+use super::ConfigArgs;
+use crate::config::machine::Machine;
 use crate::config::resolve::mitigations::catalogue;
+use crate::config::resolve::{own_sets, store};
 use crate::exit::Failure;
 use crate::out;
 
@@ -26,6 +31,8 @@ pub(crate) enum MitigationsCommand {
         /// The reference part of docs/mitigations.md.
         #[arg(long, hide = true)]
         markdown: bool,
+        #[command(flatten)]
+        which: WhichArgs,
     },
     /// Shows all that is known about one mitigation or leak.
     Show {
@@ -34,7 +41,67 @@ pub(crate) enum MitigationsCommand {
         /// JSON, for programs.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        which: WhichArgs,
     },
+}
+
+/// For whom the list is.
+#[derive(Debug, Default, Args)]
+pub(crate) struct WhichArgs {
+    /// The llama-server in use: a build of the store by its id or the beginning of it, or a number of llama.cpp, such as b8840.
+    ///
+    /// Default: the newest build of the store, if there is one. It decides which fixes of your own are known, and what is said
+    /// of each: needed there, superseded, harmful.
+    #[arg(long, value_name = "BUILD")]
+    build: Option<String>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// What there is, for a build.
+struct Known {
+    list: Catalogue,
+    /// The build in use, and how it is called.
+    build: Option<Build>,
+}
+
+impl WhichArgs {
+    fn find(&self) -> Result<Known, Failure> {
+        let machine = Machine::read();
+        let loaded = self.config.load(&machine, Vec::new())?;
+        let mut list = Catalogue::clone(&*catalogue().map_err(Failure::failed)?);
+        let build = self.build(&loaded.dirs(&machine)?.data)?;
+        if let Some(provenance) = build.as_ref().and_then(|(facts, _)| facts.provenance.as_ref()) {
+            list = own_sets::with_build(list, provenance)?;
+        }
+        let sets = loaded.patch_sets(&machine)?;
+        Ok(Known { list: own_sets::with_folders(list, &sets)?, build })
+    }
+
+    fn build(&self, data: &Path) -> Result<Option<Build>, Failure> {
+        if let Some(number) = self.build.as_deref().and_then(number) {
+            let facts = BuildFacts { binary: PathBuf::new(), number: Some(number), provenance: None };
+            return Ok(Some((facts, format!("b{number}"))));
+        }
+        let found = store::find(data, self.build.as_deref()).map_err(Failure::failed)?;
+        if let (Some(id), None) = (&self.build, &found) {
+            return Err(Failure::usage(
+                format!("--build {id}: there is no such build in the store"),
+                "`llama-warden builds list` shows them; a number of llama.cpp is written like b8840",
+            ));
+        }
+        Ok(found.map(|build| {
+            let id = build.facts.provenance.as_ref().map(|own| own.id.clone()).unwrap_or_default();
+            let newest = if self.build.is_none() { ", the newest of the store" } else { "" };
+            (build.facts, format!("build {id}{newest}"))
+        }))
+    }
+}
+
+/// `b8840` is 8840. An id of the store may begin so, too; it is longer than any number of a build.
+fn number(text: &str) -> Option<u32> {
+    text.strip_prefix('b').filter(|digits| digits.len() <= 6)?.parse().ok()
 }
 
 /// A kind of memory.
@@ -56,16 +123,21 @@ impl From<MemoryArg> for Memory {
 }
 
 pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
-    let all = catalogue().map_err(Failure::failed)?;
+    if let MitigationsCommand::List { markdown: true, .. } = command {
+        return out::write(&mitigation::markdown(&*catalogue().map_err(Failure::failed)?));
+    }
+    let (MitigationsCommand::List { which, .. } | MitigationsCommand::Show { which, .. }) = command;
+    let known = which.find()?;
+    let all = &known.list;
     match command {
-        MitigationsCommand::List { markdown: true, .. } => out::write(&mitigation::markdown(all)),
         MitigationsCommand::List { backend, memory, json, .. } => {
-            let chosen = Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?;
+            let chosen =
+                Chosen::of(all, backend.as_deref(), memory.map(Memory::from))?.here(known.build.as_ref());
             if *json { out::json(&chosen.json()) } else { out::write(&chosen.text()) }
         }
-        MitigationsCommand::Show { id, json } => match (all.mitigation(id), all.leak(id)) {
-            (Some(entry), _) if *json => out::json(&**entry),
-            (Some(entry), _) => out::write(&mitigation_text(all, entry)),
+        MitigationsCommand::Show { id, json, .. } => match (all.mitigation(id), all.leak(id)) {
+            (Some(entry), _) if *json => out::json(&entry_json(entry, known.build.as_ref())),
+            (Some(entry), _) => out::write(&mitigation_text(all, entry, known.build.as_ref())),
             (None, Some(leak)) if *json => out::json(leak),
             (None, Some(leak)) => out::write(&leak_text(leak)),
             (None, None) => {
@@ -82,6 +154,23 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), Failure> {
 struct Chosen<'a> {
     mitigations: Vec<&'a Mitigation>,
     leaks: Vec<&'a Leak>,
+    here: Option<&'a Build>,
+}
+
+/// A build in use, and how it is called.
+type Build = (BuildFacts, String);
+
+/// What a mitigation is in a build, in a word; nothing where nothing is known of that.
+fn here(entry: &Mitigation, build: Option<&Build>) -> &'static str {
+    build.and_then(|(facts, _)| facts.standing(entry)).map_or("", |life| life.is.name())
+}
+
+fn entry_json(entry: &Mitigation, build: Option<&Build>) -> Value {
+    let mut value = json!(entry);
+    if let (Some(object), Some((facts, name))) = (value.as_object_mut(), build) {
+        object.insert("here".to_owned(), json!({ "build": name, "life": facts.standing(entry) }));
+    }
+    value
 }
 
 impl<'a> Chosen<'a> {
@@ -97,6 +186,7 @@ impl<'a> Chosen<'a> {
                 return Err(Failure::usage(message, format!("known are {}", known.join(", "))));
             }
         }
+        let here = None;
         let fits = |own: &[Memory]| memory.is_none_or(|asked| own.contains(&asked));
         let entries = all.mitigations().iter().map(|entry| &**entry);
         let leaks = all.leaks().iter();
@@ -107,11 +197,18 @@ impl<'a> Chosen<'a> {
             leaks: leaks
                 .filter(|leak| fits(&leak.memory) && backend.is_none_or(|asked| leak.is_for(asked)))
                 .collect(),
+            here,
         })
     }
 
+    /// The same, for this build.
+    fn here(self, build: Option<&'a Build>) -> Self {
+        Self { here: build, ..self }
+    }
+
     fn json(&self) -> Value {
-        json!({ "mitigations": self.mitigations, "leaks": self.leaks })
+        let entries: Vec<Value> = self.mitigations.iter().map(|entry| entry_json(entry, self.here)).collect();
+        json!({ "mitigations": entries, "leaks": self.leaks })
     }
 
     fn text(&self) -> String {
@@ -120,15 +217,22 @@ impl<'a> Chosen<'a> {
                 .map(str::to_owned)
                 .to_vec(),
         ];
+        if self.here.is_some() {
+            rows[0].insert(5, "HERE".to_owned());
+        }
         rows.extend(self.mitigations.iter().map(|entry| {
-            vec![
+            let mut row = vec![
                 entry.usage(),
                 entry.action.kind().to_owned(),
                 memory_text(&entry.memory),
                 backends_text(&entry.backends),
                 entry.builds(),
                 entry.title.clone(),
-            ]
+            ];
+            if self.here.is_some() {
+                row.insert(5, here(entry, self.here).to_owned());
+            }
+            row
         }));
         let mut text = out::table(&rows);
         text.push('\n');
@@ -148,6 +252,9 @@ impl<'a> Chosen<'a> {
         text.push_str(
             "\n`llama-warden mitigations show ID` tells the rest: symptoms, cost, evidence, references.\n",
         );
+        if let Some((_, name)) = self.here {
+            text.extend(["HERE is ", name.as_str(), "; --build asks for another one.\n"]);
+        }
         text
     }
 }
@@ -188,12 +295,13 @@ impl Sheet {
     }
 }
 
-fn mitigation_text(all: &Catalogue, entry: &Mitigation) -> String {
+fn mitigation_text(all: &Catalogue, entry: &Mitigation, build: Option<&Build>) -> String {
     let mut sheet = Sheet(Vec::new());
     sheet.add("mitigation", entry.usage());
     sheet.add("does", entry.title.clone());
     sheet.add("", entry.text.clone());
     sheet.add("how", entry.how());
+    sheet.add("from", entry.own.as_ref().map(|own| format!("a set of your own: {own}")).unwrap_or_default());
     if let Some(value) = &entry.value {
         let default =
             value.default.as_ref().map(|own| format!("; without one it is {own}")).unwrap_or_default();
@@ -223,6 +331,23 @@ fn mitigation_text(all: &Catalogue, entry: &Mitigation) -> String {
         let status = json!(upstream.status).as_str().unwrap_or_default().to_owned();
         let said = [&status, &upstream.since, &upstream.how].into_iter().filter(|said| !said.is_empty());
         sheet.add("upstream", said.cloned().collect::<Vec<_>>().join("; "));
+    }
+    if let Some((facts, name)) = build {
+        let life = facts.standing(entry).map_or_else(
+            || "nothing is known of that".to_owned(),
+            |life| {
+                format!(
+                    "{}{}: {}",
+                    life.is.name(),
+                    if life.by_source { ", as its source shows" } else { "" },
+                    life.why()
+                )
+            },
+        );
+        sheet.add("here", format!("{name}: {life}"));
+    }
+    for life in &entry.life {
+        sheet.add("life", life.to_string());
     }
     sheet.evidence(&entry.evidence);
     sheet.add("confidence", entry.confidence.clone());
@@ -256,7 +381,9 @@ mod tests {
     use super::*;
 
     fn all() -> &'static Catalogue {
-        catalogue().unwrap()
+        static ALL: std::sync::LazyLock<std::sync::Arc<Catalogue>> =
+            std::sync::LazyLock::new(|| catalogue().unwrap());
+        &ALL
     }
 
     #[test]
@@ -284,7 +411,7 @@ mod tests {
     #[test]
     fn everything_that_is_listed_can_be_shown_with_what_it_costs_and_is_for() {
         for entry in all().mitigations() {
-            let text = mitigation_text(all(), entry);
+            let text = mitigation_text(all(), entry, None);
             for word in [entry.id.as_str(), "\ncost ", "\nsymptom", "\nhow "] {
                 assert!(text.contains(word), "{word} is missing in\n{text}");
             }
@@ -297,7 +424,13 @@ mod tests {
             );
         }
         assert_eq!(
-            run(&MitigationsCommand::Show { id: "no-cuda-graph".into(), json: false }).unwrap_err().code(),
+            run(&MitigationsCommand::Show {
+                id: "no-cuda-graph".into(),
+                json: false,
+                which: WhichArgs::default()
+            })
+            .unwrap_err()
+            .code(),
             2
         );
     }
@@ -306,10 +439,14 @@ mod tests {
     fn what_can_be_done_is_a_table_and_each_of_it_a_sheet() {
         insta::assert_snapshot!("the_list", Chosen::of(all(), None, None).unwrap().text());
         let sheets = ["no-cuda-graphs", "cache-ram", "graph-cache-cap", "build-one-copy"]
-            .map(|id| mitigation_text(all(), all().mitigation(id).unwrap()));
+            .map(|id| mitigation_text(all(), all().mitigation(id).unwrap(), None));
         let leaks = ["cuda-graph-window", "metal-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
         insta::assert_snapshot!("the_sheets", [sheets.join("\n"), leaks.join("\n")].join("\n"));
-        let unknown = run(&MitigationsCommand::Show { id: "no-cuda-graph".into(), json: false });
+        let unknown = run(&MitigationsCommand::Show {
+            id: "no-cuda-graph".into(),
+            json: false,
+            which: WhichArgs::default(),
+        });
         let backend = Chosen::of(all(), Some("cude"), None);
         let told = [unknown.err().unwrap(), backend.err().unwrap()].map(|error| error.lines().join("\n"));
         insta::assert_snapshot!("what_is_not_there", told.join("\n"));
@@ -329,5 +466,39 @@ mod tests {
         assert_eq!(find("mitigations", "cache-ram")["value"]["max"], json!(16_777_216.0));
         assert!(find("leaks", "cuda-graph-window")["cures"].as_array().is_some_and(|cures| cures.len() > 3));
         assert_eq!(json["leaks"].as_array().map(Vec::len), Some(all().leaks().len()));
+    }
+
+    #[test]
+    fn a_list_for_a_build_says_what_is_needed_there_and_what_is_superseded() {
+        let at = |number: u32| {
+            let facts = BuildFacts { binary: PathBuf::new(), number: Some(number), provenance: None };
+            (facts, format!("b{number}"))
+        };
+        let ids = ["graph-cache-cap", "pool-purge", "cublas-reset", "cublas-workspace", "no-mmap"];
+        let mut told = String::new();
+        for build in [at(8827), at(8840), at(10_587)] {
+            for id in ids {
+                let entry = all().mitigation(id).unwrap();
+                told.extend([build.1.as_str(), " ", id, ": ", here(entry, Some(&build)), "\n"]);
+            }
+        }
+        let build = at(10_587);
+        let text = Chosen::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
+        told.extend(
+            text.lines()
+                .filter(|line| {
+                    line.starts_with("MITIGATION") || line.contains("pool-purge") || line.contains("HERE is")
+                })
+                .map(|line| format!("{}\n", line.trim_end())),
+        );
+        let sheet = mitigation_text(all(), all().mitigation("cublas-reset").unwrap(), Some(&build));
+        told.extend(
+            sheet
+                .lines()
+                .filter(|line| line.starts_with("here") || line.starts_with("life"))
+                .map(|line| format!("{line}\n")),
+        );
+        insta::assert_snapshot!(told);
+        assert_eq!((number("b8840"), number("b884012345678901"), number("8840")), (Some(8840), None, None));
     }
 }

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 pub(crate) mod build;
 mod builds;
 mod builds_in_use;
-mod canary;
+pub(crate) mod canary;
 mod config;
 mod control;
 mod diagnose;

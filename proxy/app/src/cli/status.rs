@@ -50,6 +50,14 @@ pub(crate) fn table(status: &Status) -> String {
                 "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
             ));
         }
+        let mitigations = status.mitigations.get(model.name.as_str());
+        if let (Some(mitigations), Some(last)) = (mitigations, notes.last_mut()) {
+            last.push(format!("mitigations: {}", mitigations.join(", ")));
+        }
+        let advice = status.advice.get(model.name.as_str());
+        if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
+            last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
+        }
         if let (Some(canary), Some(last)) = (&model.canary, notes.last_mut()) {
             last.push(super::canary::line(canary));
         }
@@ -58,10 +66,6 @@ pub(crate) fn table(status: &Status) -> String {
         for (row, lines) in processes.flat_map(|own| model_rows(own, budget)) {
             rows.push(row);
             notes.push(lines);
-        }
-        let advice = status.advice.get(model.name.as_str());
-        if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
-            last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
         }
     }
     for (row, lines) in out::table(&rows).lines().zip(notes) {
@@ -327,6 +331,10 @@ mod tests {
                     mitigations: Vec::new(),
                     text: "a leak (`x`, possible)".into(),
                 }],
+            )]),
+            mitigations: BTreeMap::from([(
+                "a".into(),
+                vec!["graph-cache-cap=16".into(), "count-turns=32 (your set mine)".into()],
             )]),
             binaries: None,
             access_log: Some(crate::access_log::AccessLogView {

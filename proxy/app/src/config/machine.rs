@@ -65,6 +65,11 @@ impl Machine {
         Some(base.or_else(|| Some(self.home()?.join(under_home)))?.join("llama-warden"))
     }
 
+    /// Where a configuration would be.
+    pub(crate) fn config_dir(&self) -> Option<PathBuf> {
+        self.xdg("XDG_CONFIG_HOME", ".config")
+    }
+
     /// Ledger and instances.
     pub(crate) fn state_dir(&self) -> Option<PathBuf> {
         self.xdg("XDG_STATE_HOME", ".local/state")

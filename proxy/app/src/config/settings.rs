@@ -121,6 +121,11 @@ pub(crate) struct Paths {
     #[serde(default)]
     #[schemars(schema_with = "schema::paths")]
     pub(crate) models: Vec<PathBuf>,
+    /// Folders of patch sets of your own: each is one, or has some in it. `build` applies them beside the curated ones, and
+    /// `mitigations` may name their fixes (docs/patches.md). Default: none.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::paths")]
+    pub(crate) patches: Vec<PathBuf>,
     /// Builds. Default: `$XDG_DATA_HOME/llama-warden`.
     #[schemars(schema_with = "schema::path")]
     pub(crate) data_dir: Option<PathBuf>,

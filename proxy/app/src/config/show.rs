@@ -74,6 +74,15 @@ fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
         };
         text.push_str(&line);
     }
+    let patches = &loaded.settings.paths.patches;
+    if !patches.is_empty() {
+        let place = loaded.place(&["paths".to_owned(), "patches".to_owned()]);
+        let all: toml_edit::Array = patches
+            .iter()
+            .map(|path| loaded.absolute(machine, path).to_string_lossy().into_owned())
+            .collect();
+        text.extend(["patches = ", &all.to_string(), "  # ", &place.to_string(), "\n"]);
+    }
 }
 
 /// The compiled-in numbers that are set.

@@ -169,7 +169,7 @@ mod tests {
     fn advice(leak: &str) -> Advice {
         let (leak, title) = (leak.to_owned(), leak.to_owned());
         let (mitigations, others, references) = (Vec::new(), Vec::new(), Vec::new());
-        Advice { leak, title, confidence: 0.9, mitigations, others, references }
+        Advice { leak, title, confidence: 0.9, mitigations, not_here: Vec::new(), others, references }
     }
 
     #[test]

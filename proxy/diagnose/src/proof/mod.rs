@@ -122,7 +122,7 @@ impl Pair {
             let spec = if revision == 0 { &self.old } else { &self.new };
             Box::pin(async move { Ok(spec.clone()) })
         };
-        let line = Line { base: self.work.clone(), last: 1, server: &server };
+        let line = Line { base: self.work.clone(), last: 1, newer_only: true, server: &server };
         let search = Search::new(&lab.numbers.cure, &lab.numbers.crash, 1);
         let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
         Box::pin(line.run(lab, search, &mut show, stop)).await

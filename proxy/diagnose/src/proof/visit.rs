@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use warden_policies::MemoryKind;
 use warden_policies::experiment::proof::{Metric, Reply, Visit};
 use warden_policies::sample::{Edge, Work};
-use warden_policies::units::exact;
+use warden_policies::units::{exact, scale};
 use warden_supervisor::{Solo, SoloReading, SoloSpec};
 
 use super::{questions, routes};
@@ -167,14 +167,21 @@ fn per_token(answer: &Answer) -> Option<f64> {
     Some(ms / 1000.0 / exact(answer.output_tokens))
 }
 
-/// Evaluates as long a prompt as there is room for; whether it did.
+/// Evaluates as long a prompt as there is room for; whether it did. How many tokens a text has is known to within some percent, so one that
+/// is refused is made shorter.
 async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
     let tokens = questions::fitting(facts, context.min(lab.numbers.sweep_most), 1);
-    let text = Words::new(facts.tokens_per_word).text(2 * PACE, tokens);
-    match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
-        Ok(_) => Ok(true),
-        Err(AskError::Refused { .. }) => Ok(false),
-        Err(error) => Err(error),
+    for share in SHARES {
+        let text = Words::new(facts.tokens_per_word).text(2 * PACE, scale(tokens, share));
+        match client.send(&completion(&text, 1), lab.numbers.request_limit).await {
+            Ok(_) => return Ok(true),
+            Err(AskError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
+    Ok(false)
 }
+
+/// Of the longest prompt, one after the other until one is taken.
+const SHARES: [f64; 3] = [0.95, 0.85, 0.7];

@@ -200,6 +200,9 @@ fn grown(growth: &Growth) -> String {
             let rate = rate.map_or_else(String::new, |rate| format!(", {} a request", phrases::grows(rate)));
             format!("it brings {what}{rate}")
         }
+        Outcome::Interrupted if found.ill_is_newer == Some(false) => {
+            format!("only the old build shows {what}")
+        }
         Outcome::EndFailed { newer, why } => {
             format!("the {} build cannot do the work: {why}", if *newer { "new" } else { "old" })
         }

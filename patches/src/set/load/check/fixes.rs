@@ -4,10 +4,16 @@ use std::collections::BTreeSet;
 
 use super::Checked;
 use super::words::{backends, build, fault, id, said, with};
+use crate::set::life::{By, Life};
 use crate::set::load::position::Step::{self, Item, Key};
-use crate::set::{Fix, UpstreamStatus, Value, Variable, VariableKind};
+use crate::set::{Fix, PatchSet, UpstreamStatus, Value, Variable, VariableKind};
 
-pub(super) fn check_fix<'a>(fix: &'a Fix, at: &[Step], variables: &mut BTreeSet<&'a str>) -> Checked {
+pub(super) fn check_fix<'a>(
+    set: &PatchSet,
+    fix: &'a Fix,
+    at: &[Step],
+    variables: &mut BTreeSet<&'a str>,
+) -> Checked {
     id(&fix.id, &with(at, &[Key("id")]))?;
     said(&fix.title, &with(at, &[Key("title")]))?;
     said(&fix.symptom, &with(at, &[Key("symptom")]))?;
@@ -23,12 +29,42 @@ pub(super) fn check_fix<'a>(fix: &'a Fix, at: &[Step], variables: &mut BTreeSet<
             "say since when it is superseded".to_owned(),
         );
     }
+    for (number, life) in fix.life.iter().enumerate() {
+        check_life(set, life, &with(at, &[Key("life"), Item(number)]))?;
+    }
     for (number, variable) in fix.variables.iter().enumerate() {
         let at = with(at, &[Key("variable"), Item(number)]);
         check_variable(variable, &at)?;
         if !variables.insert(&variable.name) {
             return fault(&with(&at, &[Key("name")]), format!("{} is set by two variables", variable.name));
         }
+    }
+    Ok(())
+}
+
+fn check_life(set: &PatchSet, life: &Life, at: &[Step]) -> Checked {
+    said(&life.text, &with(at, &[Key("text")]))?;
+    let number = |text: &str| text.strip_prefix('b').and_then(|digits| digits.parse::<u32>().ok());
+    for (key, bound) in [("first", &life.first), ("last", &life.last)] {
+        if !bound.is_empty() {
+            build(bound, &with(at, &[Key(key)]))?;
+        }
+    }
+    if let (Some(first), Some(last)) = (number(&life.first), number(&life.last))
+        && last < first
+    {
+        return fault(&with(at, &[Key("last")]), format!("b{last} comes before b{first}"));
+    }
+    for (key, probes) in [("holds", &life.holds), ("fails", &life.fails)] {
+        for (number, probe) in probes.iter().enumerate() {
+            if !set.probes.iter().any(|known| known.id == *probe) {
+                return fault(&with(at, &[Key(key), Item(number)]), format!("there is no probe `{probe}`"));
+            }
+        }
+    }
+    if life.by == By::Measurement && (life.hardware.is_empty() || life.build.is_empty()) {
+        let why = "what was measured says on which `hardware` and with which `build`".to_owned();
+        return fault(&with(at, &[Key("by")]), why);
     }
     Ok(())
 }

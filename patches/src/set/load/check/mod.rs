@@ -1,5 +1,6 @@
 //! What the types of a `set.toml` do not rule out.
 
+mod conformance;
 mod fixes;
 mod words;
 
@@ -9,6 +10,7 @@ use super::Fault;
 use super::position::Step::{self, Item, Key};
 use crate::marker::PREFIX;
 use crate::scan;
+use crate::set::life::Life;
 use crate::set::{At, Hook, OnFail, PatchSet, Probe};
 use fixes::check_fix;
 use words::{backends, build, container, fault, file_name, files, id, said, unique, with, word};
@@ -62,7 +64,10 @@ pub(super) fn set(set: &PatchSet, folder: &str) -> Checked {
     }
     let mut variables = BTreeSet::new();
     for (number, fix) in set.fixes.iter().enumerate() {
-        check_fix(fix, &[Key("fix"), Item(number)], &mut variables)?;
+        check_fix(set, fix, &[Key("fix"), Item(number)], &mut variables)?;
+    }
+    if let Some(own) = &set.conformance {
+        conformance::check(set, own)?;
     }
     for (number, diff) in set.diffs.iter().enumerate() {
         let at = [Key("diff"), Item(number)];
@@ -223,8 +228,11 @@ fn check_probe(set: &PatchSet, probe: &Probe, at: &[Step]) -> Checked {
             );
         }
     }
-    if probe.on_fail == OnFail::Ignore && probe.define.is_none() {
-        return fault(&with(at, &[Key("on_fail")]), "`ignore` without a `define` does nothing".to_owned());
+    let asked = |life: &Life| life.holds.contains(&probe.id) || life.fails.contains(&probe.id);
+    let asked = set.fixes.iter().flat_map(|fix| &fix.life).any(asked);
+    if probe.on_fail == OnFail::Ignore && probe.define.is_none() && !asked {
+        let why = "`ignore` without a `define`, and without a fix whose `life` asks for it, does nothing";
+        return fault(&with(at, &[Key("on_fail")]), why.to_owned());
     }
     Ok(())
 }

@@ -57,9 +57,9 @@ pub(crate) struct PatchArgs {
 }
 
 impl PatchArgs {
-    /// The sets that these flags mean.
-    pub(crate) fn selection(&self) -> Result<Selection, Failure> {
-        let mut catalogue = Catalogue::embedded()?;
+    /// The sets that these flags mean, of the curated ones and those of the configuration.
+    pub(crate) fn selection(&self, known: Catalogue) -> Result<Selection, Failure> {
+        let mut catalogue = known;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
@@ -68,7 +68,7 @@ impl PatchArgs {
             (false, []) => Sets::Default,
             (false, ids) => Sets::Only(ids.to_vec()),
         };
-        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified })
+        Ok(Selection { catalogue, sets, allow_unverified: self.allow_unverified, ..Selection::default() })
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
         let command = parsed(&[]).unwrap();
         assert_eq!(command.target.backend, BackendWish::Auto);
         assert_eq!(command.target.arch.arch, ArchWish::default());
-        let selection = command.patches.selection().unwrap();
+        let selection = command.patches.selection(Catalogue::embedded().unwrap()).unwrap();
         assert_eq!((selection.sets, selection.allow_unverified), (Sets::Default, false));
     }
 
@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn sets_are_chosen_by_name_or_left_out() {
-        let of = |flags: &[&str]| parsed(flags).unwrap().patches.selection().unwrap();
+        let curated = || Catalogue::embedded().unwrap();
+        let of = |flags: &[&str]| parsed(flags).unwrap().patches.selection(curated()).unwrap();
         assert_eq!(of(&["--plain"]).sets, Sets::None);
         let some = of(&["--patch-set", "a", "--patch-set", "b", "--allow-unverified"]);
         assert_eq!((some.sets, some.allow_unverified), (Sets::Only(vec!["a".into(), "b".into()]), true));

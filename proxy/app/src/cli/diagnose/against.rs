@@ -131,14 +131,15 @@ async fn prove(
     let starter = Starter::new(nursery, sockets.path(), &new.lifecycle, new.watch)?;
     let lab = Lab { numbers, proof: new.resolved.proof.clone(), ..Lab::new(starter, new.growth.clone()) };
     let stop = CancellationToken::new();
-    let mut display = Display::new(1);
+    let legs = pair.work.workloads.len();
+    let mut display = Display::new(legs);
     let mut watch = |proving: Proving<'_>| match proving {
         Proving::Next(side, round) => out::error_line(&format!("round {round}: the {} build", word(side))),
         Proving::Seen(_) => {}
         Proving::Searching(Searching::Next(ask, _)) => {
             display.close();
             out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));
-            display = Display::new(1);
+            display = Display::new(if ask.is_end { legs } else { 1 });
         }
         Proving::Searching(Searching::Leg(progress)) => display.see(progress),
         Proving::Searching(Searching::OnceMore(why)) => {

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 use warden_diagnose::report::{NotTried, Switch};
 use warden_patches::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
+use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
 use warden_policies::experiment::Finding;
 use warden_policies::growth::Blame;
@@ -21,7 +22,7 @@ use warden_policies::growth::Blame;
 use crate::advice::Server;
 use crate::config::resolve::Resolved;
 use crate::config::resolve::binary::Alternative;
-use crate::config::resolve::mitigations::{Judge, catalogue};
+use crate::config::resolve::mitigations::{Judge, Mitigations, catalogue};
 
 /// What switches are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +88,8 @@ pub(super) fn find(
     purpose: Purpose,
     judge: &mut Judge,
 ) -> Result<Candidates, String> {
-    let list = catalogue()?;
+    let list = resolved.mitigations.get(model).map_or_else(catalogue, Mitigations::known)?;
+    let list = list.as_ref();
     let advice = list.advise(seen);
     let values = &warden_policies::defaults().diagnose.cure.values;
     let configured = resolved.mitigations.get(model).map(|own| own.list().to_vec()).unwrap_or_default();
@@ -100,6 +102,10 @@ pub(super) fn find(
     }
     for (entry, against) in all {
         let rule_out = |why: String| NotTried { item: entry.id.clone(), why };
+        if let Some(why) = not_here(resolved, model, entry) {
+            found.not_tried.push(rule_out(why));
+            continue;
+        }
         if let Err(why) = suits(list, entry, seen, against, purpose) {
             found.not_tried.push(rule_out(why));
             continue;
@@ -169,6 +175,13 @@ fn order<'a>(list: &'a Catalogue, advice: &'a [Advice]) -> Vec<(&'a Mitigation, 
     all
 }
 
+/// Why it is not tried in the build that the model runs: upstream cured what it is against, or it does harm there.
+fn not_here(resolved: &Resolved, model: usize, entry: &Mitigation) -> Option<String> {
+    let build = resolved.builds.get(model)?.as_ref()?;
+    let life = build.standing(entry).filter(|life| life.is != LifeState::Needed)?;
+    Some(format!("it is {} in this build: {}", life.is.name(), life.why()))
+}
+
 /// Whether it has to do with what was seen; why not, if not.
 fn suits(
     list: &Catalogue,
@@ -190,7 +203,9 @@ fn suits(
     let grows = |leak: &String| {
         list.leak(leak).is_some_and(|leak| matches!(leak.kind, LeakKind::Leak | LeakKind::Cache))
     };
-    if !entry.cures.iter().any(grows) {
+    // Of a set of the user's own nobody knows more than what it says.
+    let own = entry.own.is_some() && !entry.memory.is_empty();
+    if !own && !entry.cures.iter().any(grows) {
         return Err("it is not about memory that grows".to_owned());
     }
     if !entry.memory.iter().any(|memory| seen.grows.contains(memory)) {

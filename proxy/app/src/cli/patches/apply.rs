@@ -10,6 +10,9 @@ use warden_patches::apply::{Applied, Reversed, Target};
 use warden_patches::{PatchSet, Series, Status};
 
 use super::{SetArgs, admitted};
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -34,6 +37,8 @@ pub(crate) struct ApplyArgs {
     /// JSON, for programs.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
@@ -48,9 +53,12 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
     if args.reverse {
         return told_reversed(&root.display().to_string(), &target.reverse()?, args.json);
     }
-    let sets = args.sets.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let sets = args.sets.load(&loaded, &machine)?;
     let sets: Vec<&PatchSet> = sets.iter().collect();
-    let series = Series::judge(&sets, &target.original()?)?;
+    let proofs = proofs::known(&loaded, &machine)?;
+    let series = Series::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
     let admitted = admitted(&series, args.allow_unverified, "applied");
     let outcome = match (&admitted, args.plan) {
         (Err(_), _) => "refused",

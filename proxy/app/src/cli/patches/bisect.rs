@@ -9,6 +9,7 @@ use super::SetArgs;
 use super::check::{judged, rows, told};
 use super::source::{RangeArgs, SourceArgs};
 use crate::cli::{ConfigArgs, block_on};
+use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
@@ -38,7 +39,9 @@ pub(super) fn run(args: &BisectArgs) -> Result<(), Failure> {
             "say where to look with --range A..B, such as --range b4881..b10587",
         ));
     }
-    let sets = args.sets.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let sets = args.sets.load(&loaded, &machine)?;
     let (sets, grain, only) = wanted(sets, args.patch.as_deref())?;
     let all = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
     let rows: Vec<Row> =

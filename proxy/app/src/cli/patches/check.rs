@@ -10,6 +10,7 @@ use super::source::{RangeArgs, SourceArgs, blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
@@ -36,7 +37,9 @@ pub(crate) struct CheckArgs {
 }
 
 pub(super) fn run(args: &CheckArgs) -> Result<(), Failure> {
-    let sets = args.sets.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let sets = args.sets.load(&loaded, &machine)?;
     let grain = if args.by_set { Grain::Sets } else { Grain::Fixes };
     let rows = block_on(rows(&args.source, &args.range, sets, grain, &args.config))??;
     if args.json {
@@ -64,12 +67,20 @@ pub(super) async fn rows(
     let machine = Machine::read();
     let loaded = config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
+    let proofs = proofs::known(&loaded, &machine)?;
     with_builder(&loaded, &machine, async |builder| {
         let Some(text) = &range.range else {
             let found = source.open(&builder, numbers).await?;
             return blocking(move || {
                 let sets: Vec<&PatchSet> = sets.iter().collect();
-                Ok(history::check(&sets, found.tree.as_ref(), &found.label, grain, &Judge::default())?)
+                Ok(history::check(
+                    &sets,
+                    found.tree.as_ref(),
+                    &found.label,
+                    grain,
+                    &Judge::default(),
+                    &proofs,
+                )?)
             })
             .await;
         };

@@ -13,12 +13,16 @@ use super::{SetArgs, admitted};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
 use crate::exit::Failure;
 use crate::out;
 
 /// What `patches export` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
+    /// Only this set, or this one fix as SET/FIX: what one would send upstream.
+    #[arg(value_name = "SET[/FIX]", conflicts_with_all = ["patch_set", "backend"])]
+    patch: Option<String>,
     #[command(flatten)]
     source: SourceArgs,
     #[command(flatten)]
@@ -27,7 +31,7 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     allow_unverified: bool,
     /// The folder to write them into; made where it is missing.
-    #[arg(long, short, value_name = "DIR")]
+    #[arg(long, short, visible_alias = "out", value_name = "DIR")]
     output: PathBuf,
     /// JSON, for programs.
     #[arg(long)]
@@ -41,16 +45,22 @@ pub(super) fn run(args: &ExportArgs) -> Result<(), Failure> {
 }
 
 async fn exported(args: &ExportArgs) -> Result<(), Failure> {
-    let sets = args.sets.load()?;
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
+    let mut sets = args.sets.load(&loaded, &machine)?;
+    let mut only = None;
+    if let Some(patch) = &args.patch {
+        let (set, fix) = wanted(sets, patch)?;
+        (sets, only) = (vec![set], fix);
+    }
     let numbers = &loaded.settings.build;
+    let proofs = proofs::known(&loaded, &machine)?;
     let (series, files, label, shown) = with_builder(&loaded, &machine, async |builder| {
         let found = args.source.open(&builder, numbers).await?;
         blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
-            let series = Series::judge(&sets, found.tree.as_ref())?;
-            let files = export(&series, &sets, found.tree.as_ref())?;
+            let series = Series::judge(&sets, found.tree.as_ref())?.accept(&sets, &proofs);
+            let files = export(&series, &sets, found.tree.as_ref(), only.as_deref())?;
             Ok((series, files, found.label, found.shown))
         })
         .await
@@ -59,10 +69,10 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     admitted(&series, args.allow_unverified, "exported")?;
     let paths = write_all(&args.output, &files)?;
     if args.json {
-        let list = files
-            .iter()
-            .zip(&paths)
-            .map(|(file, path)| json!({ "set": file.set, "path": path, "crlf": file.crlf }));
+        let list = files.iter().zip(&paths).map(|(file, path)| {
+            let page = args.output.join(&file.page_name);
+            json!({ "set": file.set, "path": path, "rationale": page, "crlf": file.crlf })
+        });
         return out::json(&json!({
             "revision": label,
             "source": shown,
@@ -70,8 +80,9 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
             "patches": list.collect::<Vec<_>>(),
         }));
     }
-    for path in &paths {
+    for (file, path) in files.iter().zip(&paths) {
         out::line(&path.to_string_lossy())?;
+        out::line(&args.output.join(&file.page_name).to_string_lossy())?;
     }
     if files.is_empty() {
         return out::line(&format!("no set changes anything in {label}"));
@@ -82,24 +93,45 @@ async fn exported(args: &ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the files whole. One that is there with other content is somebody's, and nothing is written then.
+/// The set that is meant, and the fix of it, if one is.
+fn wanted(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), Failure> {
+    let (id, fix) = match patch.split_once('/') {
+        Some((set, fix)) => (Some(set), Some(fix)),
+        None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
+        None => (None, Some(patch)),
+    };
+    let fits =
+        |set: &PatchSet| id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some());
+    let found = sets.into_iter().find(fits).ok_or_else(|| {
+        Failure::usage(
+            format!("there is no patch set and no fix `{patch}`"),
+            "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
+        )
+    })?;
+    Ok((found, fix.map(str::to_owned)))
+}
+
+/// Writes the files whole, each patch with its page. One that is there with other content is somebody's, and nothing is written then.
 fn write_all(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Failure> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {
         Failure::hinted(format!("cannot write {}: {error}", path.display()), "choose another folder with -o")
     };
     std::fs::create_dir_all(folder).map_err(|error| trouble(folder, &error))?;
     let paths: Vec<PathBuf> = files.iter().map(|file| folder.join(&file.name)).collect();
-    for (file, path) in files.iter().zip(&paths) {
+    let patches = files.iter().map(|file| (folder.join(&file.name), file.content.as_slice()));
+    let pages = files.iter().map(|file| (folder.join(&file.page_name), file.page.as_bytes()));
+    let all: Vec<(PathBuf, &[u8])> = patches.chain(pages).collect();
+    for (path, wanted) in &all {
         match std::fs::read(path) {
-            Ok(content) if content != file.content => {
+            Ok(content) if content != *wanted => {
                 return Err(trouble(path, &"a file with other content is there"));
             }
             _ => {}
         }
     }
-    for (file, path) in files.iter().zip(&paths) {
+    for (path, content) in &all {
         let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(path, &error))?;
-        let written = new.write_all(&file.content).and_then(|()| new.as_file().sync_all());
+        let written = new.write_all(content).and_then(|()| new.as_file().sync_all());
         written.map_err(|error| trouble(path, &error))?;
         readable(&new).map_err(|error| trouble(path, &error))?;
         new.persist(path).map_err(|error| trouble(path, &error.error))?;
@@ -123,6 +155,8 @@ mod tests {
         let file = |name: &str, content: &str| PatchFile {
             name: name.into(),
             set: "s".into(),
+            page_name: name.replace(".patch", ".md"),
+            page: "page".into(),
             content: content.into(),
             crlf: false,
         };
@@ -131,6 +165,8 @@ mod tests {
         write_all(folder.path(), &[first.clone(), second.clone()]).unwrap();
         std::fs::write(folder.path().join("0002-b.patch"), "mine").unwrap();
         std::fs::remove_file(folder.path().join("0001-a.patch")).unwrap();
+        std::fs::remove_file(folder.path().join("0001-a.md")).unwrap();
+        std::fs::remove_file(folder.path().join("0002-b.md")).unwrap();
         let failure = write_all(folder.path(), &[first, second]).unwrap_err();
         assert!(failure.to_string().contains("0002-b.patch"), "{failure}");
         assert!(!folder.path().join("0001-a.patch").exists());

@@ -48,7 +48,9 @@ struct Seen {
 }
 
 pub(super) fn run(args: &FingerprintArgs) -> Result<(), Failure> {
-    let set = args.catalogue.load()?.require(&args.patch)?.clone();
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let set = args.catalogue.load(&loaded, &machine)?.require(&args.patch)?.clone();
     let mut known = match &args.write {
         Some(file) => existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
         None => set.fingerprints.clone(),

@@ -6,6 +6,8 @@ use warden_patches::set::{Affects, UpstreamStatus};
 use warden_patches::{Catalogue, Fix, PatchSet};
 
 use super::CatalogueArgs;
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
@@ -17,10 +19,14 @@ pub(crate) struct ListArgs {
     /// JSON, for programs.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 pub(super) fn run(args: &ListArgs) -> Result<(), Failure> {
-    let catalogue = args.catalogue.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
     if args.json {
         return out::json(&catalogue.sets().iter().map(set_json).collect::<Vec<_>>());
     }

@@ -13,6 +13,7 @@ mod check;
 mod export;
 mod fingerprint;
 mod list;
+mod prove;
 mod show;
 mod source;
 
@@ -22,6 +23,9 @@ use clap::{Args, Subcommand};
 use warden_builder::Backend;
 use warden_patches::{Catalogue, Judgement, PatchSet, Series, Status};
 
+use crate::cli::build::sets;
+use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 
 /// What can be done with patch sets.
@@ -37,6 +41,8 @@ pub(crate) enum PatchesCommand {
     Apply(apply::ApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own folder.
     Export(export::ExportArgs),
+    /// Shows sets to be good in a tree that nobody has looked at, and records it beside the configuration.
+    Prove(prove::ProveArgs),
     /// Finds the first commit of a range at which a patch stops being verified.
     Bisect(bisect::BisectArgs),
     /// Adds the versions of upstream's code in a source to what is known. For maintainers who have read them.
@@ -51,6 +57,7 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), Failure> {
         PatchesCommand::Check(args) => check::run(&args),
         PatchesCommand::Apply(args) => apply::run(&args),
         PatchesCommand::Export(args) => export::run(&args),
+        PatchesCommand::Prove(args) => prove::run(&args),
         PatchesCommand::Bisect(args) => bisect::run(&args),
         PatchesCommand::Fingerprint(args) => fingerprint::run(&args),
     }
@@ -65,8 +72,9 @@ pub(crate) struct CatalogueArgs {
 }
 
 impl CatalogueArgs {
-    fn load(&self) -> Result<Catalogue, Failure> {
-        let mut catalogue = Catalogue::embedded()?;
+    /// The curated ones, those of the configuration, and those of the flags.
+    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Failure> {
+        let mut catalogue = sets(loaded, machine)?;
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
@@ -89,8 +97,8 @@ pub(crate) struct SetArgs {
 
 impl SetArgs {
     /// The sets, in the catalogue's order.
-    fn load(&self) -> Result<Vec<PatchSet>, Failure> {
-        let catalogue = self.catalogue.load()?;
+    fn load(&self, loaded: &Loaded, machine: &Machine) -> Result<Vec<PatchSet>, Failure> {
+        let catalogue = self.catalogue.load(loaded, machine)?;
         for id in &self.patch_set {
             catalogue.require(id)?;
         }
@@ -138,7 +146,9 @@ fn admitted(series: &Series, allow_unverified: bool, what: &str) -> Result<(), F
     let others =
         "choose other sets with --patch-set ID, or bring one that knows this source with --patches DIR";
     let hint = if blocking.iter().all(|judgement| judgement.status == Status::Unverified) {
-        format!("read what changed, then use --allow-unverified; or {others}")
+        format!(
+            "show it to be good with `llama-warden patches prove`; or read what changed, then use --allow-unverified; or {others}"
+        )
     } else {
         others.to_owned()
     };

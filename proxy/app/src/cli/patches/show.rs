@@ -10,6 +10,8 @@ use warden_patches::{Fix, Hook, PatchSet};
 
 use super::CatalogueArgs;
 use super::list::{affects, upstream};
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
 use crate::exit::Failure;
 use crate::out;
 
@@ -23,10 +25,14 @@ pub(crate) struct ShowArgs {
     /// JSON, for programs.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<(), Failure> {
-    let catalogue = args.catalogue.load()?;
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
     let found = match args.id.split_once('/') {
         Some((set, fix)) => catalogue.set(set).and_then(|set| Some((set, Some(set.fix(fix)?)))),
         None => catalogue
@@ -120,6 +126,9 @@ fn fix_text(set: &PatchSet, fix: &Fix) -> String {
     pair(&mut text, "risk", &fix.risk);
     pair(&mut text, "cost", &fix.cost);
     pair(&mut text, "references", &fix.references.join(", "));
+    for life in &fix.life {
+        pair(&mut text, "life", &life.to_string());
+    }
     for variable in &fix.variables {
         pair(&mut text, "variable", &variable_text(variable));
         pair(&mut text, "", &variable.text);

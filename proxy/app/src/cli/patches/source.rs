@@ -15,7 +15,7 @@ use crate::exit::Failure;
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SourceArgs {
     /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["git", "reference", "offline"])]
+    #[arg(long, visible_alias = "tree", value_name = "PATH", conflicts_with_all = ["git", "reference", "offline"])]
     source: Option<PathBuf>,
     #[command(flatten)]
     git: GitArgs,
@@ -54,10 +54,22 @@ impl SourceArgs {
 
     /// Opens it; a commit is fetched where that is needed.
     pub(super) async fn open(&self, builder: &Builder, numbers: &Build) -> Result<Found, Failure> {
-        let source = match &self.source {
-            Some(path) => Source::at(path)?,
-            None => builder.git(&self.git.request(numbers, false)?).await?,
+        Ok(self.open_with(None, builder, numbers).await?.0)
+    }
+
+    /// The same with the source itself, for builds of it. `other`: another one that is meant.
+    pub(super) async fn open_with(
+        &self,
+        other: Option<Source>,
+        builder: &Builder,
+        numbers: &Build,
+    ) -> Result<(Found, Source), Failure> {
+        let source = match (other, &self.source) {
+            (Some(other), _) => other,
+            (None, Some(path)) => Source::at(path)?,
+            (None, None) => builder.git(&self.git.request(numbers, false)?).await?,
         };
+        let whole = source.clone();
         let shown = match &source {
             Source::Commit { shown, .. } => shown.clone(),
             Source::Directory(path) | Source::Archive(path) => path.display().to_string(),
@@ -77,7 +89,7 @@ impl SourceArgs {
                 .file_name()
                 .map_or_else(|| shown.clone(), |name| name.to_string_lossy().into_owned()),
         };
-        Ok(Found { tree, label, shown })
+        Ok((Found { tree, label, shown }, whole))
     }
 
     /// The commits of a range with their repository, oldest first.

@@ -192,6 +192,8 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
             variables: env.into_keys().collect(),
             args: server.args,
             mitigations: server.mitigations,
+            shown: Vec::new(),
+            lives: advice::lives(facts),
         },
     })
 }

@@ -150,7 +150,7 @@ async fn make(args: &QuickstartArgs, loaded: &Loaded, machine: &Machine) -> Resu
     build::with_builder(loaded, machine, async |builder| {
         let source = build::source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
-        let patches = PatchArgs::default().selection()?;
+        let patches = PatchArgs::default().selection(build::sets(loaded, machine)?)?;
         let request = Request {
             backend: args.backend,
             arch: args.arch.arch.clone(),

@@ -20,7 +20,7 @@ use crate::out;
 /// An instance some of whose models use the build that nobody names.
 pub(super) struct Live {
     instance: Instance,
-    client: Client,
+    pub(super) client: Client,
     /// Those models.
     pub(super) models: Vec<String>,
 }

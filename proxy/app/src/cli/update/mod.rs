@@ -8,6 +8,7 @@
 //!
 //! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store.
 
+mod canary;
 mod live;
 mod prove;
 mod source;
@@ -78,6 +79,9 @@ pub(crate) struct UpdateArgs {
     /// Brings it in without a proof.
     #[arg(long)]
     unproved: bool,
+    /// Brings it in without trying it on a share of the conversations first.
+    #[arg(long)]
+    no_canary: bool,
     /// Tries a build again that was found worse.
     #[arg(long)]
     again: bool,
@@ -230,14 +234,24 @@ impl Run<'_> {
                 Ruling::Better | Ruling::Same => {}
             }
         }
-        let binary = self.store.binary(&old.id)?;
-        self.bring_in(report, &binary, &built.id).await
+        let instances = live::using(self.dirs, self.machine, &self.store.binary(&old.id)?).await?;
+        if !self.args.no_canary {
+            for live in &instances {
+                if let Some(why) = canary::worse(live, &built.id, numbers, &mut report.notes, signals).await?
+                {
+                    report.reasons.push(why);
+                    self.store.reject(&built.id, &report.why())?;
+                    return Ok(report.ends(Outcome::Rejected));
+                }
+            }
+        }
+        self.bring_in(report, &instances, &built.id, signals).await
     }
 
     /// What is to be built: as the build in use, of another source.
     fn request(&self, source: warden_builder::Source, old: &Provenance) -> Result<Request, Failure> {
         let recipe = &old.plan.recipe;
-        let mut patches = self.args.patches.selection()?;
+        let mut patches = build::selection(&self.args.patches, self.loaded, self.machine)?;
         if patches.sets == Sets::Default && old.plan.patches.is_empty() {
             patches.sets = Sets::None;
         }
@@ -296,11 +310,11 @@ impl Run<'_> {
     async fn bring_in(
         &self,
         mut report: UpdateReport,
-        before: &Path,
+        instances: &[live::Live],
         id: &BuildId,
+        signals: &mut Signals,
     ) -> Result<UpdateReport, Failure> {
         let numbers = &self.loaded.settings.update;
-        let instances = live::using(self.dirs, self.machine, before).await?;
         if self.args.scheduled {
             self.until_quiet().await?;
         }
@@ -309,7 +323,13 @@ impl Run<'_> {
         for (at, live) in instances.iter().enumerate() {
             let mut taken = live.takes(&binary, numbers).await;
             if taken.is_ok() {
-                taken = live.watch(numbers.watch, numbers).await;
+                taken = tokio::select! {
+                    watched = live.watch(numbers.watch, numbers) => watched,
+                    () = signals.leave() => {
+                        report.notes.push("watching was broken off".to_owned());
+                        Ok(())
+                    }
+                };
             }
             if let Err(why) = taken {
                 let back = self.store.go_back(&why)?;

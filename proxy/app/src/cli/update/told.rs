@@ -48,6 +48,8 @@ pub(super) struct UpdateReport {
     fixes_new: Vec<String>,
     /// Why it is not in use.
     pub(super) reasons: Vec<String>,
+    /// What else there is to say, a sentence each.
+    pub(super) notes: Vec<String>,
     /// Instances that use it.
     pub(super) used_by: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,6 +83,7 @@ impl UpdateReport {
             fixes_lost: without(old.fixes(), &fixes),
             fixes_new: without(&fixes, old.fixes()),
             reasons: Vec::new(),
+            notes: Vec::new(),
             used_by: Vec::new(),
             proof: None,
             plan: plan.to_string(),
@@ -151,6 +154,7 @@ impl UpdateReport {
         if !self.reasons.is_empty() {
             text.extend([format!(" Because: {}.", self.why())]);
         }
+        text.extend(self.notes.iter().map(|note| format!(" {note}.")));
         if self.outcome == Some(Outcome::InUse) {
             text += " The way back: `llama-warden rollback`.";
         }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit, Need};
 
@@ -17,11 +17,11 @@ use crate::config::resolve::Resolver;
 use crate::config::settings::Model;
 use crate::config::source::layers::Loaded;
 
-/// The list, or why there is none.
-pub(crate) fn catalogue() -> Result<&'static Catalogue, String> {
-    static ALL: LazyLock<Result<Catalogue, String>> =
-        LazyLock::new(|| Catalogue::embedded().map_err(|error| error.to_string()));
-    ALL.as_ref().map_err(Clone::clone)
+/// The list of this program, or why there is none. That of a model has the fixes of its own sets, too: [`Mitigations::known`].
+pub(crate) fn catalogue() -> Result<Arc<Catalogue>, String> {
+    static ALL: LazyLock<Result<Arc<Catalogue>, String>> =
+        LazyLock::new(|| Catalogue::embedded().map(Arc::new).map_err(|error| error.to_string()));
+    ALL.clone()
 }
 
 /// What a model's list comes to, before it is known what its llama-server can do.
@@ -32,6 +32,8 @@ pub(crate) struct Mitigations {
     args: Vec<String>,
     env: Vec<(String, String)>,
     effects: Vec<(Effect, Place)>,
+    /// What there is to be named; none: the list of this program.
+    known: Option<Arc<Catalogue>>,
 }
 
 /// A command with mitigations in it.
@@ -54,7 +56,7 @@ impl Mitigations {
 
     /// Another list over the same arguments and variables, with what is to be known about it; or what is wrong with it.
     pub(in crate::config) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
-        let done = catalogue()?.resolve(list);
+        let done = self.known()?.resolve(list);
         let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
         if let Some(wrong) = wrong.into_iter().next() {
             return Err(match wrong.hint {
@@ -63,10 +65,33 @@ impl Mitigations {
             });
         }
         let effects = done.effects.into_iter().map(|effect| (effect, Place::Nowhere)).collect();
-        let all = Self { list: list.to_vec(), args: self.args.clone(), env: self.env.clone(), effects };
+        let all = Self {
+            list: list.to_vec(),
+            args: self.args.clone(),
+            env: self.env.clone(),
+            effects,
+            known: self.known.clone(),
+        };
         let overruled = all.command(&[]).overruled.into_iter().map(|(_, what)| what);
         let notes = notes.into_iter().map(|note| note.message).chain(overruled).collect();
         Ok((all, notes))
+    }
+
+    /// What this model may name.
+    pub(crate) fn known(&self) -> Result<Arc<Catalogue>, String> {
+        self.known.clone().map_or_else(catalogue, Ok)
+    }
+
+    /// Each item as it is written; of a set of the user's own with the set.
+    pub(crate) fn shown(&self) -> Vec<String> {
+        let own = |item: usize| {
+            let found = self.effects.iter().find(|(effect, _)| effect.item == item);
+            let entry = found.map(|(effect, _)| &effect.mitigation).filter(|entry| entry.own.is_some())?;
+            let Action::Patch { set, .. } = &entry.action else { return None };
+            Some(format!(" (your set {set})"))
+        };
+        let items = self.list.iter().enumerate();
+        items.map(|(item, text)| format!("{text}{}", own(item).unwrap_or_default())).collect()
     }
 
     pub(crate) fn ids(&self) -> Vec<String> {
@@ -162,16 +187,17 @@ impl Resolver<'_> {
     ) -> Mitigations {
         let env: Vec<(String, String)> =
             model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut all = Mitigations { list: model.mitigations.clone(), args, env, effects: Vec::new() };
+        let mut all = Mitigations { list: model.mitigations.clone(), args, env, ..Mitigations::default() };
         let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
-        let list = match catalogue() {
+        let list = match self.list_for(name, model) {
             Ok(list) => list,
             Err(error) => {
                 self.problems.push(Problem::new(self.loaded.place(&path), error));
                 return all;
             }
         };
-        self.warn_about_presence(name, model, list);
+        self.warn_about_presence(name, model, &list);
+        all.known = Some(Arc::clone(&list));
         if model.mitigations.is_empty() {
             return all;
         }

@@ -109,6 +109,8 @@ fn judged(lines: &str, build: &BuildFacts) -> (Mitigated, String, String) {
 
 fn build(backend: &str) -> BuildFacts {
     let provenance = ProvenanceFacts {
+        own: Vec::new(),
+        lives: Vec::new(),
         id: "12345678".to_owned(),
         backend: backend.to_owned(),
         fixes: Some(Vec::new()),

@@ -10,7 +10,9 @@ pub(crate) mod flags;
 mod judge;
 pub(crate) mod keys;
 pub(crate) mod mitigations;
+pub(crate) mod own_sets;
 mod places;
+pub(crate) mod proofs;
 pub(crate) mod server_facts;
 pub(crate) mod store;
 mod tls;
@@ -33,6 +35,7 @@ use self::binary::Choice;
 use self::dirs::Dirs;
 use self::judge::with_ours;
 use self::mitigations::{Mitigated, Mitigations};
+use self::own_sets::OwnSets;
 use self::server_facts::Unmeasured;
 use crate::advice::{Server, Servers};
 use crate::config::arguments;
@@ -254,12 +257,20 @@ pub(in crate::config) struct Resolver<'a> {
     pub(in crate::config) any_name: bool,
     pub(in crate::config) problems: Vec<Problem>,
     pub(in crate::config) warnings: Vec<Problem>,
+    own: OwnSets,
 }
 
 impl<'a> Resolver<'a> {
     /// Nothing found yet.
     pub(in crate::config) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
-        Self { loaded, machine, any_name: false, problems: Vec::new(), warnings: Vec::new() }
+        Self {
+            loaded,
+            machine,
+            any_name: false,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            own: OwnSets::default(),
+        }
     }
 }
 

@@ -148,7 +148,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         };
         let line = repository.line(&range.older, &commit)?;
         let catalogue = Catalogue::embedded()?;
-        let selection = Selection { catalogue, sets: Sets::None, allow_unverified: false };
+        let selection = Selection { catalogue, sets: Sets::None, ..Selection::default() };
         let source = Source::Commit {
             repository: repository.path().to_owned(),
             shown: repository.shown().to_owned(),
@@ -224,7 +224,7 @@ impl Between<'_> {
         let server = |revision: usize| -> Serving<'_> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
-        let line = Line { base: base.clone(), last, server: &server };
+        let line = Line { base: base.clone(), last, newer_only: false, server: &server };
         let stop = CancellationToken::new();
         let mut display = Display::new(1);
         let mut watch = |searching: Searching<'_>| match searching {

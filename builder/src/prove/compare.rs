@@ -1,0 +1,332 @@
+//! A plain and a patched server side by side: the same requests, with every fix off and with each fix on.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Instant, timeout};
+use warden_patches::Fix;
+use warden_patches::prove::{Done, How};
+use warden_patches::set::VariableKind;
+
+use super::channel::{ALL, Channel};
+use super::{questions, report};
+use crate::build::Builder;
+use crate::environment::short_temporary_folder;
+use crate::error::{Error, Result, io_error};
+use crate::sample_model;
+use crate::verify::{Server, Trial, healthy};
+
+/// How often an answer, or a file, is looked for again.
+const POLL: Duration = Duration::from_millis(50);
+/// How long a part may take to take its block of the file, and then to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two builds of one tree.
+#[derive(Clone, Debug)]
+pub struct Pair<'a> {
+    /// The llama-server of the plain one.
+    pub plain: &'a Path,
+    /// And of the patched one.
+    pub patched: &'a Path,
+    /// The fixes that are in it.
+    pub fixes: Vec<&'a Fix>,
+    /// Whether they compute on a GPU of this machine.
+    pub gpu: bool,
+    /// A tool that watches the GPU's memory, if it is to be used.
+    pub sanitizer: Option<PathBuf>,
+    /// Bounds each start and each round of requests.
+    pub limit: Duration,
+}
+
+/// Compares. Returns what was shown.
+///
+/// # Errors
+///
+/// A file cannot be written, or it was cancelled. Answers that differ, or servers that die, are no errors: they are told as failed.
+pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
+    let base = short_temporary_folder();
+    let folder = tempfile::Builder::new()
+        .prefix("llama-warden-prove-")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(&base)
+        .map_err(io_error("creating a folder in", base))?;
+    let model = folder.path().join("sample.gguf");
+    sample_model::write(&model, &sample_model::Options::default()).map_err(io_error("writing", &model))?;
+    let rounds = Rounds { builder, pair, folder: folder.path() };
+    let mut all = Vec::new();
+    let place = if pair.gpu { "on the GPU" } else { "on the CPU" };
+    let what = |text: &str| format!("{text}, {place}");
+    let plain = match rounds.round("plain", pair.plain, &[]).await? {
+        Ok(round) => round,
+        Err(text) => {
+            all.push(Done { what: what("the plain server answers"), how: How::Failed, text });
+            return Ok(all);
+        }
+    };
+    let again = rounds.round("again", pair.plain, &[]).await?;
+    if let Some(differ) = again.ok().and_then(|again| questions::difference(&plain.answers, &again.answers)) {
+        let text = format!("the plain server itself does not answer twice the same way: {differ}");
+        all.push(Done { what: what("answers can be compared"), how: How::NotShown, text });
+        return Ok(all);
+    }
+    let compared = |round: std::result::Result<&Round, &String>| match round {
+        Err(text) => (How::Failed, text.clone()),
+        Ok(round) => match questions::difference(&plain.answers, &round.answers) {
+            Some(differ) => (How::Failed, differ),
+            None => (How::Shown, format!("{} of {}", round.answers.len(), plain.answers.len())),
+        },
+    };
+    let off = rounds.round("off", pair.patched, &[]).await?;
+    let (mut how, mut text) = compared(off.as_ref());
+    if let Some(line) =
+        off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
+    {
+        (how, text) = (How::Failed, format!("it says without being asked: {line}"));
+    }
+    all.push(Done { what: what("with every fix off it answers as the plain server"), how, text });
+    for fix in &pair.fixes {
+        let variables = rounds.variables(fix)?;
+        let round = rounds.round(&fix.id, pair.patched, &variables).await?;
+        let (mut how, text) = compared(round.as_ref());
+        let mut text = vec![text];
+        if let Ok(round) = &round {
+            if !fix.marker.is_empty() && !round.output.contains(&fix.marker) {
+                how = How::Failed;
+                text.push(format!("it does not say `{}`", fix.marker));
+            }
+            for (good, said) in &round.seen {
+                how = if *good { how } else { How::Failed };
+                text.push(said.clone());
+            }
+        }
+        let title = format!("with {} on it answers as the plain server", fix.id);
+        all.push(Done { what: what(&title), how, text: text.join("; ") });
+    }
+    if pair.gpu {
+        all.push(rounds.memcheck().await?);
+    }
+    Ok(all)
+}
+
+/// What one start of a server came to.
+struct Round {
+    answers: Vec<Value>,
+    output: String,
+    /// What was seen beside its answers, and whether that is good.
+    seen: Vec<(bool, String)>,
+}
+
+struct Rounds<'a> {
+    builder: &'a Builder,
+    pair: &'a Pair<'a>,
+    folder: &'a Path,
+}
+
+impl Rounds<'_> {
+    /// What a fix is switched on with: its defaults, and files of ours.
+    fn variables(&self, fix: &Fix) -> Result<Vec<(String, String)>> {
+        let mut all = Vec::new();
+        for (number, variable) in fix.variables.iter().enumerate() {
+            let value = match (&variable.default, variable.kind) {
+                (Some(value), _) => value.to_string(),
+                (None, VariableKind::Flag) if number == 0 => "1".to_owned(),
+                (None, VariableKind::Path) => {
+                    let path = self.folder.join(format!("{}.file", fix.id));
+                    if variable.name == RECLAIM {
+                        drop(Channel::create(&path).map_err(io_error("creating", &path))?);
+                    }
+                    path.to_string_lossy().into_owned()
+                }
+                (None, _) => continue,
+            };
+            all.push((variable.name.clone(), value));
+        }
+        Ok(all)
+    }
+
+    /// Starts a server, asks it, looks at what its fixes say, and stops it.
+    async fn round(
+        &self,
+        name: &str,
+        binary: &Path,
+        variables: &[(String, String)],
+    ) -> Result<std::result::Result<Round, String>> {
+        let trial = Trial {
+            timeout: self.pair.limit,
+            gpu: self.pair.gpu,
+            hide: !self.pair.gpu,
+            libraries: None,
+            variables: variables.to_vec(),
+        };
+        let flags = ["-m", "sample.gguf", "-t", "1", "-c", "1024", "-np", "1", "--cache-ram", "0"];
+        let mut started = None;
+        // Older ones know no Unix sockets, and not every flag.
+        for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
+            let mut server =
+                Server::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix).await?;
+            if self.is_ready(&mut server).await? {
+                started = Some(server);
+                break;
+            }
+            let last = server.last_lines();
+            server.stop().await;
+            if !unix {
+                return Ok(Err(format!("it did not come up: {last}")));
+            }
+        }
+        let Some(mut server) = started else { return Ok(Err("it did not come up".to_owned())) };
+        let door = server.door();
+        let asked = async {
+            let answers = timeout(self.pair.limit, questions::answers(&door)).await;
+            let answers =
+                answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
+            let mut seen = Vec::new();
+            for (name, value) in variables {
+                match name.as_str() {
+                    REPORT => seen.push(self.reported(Path::new(value)).await),
+                    RECLAIM => {
+                        seen.extend(self.reclaimed(Path::new(value)).await);
+                        let again = timeout(self.pair.limit, questions::answers(&door)).await;
+                        let same = matches!(&again, Ok(Ok(again)) if questions::difference(&answers, again).is_none());
+                        seen.push((
+                            same,
+                            if same {
+                                "the same answers afterwards".to_owned()
+                            } else {
+                                "other answers afterwards".to_owned()
+                            },
+                        ));
+                    }
+                    _ => {}
+                }
+            }
+            Ok((answers, seen))
+        };
+        let asked: std::result::Result<_, String> = tokio::select! {
+            biased;
+            () = self.builder.cancel.cancelled() => return Err(Error::Cancelled),
+            asked = asked => asked,
+            () = server.ended() => Err("the server ended".to_owned()),
+        };
+        let died = if asked.is_err() { server.death().await.0 } else { None };
+        server.stop().await;
+        let output = server.output();
+        Ok(match (asked, died) {
+            (Ok((answers, seen)), _) => Ok(Round { answers, output, seen }),
+            (Err(why), died) => Err(died.unwrap_or(why)),
+        })
+    }
+
+    async fn is_ready(&self, server: &mut Server) -> Result<bool> {
+        let door = server.door();
+        tokio::select! {
+            biased;
+            () = self.builder.cancel.cancelled() => Err(Error::Cancelled),
+            ready = timeout(self.pair.limit, healthy(&door)) => Ok(ready.unwrap_or(false)),
+            () = server.ended() => Ok(false),
+        }
+    }
+
+    /// Whether the counters of a report have moved.
+    async fn reported(&self, file: &Path) -> (bool, String) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let counters = fs::read(file).ok().and_then(|file| report::read(&file)).unwrap_or_default();
+            if counters.computes > 0 || Instant::now() > until {
+                let text = format!(
+                    "the report counts {} computations, {} graphs, {} bytes of pools",
+                    counters.computes, counters.graphs, counters.pool_bytes
+                );
+                return (counters.computes > 0, text);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Whether what is hoarded comes back when it is asked for.
+    async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
+        let opened = fs::File::options().read(true).write(true).open(file).map(Channel::of);
+        let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
+        if let Err(error) = channel.ask(1, ALL, 30_000) {
+            return vec![(false, format!("it cannot be asked: {error}"))];
+        }
+        let until = Instant::now() + PATIENCE;
+        let answers = loop {
+            let answers = channel.answers(1);
+            // Both parts are in a process that computes on a GPU; one of them is in each.
+            let all = if self.pair.gpu { 2 } else { 1 };
+            if answers.len() >= all || (!answers.is_empty() && Instant::now() > until) {
+                break answers;
+            }
+            if Instant::now() > until {
+                return vec![(false, "nobody answered".to_owned())];
+            }
+            tokio::time::sleep(POLL).await;
+        };
+        let told = answers.iter().map(|answer| {
+            let part = if answer.cuda { "the CUDA part" } else { "llama-server's part" };
+            let text = if answer.done {
+                format!("{part} gave back {} bytes", answer.bytes)
+            } else {
+                format!("{part} could not")
+            };
+            (answer.done, text)
+        });
+        told.collect()
+    }
+
+    /// All fixes together under a tool that watches the GPU's memory.
+    async fn memcheck(&self) -> Result<Done> {
+        let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
+        let Some(tool) = &self.pair.sanitizer else {
+            let text = "compute-sanitizer is not here (it comes with the CUDA toolkit)".to_owned();
+            return Ok(Done { what, how: How::NotShown, text });
+        };
+        let wrapper = self.folder.join("watched");
+        // Of what it finds the last line counts the errors.
+        let text = format!(
+            "#!/bin/sh\nexec '{}' --tool memcheck '{}' \"$@\"\n",
+            tool.display(),
+            self.pair.patched.display()
+        );
+        fs::write(&wrapper, text).map_err(io_error("writing", &wrapper))?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o700))
+            .map_err(io_error("writing", &wrapper))?;
+        let mut variables: Vec<(String, String)> = Vec::new();
+        for fix in &self.pair.fixes {
+            for (name, value) in self.variables_with(fix, "watched")? {
+                if !variables.iter().any(|(own, _)| *own == name) {
+                    variables.push((name, value));
+                }
+            }
+        }
+        Ok(match self.round("watched", &wrapper, &variables).await? {
+            Err(text) => Done { what, how: How::Failed, text },
+            Ok(round) => {
+                let line = round.output.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
+                match line {
+                    Some(line) if line.contains("ERROR SUMMARY: 0 errors") => {
+                        Done { what, how: How::Shown, text: line.trim_start_matches(['=', ' ']).to_owned() }
+                    }
+                    Some(line) => {
+                        Done { what, how: How::Failed, text: line.trim_start_matches(['=', ' ']).to_owned() }
+                    }
+                    None => Done { what, how: How::NotShown, text: "the tool told no summary".to_owned() },
+                }
+            }
+        })
+    }
+
+    /// The same with files of another name.
+    fn variables_with(&self, fix: &Fix, suffix: &str) -> Result<Vec<(String, String)>> {
+        let named = Fix { id: format!("{}-{suffix}", fix.id), ..fix.clone() };
+        self.variables(&named)
+    }
+}
+
+/// The variables whose files are looked at.
+const REPORT: &str = "LLAMA_WARDEN_REPORT";
+const RECLAIM: &str = "LLAMA_WARDEN_RECLAIM";

@@ -1,0 +1,87 @@
+//! The requests that two servers are compared by, and what of an answer must be the same.
+//!
+//! The sample model talks nonsense, and it does so the same way each time: greedy, and drawn with a fixed seed.
+
+use serde_json::{Value, json};
+
+use crate::verify::Door;
+
+/// How many requests there are: texts of these many words each, so that graphs and pools of several sizes come to be.
+const WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
+/// Tokens of each answer.
+const TOKENS: u64 = 24;
+
+/// All requests, in their order.
+pub(super) fn all() -> Vec<Value> {
+    let ask = |(number, words): (usize, &usize)| {
+        let prompt: Vec<String> = (0..*words).map(|word| format!("w{}", (word * 7 + number) % 50)).collect();
+        json!({
+            "prompt": prompt.join(" "), "n_predict": TOKENS, "n_probs": 2, "seed": 7,
+            "temperature": if number % 2 == 0 { 0.0 } else { 0.9 },
+            "cache_prompt": false,
+        })
+    };
+    WORDS.iter().enumerate().map(ask).collect()
+}
+
+/// Asks all, one after the other; what must be the same of each answer, or why there is none.
+pub(super) async fn answers(door: &Door) -> Result<Vec<Value>, String> {
+    let client = door.client().map_err(|error| error.to_string())?;
+    let mut answers = Vec::new();
+    for body in all() {
+        let sent = client.post(door.url("/completion")).json(&body).send().await;
+        let response = sent.map_err(|error| error.to_string())?;
+        let status = response.status();
+        let text = response.text().await.map_err(|error| error.to_string())?;
+        if !status.is_success() {
+            let shown: String = text.chars().take(200).collect();
+            return Err(format!("/completion answered {status}: {shown}"));
+        }
+        let answer: Value = serde_json::from_str(&text).map_err(|error| format!("no JSON: {error}"))?;
+        answers.push(json!({
+            "content": answer["content"],
+            "tokens": answer["tokens_predicted"],
+            "probabilities": answer["completion_probabilities"],
+        }));
+    }
+    Ok(answers)
+}
+
+/// The first answer that differs, in words.
+pub(super) fn difference(one: &[Value], other: &[Value]) -> Option<String> {
+    let number = one.iter().zip(other).position(|(one, other)| one != other);
+    let number = number.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;
+    let words =
+        |all: &[Value]| all.get(number).map(|answer| answer["content"].to_string()).unwrap_or_default();
+    let (one, other) = (words(one), words(other));
+    Some(if one == other {
+        format!("answer {} has other probabilities", number + 1)
+    } else {
+        format!("answer {}: {one} and {other}", number + 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_differ_by_their_text_their_probabilities_and_their_number() {
+        let answer =
+            |content: &str, probability: f64| json!({ "content": content, "probabilities": [probability] });
+        let one = [answer("a", 0.5), answer("b", 0.5)];
+        assert_eq!(difference(&one, &one), None);
+        assert_eq!(
+            difference(&one, &[answer("a", 0.5), answer("c", 0.5)]).unwrap(),
+            "answer 2: \"b\" and \"c\""
+        );
+        assert_eq!(
+            difference(&one, &[answer("a", 0.4), answer("b", 0.5)]).unwrap(),
+            "answer 1 has other probabilities"
+        );
+        assert!(difference(&one, &one[..1]).is_some());
+        let prompts: std::collections::BTreeSet<String> =
+            all().iter().map(|body| body["prompt"].to_string()).collect();
+        assert_eq!(prompts.len(), WORDS.len(), "each request is another one");
+    }
+}

@@ -1,0 +1,71 @@
+//! The counters of a memory report, as a patched server publishes them: the few that a comparison looks at. The layout is in
+//! `patches/cuda-memory/llama-warden-cuda.cuh`; the sensors read all of it while serving.
+
+/// The file begins so.
+const MAGIC: &[u8; 8] = b"LWREPT1\0";
+/// Bytes before the first record.
+const HEADER: usize = 128;
+/// Bytes of a record, and of what stands before its values.
+const RECORD: usize = 256;
+const BEFORE: usize = 16;
+/// What a record of a living context has in its second field.
+const LIVE: u32 = 1;
+/// Places of values in a record.
+const COMPUTES: usize = 0;
+const GRAPHS: usize = 1;
+const POOL_BYTES: usize = 10;
+
+/// Added up over all living contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub(super) computes: u64,
+    pub(super) graphs: u64,
+    pub(super) pool_bytes: u64,
+}
+
+/// Reads a report; `None` if it is none.
+pub(super) fn read(file: &[u8]) -> Option<Counters> {
+    if file.get(..MAGIC.len())? != MAGIC {
+        return None;
+    }
+    let mut all = Counters::default();
+    for record in file.get(HEADER..)?.chunks_exact(RECORD) {
+        let state = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+        if state != Some(LIVE) {
+            continue;
+        }
+        let value = |at: usize| {
+            let bytes = record.get(BEFORE + 8 * at..BEFORE + 8 * at + 8);
+            bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+        };
+        all.computes += value(COMPUTES);
+        all.graphs += value(GRAPHS);
+        all.pool_bytes += value(POOL_BYTES);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn living_contexts_are_added_up_and_others_do_not_count() {
+        let mut file = vec![0; HEADER + 3 * RECORD];
+        file[..8].copy_from_slice(MAGIC);
+        let mut put = |record: usize, state: u32, values: &[(usize, u64)]| {
+            let at = HEADER + record * RECORD;
+            file[at + 4..at + 8].copy_from_slice(&state.to_ne_bytes());
+            for (value, number) in values {
+                let at = at + BEFORE + 8 * value;
+                file[at..at + 8].copy_from_slice(&number.to_ne_bytes());
+            }
+        };
+        put(0, LIVE, &[(COMPUTES, 5), (GRAPHS, 2), (POOL_BYTES, 100)]);
+        put(1, 2, &[(COMPUTES, 50)]);
+        put(2, LIVE, &[(COMPUTES, 7), (POOL_BYTES, 11)]);
+        assert_eq!(read(&file), Some(Counters { computes: 12, graphs: 2, pool_bytes: 111 }));
+        assert_eq!(read(b"something else, longer than a magic"), None);
+        assert_eq!(read(b""), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! What goes to upstream beside a patch: why, what it does, what it costs, and a table of what was seen where. All of it from what
+//! the set says; what nobody has measured is said to be so.
+
+use std::fmt::Write as _;
+
+use crate::judgement::{Judgement, Status};
+use crate::set::life::By;
+use crate::set::{Fix, PatchSet};
+use crate::tree::Tree;
+
+/// The page for one set, or for one fix of it, as Markdown.
+pub fn rationale(set: &PatchSet, judgement: &Judgement, only: Option<&str>, tree: &dyn Tree) -> String {
+    let meant: Vec<&Fix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
+    let mut text = String::new();
+    let title = match (only, meant.as_slice()) {
+        (Some(_), [fix]) => fix.title.clone(),
+        _ => set.title.clone(),
+    };
+    line(&mut text, format_args!("# {title}\n"));
+    let status = match judgement.status {
+        Status::Verified => "somebody has read every piece of code that it leans on, in this version",
+        Status::LocallyVerified => {
+            "a program showed on one machine that it behaves with this code; nobody has read it"
+        }
+        _ => "nobody has looked at some of the code that it leans on, in this version",
+    };
+    line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
+    for fix in &meant {
+        of_fix(&mut text, set, fix, judgement);
+    }
+    line(&mut text, format_args!("\n## What changes\n"));
+    for edit in judgement.edits.iter().flat_map(|edits| &edits.0) {
+        if edit.before.is_none() {
+            let lines = edit.after.split_inclusive(|byte| *byte == b'\n').count();
+            line(&mut text, format_args!("- `{}`: new, {lines} lines", edit.path));
+        }
+        for one in &edit.inserted {
+            line(&mut text, format_args!("- `{}:{}`: `{}`", edit.path, one.line, one.text.trim()));
+        }
+        if edit.before.is_some() && edit.inserted.is_empty() {
+            line(&mut text, format_args!("- `{}`: changed", edit.path));
+        }
+    }
+    if let (Some(only), true) = (only, set.fixes.len() > 1) {
+        let others: Vec<String> =
+            set.fixes.iter().filter(|fix| fix.id != only).map(|fix| format!("`{}`", fix.id)).collect();
+        line(
+            &mut text,
+            format_args!(
+                "\nThe files are those of the whole set. What else is in them ({}) does nothing until its own variables are set; who wants this \
+                 fix alone has to take it out by hand.",
+                others.join(", ")
+            ),
+        );
+    }
+    text
+}
+
+fn of_fix(text: &mut String, set: &PatchSet, fix: &Fix, judgement: &Judgement) {
+    line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
+    line(text, format_args!("- what is seen without it: {}", fix.symptom));
+    let found = judgement.fixes.iter().find(|found| found.fix == fix.id);
+    if let Some(found) = found {
+        let why = found.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        line(text, format_args!("- in this source: {}{why}", found.status));
+        if let Some(life) = &found.life {
+            line(text, format_args!("- here it is {}: {}", life.is.name(), life.why()));
+        }
+    }
+    for (name, said) in [
+        ("affects", &fix.affects.text),
+        ("cost", &fix.cost),
+        ("risk", &fix.risk),
+        ("what upstream did", &fix.upstream.how),
+    ] {
+        if !said.is_empty() {
+            line(text, format_args!("- {name}: {said}"));
+        }
+    }
+    for variable in &fix.variables {
+        let default =
+            variable.default.as_ref().map(|value| format!(", {value} is tried")).unwrap_or_default();
+        line(text, format_args!("- switched on by `{}`{default}: {}", variable.name, variable.text));
+    }
+    if !fix.references.is_empty() {
+        line(text, format_args!("- references: {}", fix.references.join(", ")));
+    }
+    let measured = fix.life.iter().filter(|life| life.by == By::Measurement).count() + fix.evidence.len();
+    if fix.life.is_empty() && fix.evidence.is_empty() {
+        line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
+        return;
+    }
+    line(
+        text,
+        format_args!(
+            "\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"
+        ),
+    );
+    for life in &fix.life {
+        let known = [life.by.name(), &life.commit].into_iter().filter(|part| !part.is_empty());
+        let builds = [life.builds(), life.build.clone()].into_iter().filter(|part| !part.is_empty());
+        row(
+            text,
+            [
+                &format!("{}: {}", life.is.name(), life.text),
+                &known.collect::<Vec<_>>().join(", "),
+                &builds.collect::<Vec<_>>().join("; "),
+                &life.hardware,
+                "",
+            ],
+        );
+    }
+    for one in &fix.evidence {
+        let command = if one.command.is_empty() { String::new() } else { format!("`{}`", one.command) };
+        row(text, [&one.effect, "measured", &one.build, &one.hardware, &command]);
+    }
+    if measured == 0 {
+        line(text, format_args!("\nNone of it was measured by us."));
+    } else {
+        line(
+            text,
+            format_args!(
+                "\nMeasured on the hardware and with the revisions that are named, and nowhere else. The commands are those of \
+                 llama-warden; `{}` is its patch set.",
+                set.id
+            ),
+        );
+    }
+}
+
+fn row(text: &mut String, cells: [&str; 5]) {
+    // A bar would end the cell.
+    let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
+    line(text, format_args!("| {} |", cells.join(" | ")));
+}
+
+fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+    let _infallible = writeln!(text, "{what}");
+}

@@ -1,0 +1,382 @@
+//! `patches prove`: shows sets to be good in a tree that nobody has looked at, as far as this machine can, and records it beside
+//! the configuration. The record counts for just this code; nothing is recorded by itself.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+use warden_builder::prove::{self, Pair, compare, conform};
+use warden_builder::{Backend, Builder, Request, Source};
+use warden_patches::prove::{Done, How, Proof, harness};
+use warden_patches::set::Origin;
+use warden_patches::{Catalogue, Fix, Judgement, PatchSet, Selection, Series, Sets, Status, Tree};
+
+use super::CatalogueArgs;
+use super::source::{Found, SourceArgs, blocking};
+use crate::cli::build::{self, with_builder};
+use crate::cli::{ConfigArgs, block_on};
+use crate::config::machine::Machine;
+use crate::config::resolve::proofs;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `patches prove` takes.
+#[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
+#[derive(Debug, Args)]
+pub(crate) struct ProveArgs {
+    /// Sets, by their ids. Default: every set that fits and is not verified there.
+    #[arg(value_name = "SET")]
+    sets: Vec<String>,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// The pinned source archive of llama-cpp-python, through pip.
+    #[arg(long, conflicts_with_all = ["source", "git", "reference", "offline"])]
+    sdist: bool,
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// Says what is new and what would be done, and does nothing.
+    #[arg(long)]
+    plan: bool,
+    /// Builds no llama-server: only the set's own program is compiled and played.
+    #[arg(long)]
+    no_servers: bool,
+    /// Also shows sets that are verified there already.
+    #[arg(long)]
+    again: bool,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A set with what was found of it.
+struct Subject {
+    set: PatchSet,
+    judgement: Judgement,
+}
+
+pub(super) fn run(args: &ProveArgs) -> Result<(), Failure> {
+    block_on(proved(args))?
+}
+
+async fn proved(args: &ProveArgs) -> Result<(), Failure> {
+    let machine = Machine::read();
+    let loaded = args.config.load(&machine, Vec::new())?;
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
+    for id in &args.sets {
+        catalogue.require(id)?;
+    }
+    let file = proofs::file(&loaded, &machine)?;
+    // Read first: a file that cannot be understood is told before anything is done, and stays as it is.
+    let mut known = proofs::read(&file)?;
+    let numbers = &loaded.settings.build;
+    let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
+        let pinned = if args.sdist { Some(build::source(&builder, None, numbers).await?) } else { None };
+        let (found, source) = args.source.open_with(pinned, &builder, numbers).await?;
+        let all: Vec<PatchSet> = catalogue.sets().to_vec();
+        let again = known.clone();
+        let (found, all) = blocking(move || {
+            let sets: Vec<&PatchSet> = all.iter().collect();
+            let series = Series::judge(&sets, found.tree.as_ref())?.accept(&sets, &again);
+            let judged = series.judgements;
+            drop(sets);
+            Ok((found, all.into_iter().zip(judged).collect::<Vec<_>>()))
+        })
+        .await?;
+        let all = all.into_iter().map(|(set, judgement)| Subject { set, judgement });
+        Ok((found, source, all.collect::<Vec<_>>()))
+    })
+    .await?;
+    let chosen = chosen(args, subjects, &found.label)?;
+    let mut told = String::new();
+    for subject in &chosen {
+        told.push_str(&news(subject, &found.label));
+    }
+    if !args.json {
+        out::write(&told)?;
+    }
+    if args.plan {
+        return Ok(());
+    }
+    let mut records = Vec::new();
+    let mut failed = Vec::new();
+    for subject in &chosen {
+        let proof = with_builder(&loaded, &machine, async |builder| {
+            Box::pin(show(args, subject, &found, &source, &builder, &catalogue, numbers)).await
+        })
+        .await?;
+        if !args.json {
+            out::line(&format!("{} in {}:", subject.set.id, found.label))?;
+            for step in &proof.steps {
+                out::line(&format!("  {step}"))?;
+            }
+        }
+        let bad = proof.steps.iter().any(|step| step.how == How::Failed);
+        let shown = proof.steps.iter().any(|step| step.how == How::Shown);
+        if bad || !shown {
+            failed.push((subject.set.id.clone(), bad));
+        } else {
+            known.add(proof.clone());
+        }
+        records.push((proof, !bad && shown));
+    }
+    let recorded = records.iter().any(|(_, good)| *good);
+    if recorded {
+        proofs::write(&file, &known)?;
+    }
+    if args.json {
+        let all = records.iter().map(|(proof, good)| json!({ "recorded": good, "proof": proof }));
+        out::json(&json!({ "file": file, "sets": all.collect::<Vec<_>>() }))?;
+    } else if recorded {
+        let good: Vec<&str> =
+            records.iter().filter(|(_, good)| *good).map(|(proof, _)| proof.set.as_str()).collect();
+        out::line(&format!(
+            "recorded in {}: with this configuration `build` takes {} as locally verified for just this code",
+            file.display(),
+            good.join(", ")
+        ))?;
+    }
+    match failed.as_slice() {
+        [] => Ok(()),
+        all => {
+            let told = all.iter().map(|(set, bad)| {
+                let why = if *bad {
+                    "is not shown to be good there, as something failed"
+                } else {
+                    "could not be shown on this machine"
+                };
+                format!("the set `{set}` {why}, so nothing was recorded for it")
+            });
+            Err(Failure::Refused {
+                message: told.collect::<Vec<_>>().join("\n"),
+                hint:
+                    "read what is above; --allow-unverified of `build` takes a set all the same, and says so"
+                        .to_owned(),
+            })
+        }
+    }
+}
+
+/// The sets that are meant, if they can be shown at all.
+fn chosen(args: &ProveArgs, all: Vec<Subject>, label: &str) -> Result<Vec<Subject>, Failure> {
+    let named = |subject: &Subject| args.sets.contains(&subject.set.id);
+    let mut chosen = Vec::new();
+    for subject in all {
+        let (id, judgement) = (&subject.set.id, &subject.judgement);
+        let wanted =
+            if args.sets.is_empty() { judgement.status == Status::Unverified } else { named(&subject) };
+        match judgement.status {
+            Status::Verified | Status::LocallyVerified
+                if args.again && (args.sets.is_empty() || named(&subject)) =>
+            {
+                chosen.push(subject);
+            }
+            _ if !wanted => {}
+            Status::Unverified if judgement.can_be_proved() => chosen.push(subject),
+            Status::Verified | Status::LocallyVerified => out::error_line(&format!(
+                "note: {id} is {} in {label} already: nothing is to be shown; --again shows it all the same",
+                judgement.status
+            )),
+            Status::NotApplicable | Status::Superseded => {
+                out::error_line(&format!(
+                    "note: {id} is {} in {label}: nothing is to be shown",
+                    judgement.status
+                ));
+            }
+            Status::Refused | Status::Unverified => {
+                let reasons: Vec<String> =
+                    judgement.reasons.iter().map(|reason| format!("\n  {reason}")).collect();
+                let why = if judgement.status == Status::Refused {
+                    "does not fit"
+                } else {
+                    "leans on code that no seam of it pins, so that a record could not say what it is for,"
+                };
+                return Err(Failure::Refused {
+                    message: format!("the set `{id}` {why} in {label}:{}", reasons.concat()),
+                    hint: "only a set that fits, and leans on versions of code that nobody has looked at, can be shown to be good"
+                        .to_owned(),
+                });
+            }
+        }
+    }
+    if chosen.is_empty() {
+        out::error_line(&format!("note: no set is to be shown in {label}"));
+    }
+    Ok(chosen)
+}
+
+/// What is new, and what the program has to be shown on.
+fn news(subject: &Subject, label: &str) -> String {
+    let Subject { set, judgement } = subject;
+    let unknown: Vec<&str> =
+        judgement.seams.iter().filter(|seam| seam.known.is_none()).map(|seam| seam.seam.as_str()).collect();
+    let mut text = format!(
+        "{} in {label}: {}; of {} seams {} nobody has looked at{}\n",
+        set.id,
+        if judgement.status == Status::Unverified { "hooks and probes hold" } else { "it is verified" },
+        judgement.seams.len(),
+        unknown.len(),
+        if unknown.is_empty() { String::new() } else { format!(" ({})", unknown.join(", ")) },
+    );
+    for reason in &judgement.reasons {
+        text.extend(["  new  ", &reason.to_string(), "\n"]);
+    }
+    if let Some(own) = &set.conformance {
+        text.extend(["  plays ", &own.scenarios.len().to_string(), " scenarios ", &own.title, "\n"]);
+    }
+    text
+}
+
+/// Shows one set.
+async fn show(
+    args: &ProveArgs,
+    subject: &Subject,
+    found: &Found,
+    source: &Source,
+    builder: &Builder,
+    catalogue: &Catalogue,
+    numbers: &warden_policies::defaults::Build,
+) -> Result<Proof, Failure> {
+    let Subject { set, judgement } = subject;
+    let revision = found.tree.revision();
+    let commit = revision.commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
+    let mut proof =
+        Proof::of(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
+    proof.host = prove::host();
+    if let Some(edits) = &judgement.edits
+        && let Some(program) = harness(set, edits, found.tree.as_ref() as &dyn Tree)?
+        && let Some(own) = &set.conformance
+    {
+        let (steps, tools) = conform(builder, own, &program).await?;
+        proof.steps.extend(steps);
+        proof.tools.extend(tools);
+    }
+    let not_shown =
+        |what: &str, text: &str| Done { what: what.to_owned(), how: How::NotShown, text: text.to_owned() };
+    let servers = "servers of this tree, plain and patched, answer the same";
+    if proof.steps.iter().any(|step| step.how == How::Failed) {
+        return Ok(proof);
+    }
+    if args.no_servers {
+        proof.steps.push(not_shown(servers, "--no-servers"));
+        return Ok(proof);
+    }
+    // What the machine has: a GPU with its toolkit, else the CPU.
+    let selection = |sets| Selection {
+        catalogue: catalogue.clone(),
+        sets,
+        allow_unverified: true,
+        ..Selection::default()
+    };
+    let request = |sets, backend: Backend| Request {
+        backend: backend.into(),
+        options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
+        ..build::request(source.clone(), selection(sets), numbers)
+    };
+    let auto = match builder.plan(&build::request(source.clone(), selection(Sets::None), numbers)).await {
+        Ok(plan) => plan,
+        Err(error) => {
+            proof.steps.push(not_shown(servers, &untold(error)?));
+            return Ok(proof);
+        }
+    };
+    let here = auto.recipe.backend;
+    let backend = if set.is_for(here.name()) {
+        here
+    } else if set.is_for(Backend::Cpu.name()) {
+        Backend::Cpu
+    } else {
+        let text = format!(
+            "this machine builds for {here}, and the set is for {}: no GPU with its toolkit is here",
+            set.backends.join(", ")
+        );
+        proof.steps.push(not_shown(servers, &text));
+        proof.steps.push(not_shown("counters move, and what is hoarded comes back, on a GPU", "the same"));
+        proof.steps.push(not_shown("compute-sanitizer's memcheck finds nothing", "the same"));
+        return Ok(proof);
+    };
+    let plain = match builder.build(&request(Sets::None, backend)).await {
+        Ok(built) => built,
+        Err(error) => {
+            let text = format!("the plain tree cannot be built here: {}", untold(error)?);
+            proof.steps.push(not_shown(servers, &text));
+            return Ok(proof);
+        }
+    };
+    let patched = match builder.build(&request(Sets::Only(vec![set.id.clone()]), backend)).await {
+        Ok(built) => built,
+        Err(error) => {
+            let (what, text) = ("the patched tree can be built".to_owned(), untold(error)?);
+            proof.steps.push(Done { what, how: How::Failed, text });
+            return Ok(proof);
+        }
+    };
+    let fixes: Vec<&Fix> = patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
+    proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
+    if let Some(toolkit) = &auto.toolkit {
+        proof.tools.push(toolkit.tool.version.clone());
+        proof.tools.extend(patched.provenance.verified.devices.clone());
+    }
+    let gpu = backend.has_gpu() && !patched.provenance.verified.devices.is_empty();
+    if backend.has_gpu() && !gpu {
+        proof.steps.push(not_shown("on a GPU", "the build sees none here, so its servers ran on the CPU"));
+    }
+    let pair = Pair {
+        plain: &plain.binary,
+        patched: &patched.binary,
+        fixes,
+        gpu,
+        sanitizer: sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
+        limit: numbers.verify_timeout,
+    };
+    proof.steps.extend(compare(builder, &pair).await?);
+    if set.origin == Origin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
+        proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
+    }
+    Ok(proof)
+}
+
+/// Why a server cannot be had; that somebody broke it off is no reason, and ends it all.
+fn untold(error: warden_builder::Error) -> Result<String, Failure> {
+    match error {
+        warden_builder::Error::Cancelled => Err(error.into()),
+        error => Ok(error.to_string().lines().next().unwrap_or_default().to_owned()),
+    }
+}
+
+/// The tool that watches a GPU's memory: in PATH, or in the toolkit.
+fn sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
+    let name = "compute-sanitizer";
+    let inside = || {
+        let path = toolkit?.join("bin").join(name);
+        path.is_file().then_some(path)
+    };
+    builder.env.find(name).or_else(inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct One(String);
+    impl Tree for One {
+        fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
+            Ok((path == "tools/server/server-queue.cpp").then(|| self.0.clone().into_bytes()))
+        }
+        fn revision(&self) -> warden_patches::Revision {
+            warden_patches::Revision::default()
+        }
+    }
+
+    #[test]
+    fn what_is_new_is_told_with_the_place_and_the_seams_that_it_is_in() {
+        let mut set = Catalogue::embedded().unwrap().set("server").unwrap().clone();
+        set.fingerprints = warden_patches::set::fingerprints::Fingerprints::default();
+        let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
+                    std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
+        let judgement = warden_patches::judge(&set, &One(text.to_owned())).unwrap();
+        assert_eq!(judgement.status, Status::Unverified, "{:?}", judgement.reasons);
+        insta::assert_snapshot!(news(&Subject { set, judgement }, "b9000"));
+    }
+}

@@ -1,0 +1,78 @@
+//! A new build on a share of the conversations of a running instance, before it is brought in.
+
+use reqwest::Method;
+use tokio::time::{Instant, sleep};
+use warden_builder::BuildId;
+use warden_policies::canary::Verdict;
+use warden_policies::defaults::Update;
+use warden_supervisor::{CanaryState, CanaryView};
+
+use super::live::Live;
+use crate::exit::Failure;
+use crate::out;
+use crate::serve::Signals;
+
+/// Tries the build with each model of an instance, one after the other. Why it is worse, if it is with one; of the others a note. A model that
+/// cannot have a canary now (no room, not loaded, another canary) is passed over, with a note.
+pub(super) async fn worse(
+    live: &Live,
+    build: &BuildId,
+    numbers: &Update,
+    notes: &mut Vec<String>,
+    signals: &mut Signals,
+) -> Result<Option<String>, Failure> {
+    for model in &live.models {
+        let path = ["models", model, "canary"];
+        let begun =
+            live.client.json_with::<CanaryView>(Method::POST, &path, &[("build", build.to_string())]).await;
+        let begun = match begun {
+            Ok(begun) => begun,
+            Err(failure) => {
+                notes.push(format!("`{model}` had no canary: {}", failure.lines().join("; ")));
+                continue;
+            }
+        };
+        out::error_line(&format!("update: {}", crate::cli::canary::line(&begun)));
+        let view = tokio::select! {
+            view = ended(live, &path, numbers) => view?,
+            () = signals.leave() => {
+                drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
+                return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+            }
+        };
+        let requests = view.report.canary.requests;
+        match view.verdict {
+            Verdict::Worse { reasons } => {
+                return Ok(Some(format!(
+                    "canary of `{model}` after {requests} requests: {}",
+                    reasons.join("; ")
+                )));
+            }
+            Verdict::BetterOrEqual => {
+                notes.push(format!("`{model}`: as good on {requests} requests of clients"));
+            }
+            Verdict::Undecided { missing } => {
+                notes.push(format!(
+                    "`{model}`: not worse on {requests} requests of clients ({})",
+                    missing.join("; ")
+                ));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Waits until a canary has ended, or ends it when it was waited for long enough.
+async fn ended(live: &Live, path: &[&str], numbers: &Update) -> Result<CanaryView, Failure> {
+    let until = Instant::now() + numbers.canary;
+    loop {
+        let view: CanaryView = live.client.json(Method::GET, path).await?;
+        if view.state == CanaryState::Ended {
+            return Ok(view);
+        }
+        if Instant::now() >= until {
+            return live.client.json(Method::DELETE, path).await;
+        }
+        sleep(numbers.look).await;
+    }
+}
