@@ -222,7 +222,11 @@ async fn by_its_own_schedule_a_branch_is_followed_and_the_log_says_so() -> Outco
     if std::env::var_os(SERVER_VARIABLE).is_some() {
         return Ok(());
     }
-    let mut renewed = Renewed::new(&["", ""], "update.every = \"2s\"\nupdate.track = \"main\"\n").await?;
+    let mut renewed = Renewed::new(
+        &["", ""],
+        "update.every = \"2s\"\nupdate.track = \"main\"\ninternal.update.canary = \"3s\"\n",
+    )
+    .await?;
     let old = renewed.serves().context("a process of the first build")?;
     wait_until("the new build serves", LONG, async || renewed.serves().is_some_and(|build| build != old))
         .await?;

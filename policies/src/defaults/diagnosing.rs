@@ -74,7 +74,7 @@ section!(
         /// Prompts of a prefill sweep, as shares of the context of a slot.
         sweep: Vec<f64>,
         /// Tokens of a prompt in a prefill sweep, at most.
-        pub sweep_most: u64 where Takes::Whole(1, i64::MAX),
+        sweep_most: u64,
         /// Which switches stop the growth.
         cure: Cure,
         /// How crashes are repeated, and switches are tried that may stop them.

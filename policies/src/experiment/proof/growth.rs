@@ -17,11 +17,11 @@ pub struct Growth {
 impl Growth {
     /// Of a search whose older end is the old build.
     pub fn of(conclusion: Conclusion) -> Self {
+        let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
-            Outcome::Found { .. } if conclusion.ill_is_newer == Some(false) => Ruling::Better,
+            // Seen once, or judged twice: it is enough to say that the new one is not worse.
+            Outcome::Found { .. } | Outcome::Interrupted if old_alone => Ruling::Better,
             Outcome::Found { .. } | Outcome::EndFailed { newer: true, .. } => Ruling::Worse,
-            // What only the old build does was seen once, which is enough to say that the new one is not worse.
-            Outcome::Interrupted if conclusion.ill_is_newer == Some(false) => Ruling::Better,
             // Both do it, or neither: the new build is no change.
             Outcome::BothIll | Outcome::NeitherIll { short: false, .. } => Ruling::Same,
             _ => Ruling::Unknown,

@@ -76,6 +76,8 @@ pub(crate) struct Relay {
     remember: Option<Box<Remember>>,
     /// What the client has of a stream that may go on elsewhere.
     heard: Option<Box<Transcript>>,
+    /// All that came was an error of a build that is only tried: its client has nothing of it.
+    unsaid: bool,
     /// How the rest of a stream is told that another backend began.
     voice: Option<Box<Voice>>,
     resuming: Option<Box<Resuming>>,
@@ -124,6 +126,7 @@ impl Relay {
             again,
             remember,
             heard,
+            unsaid: false,
             voice: None,
             resuming: None,
             waiting: None,
@@ -321,6 +324,7 @@ impl Relay {
             let is_torn = events.is_torn();
             if is_canarys && self.heard.is_some() && tells_of_an_error(&piece) {
                 // Neither its client nor the transcript has that piece.
+                self.unsaid = before == 0;
                 return Err("it ended with an error");
             }
             match &mut self.voice {
