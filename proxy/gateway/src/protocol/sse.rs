@@ -83,6 +83,11 @@ impl Events {
         self.seen
     }
 
+    /// What came last is held back: so many have passed, as before it.
+    pub(crate) fn take_back(&mut self, seen: u64) {
+        self.seen = seen;
+    }
+
     /// Whether an event or a comment has passed.
     pub(crate) fn has_spoken(&self) -> bool {
         self.ends > 0

@@ -76,8 +76,6 @@ pub(crate) struct Relay {
     remember: Option<Box<Remember>>,
     /// What the client has of a stream that may go on elsewhere.
     heard: Option<Box<Transcript>>,
-    /// All that came was an error of a build that is only tried: its client has nothing of it.
-    unsaid: bool,
     /// How the rest of a stream is told that another backend began.
     voice: Option<Box<Voice>>,
     resuming: Option<Box<Resuming>>,
@@ -126,7 +124,6 @@ impl Relay {
             again,
             remember,
             heard,
-            unsaid: false,
             voice: None,
             resuming: None,
             waiting: None,
@@ -324,7 +321,7 @@ impl Relay {
             let is_torn = events.is_torn();
             if is_canarys && self.heard.is_some() && tells_of_an_error(&piece) {
                 // Neither its client nor the transcript has that piece.
-                self.unsaid = before == 0;
+                events.take_back(before);
                 return Err("it ended with an error");
             }
             match &mut self.voice {

@@ -23,7 +23,7 @@ impl Relay {
             self.finish_for(Bytes::new());
             return true;
         }
-        let begun = !self.unsaid && self.events.as_ref().is_some_and(|events| events.seen() > 0);
+        let begun = self.events.as_ref().is_some_and(|events| events.seen() > 0);
         let heard = if begun {
             match self.heard.take_if(|heard| heard.lost().is_none() && self.again.is_some()) {
                 Some(heard) => Some(heard),
