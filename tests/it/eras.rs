@@ -133,7 +133,11 @@ async fn every_fix_is_verified_in_every_era_and_the_cap_only_where_there_are_man
             assert_eq!(row["revision"], value[0]["revision"]);
             assert!(row["revision"].as_str().is_some_and(|name| !name.is_empty()), "{row}");
             if status == "verified" {
-                assert_eq!(reason, "");
+                // Where a source does by itself what a fix does, the fix fits and is not needed.
+                let needless = ["cuda-memory/pool-purge", "cuda-memory/cublas-reset"];
+                let is_told =
+                    needless.iter().any(|fix| row["patch"] == *fix) && reason.starts_with("superseded: ");
+                assert!(reason.is_empty() || is_told, "{row}");
             } else {
                 for word in ["common.cuh:", "struct `ggml_backend_cuda_context`", "nothing to cap"] {
                     assert!(reason.contains(word), "{word}: {reason}");

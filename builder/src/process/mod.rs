@@ -14,6 +14,7 @@ mod tree;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -136,6 +137,13 @@ impl Family {
         let status = self.child.wait().await?;
         self.leader = None;
         Ok(status)
+    }
+
+    /// TERM to those of its descendants that run this program, and to nobody else.
+    pub(crate) fn tell_inside(&self, program: &Path) {
+        if let Some(leader) = self.leader {
+            tree::tell(&tree::descendants(leader), program);
+        }
     }
 
     /// TERM, a grace, then KILL for whatever is left. Returns when the child is reaped and its descendants are gone.

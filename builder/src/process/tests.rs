@@ -126,3 +126,25 @@ async fn dropping_the_future_ends_the_child() {
     };
     gone(&pid).await;
 }
+
+#[tokio::test]
+async fn what_runs_inside_of_a_tool_is_told_to_end_and_the_tool_sees_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let sleep = ["/usr/bin/sleep", "/bin/sleep"].iter().find_map(|path| fs::canonicalize(path).ok()).unwrap();
+    let script = format!("{} 600 & echo $! > {}; wait $!; exit 7", sleep.display(), file.display());
+    let mut family = Family::spawn(shell(&script)).await.unwrap();
+    let pid = line_of(&file).await;
+    // Between its fork and its exec it is a shell yet.
+    let runs = async {
+        while fs::read_link(format!("/proc/{pid}/exe")).ok().as_ref() != Some(&sleep) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), runs).await.unwrap();
+    family.tell_inside(Path::new("/nonexistent/program"));
+    assert!(!fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z "), "another program's");
+    family.tell_inside(&sleep);
+    assert_eq!(family.wait().await.unwrap().code(), Some(7), "the tool ended by itself");
+    gone(&pid).await;
+}

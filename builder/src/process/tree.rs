@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -49,6 +50,17 @@ pub(crate) fn kill(processes: &[Process]) {
             // It may have ended since: that is what we want.
             kill_process(pid, Signal::KILL).ok();
         }
+    }
+}
+
+/// Tells those that run this program to end.
+pub(crate) fn tell(processes: &[Process], program: &Path) {
+    let runs = |process: &&Process| {
+        let exe = fs::read_link(format!("/proc/{}/exe", process.pid));
+        exe.is_ok_and(|exe| exe == program) && lives(process)
+    };
+    for pid in processes.iter().filter(runs).filter_map(|process| Pid::from_raw(process.pid)) {
+        kill_process(pid, Signal::TERM).ok();
     }
 }
 

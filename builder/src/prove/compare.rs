@@ -106,7 +106,7 @@ pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
         all.push(Done { what: what(&title), how, text: text.join("; ") });
     }
     if pair.gpu {
-        all.push(rounds.memcheck().await?);
+        all.push(rounds.memcheck(&plain).await?);
     }
     Ok(all)
 }
@@ -153,6 +153,17 @@ impl Rounds<'_> {
         name: &str,
         binary: &Path,
         variables: &[(String, String)],
+    ) -> Result<std::result::Result<Round, String>> {
+        self.round_of(name, binary, variables, None).await
+    }
+
+    /// The same; `inside`: the server that `binary`, a tool, runs. The tool has to see it end by itself, or it tells nothing.
+    async fn round_of(
+        &self,
+        name: &str,
+        binary: &Path,
+        variables: &[(String, String)],
+        inside: Option<&Path>,
     ) -> Result<std::result::Result<Round, String>> {
         let trial = Trial {
             timeout: self.pair.limit,
@@ -212,6 +223,9 @@ impl Rounds<'_> {
             () = server.ended() => Err("the server ended".to_owned()),
         };
         let died = if asked.is_err() { server.death().await.0 } else { None };
+        if let Some(program) = inside {
+            server.end_inside(program, PATIENCE).await;
+        }
         server.stop().await;
         let output = server.output();
         Ok(match (asked, died) {
@@ -250,14 +264,24 @@ impl Rounds<'_> {
     async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(Channel::of);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
+        // One part for each fix that can be asked. A part takes its block a moment after its first computation, and what was asked before
+        // counts for it as done.
+        let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM);
+        let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
+        let until = Instant::now() + PATIENCE;
+        while channel.joined() < all {
+            if Instant::now() > until {
+                let text = format!("{} of {all} parts listen to what is asked of them", channel.joined());
+                return vec![(false, text)];
+            }
+            tokio::time::sleep(POLL).await;
+        }
         if let Err(error) = channel.ask(1, ALL, 30_000) {
             return vec![(false, format!("it cannot be asked: {error}"))];
         }
         let until = Instant::now() + PATIENCE;
         let answers = loop {
             let answers = channel.answers(1);
-            // Both parts are in a process that computes on a GPU; one of them is in each.
-            let all = if self.pair.gpu { 2 } else { 1 };
             if answers.len() >= all || (!answers.is_empty() && Instant::now() > until) {
                 break answers;
             }
@@ -279,17 +303,19 @@ impl Rounds<'_> {
     }
 
     /// All fixes together under a tool that watches the GPU's memory.
-    async fn memcheck(&self) -> Result<Done> {
+    async fn memcheck(&self, plain: &Round) -> Result<Done> {
         let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
         let Some(tool) = &self.pair.sanitizer else {
             let text = "compute-sanitizer is not here (it comes with the CUDA toolkit)".to_owned();
             return Ok(Done { what, how: How::NotShown, text });
         };
         let wrapper = self.folder.join("watched");
-        // Of what it finds the last line counts the errors.
+        // Of what it finds the last line counts the errors. Calls that ggml makes to be refused, and handles, are none.
+        let log = self.folder.join("watched.memcheck");
         let text = format!(
-            "#!/bin/sh\nexec '{}' --tool memcheck '{}' \"$@\"\n",
+            "#!/bin/sh\nexec '{}' --tool memcheck --report-api-errors no --log-file '{}' '{}' \"$@\"\n",
             tool.display(),
+            log.display(),
             self.pair.patched.display()
         );
         fs::write(&wrapper, text).map_err(io_error("writing", &wrapper))?;
@@ -303,21 +329,26 @@ impl Rounds<'_> {
                 }
             }
         }
-        Ok(match self.round("watched", &wrapper, &variables).await? {
-            Err(text) => Done { what, how: How::Failed, text },
-            Ok(round) => {
-                let line = round.output.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
-                match line {
-                    Some(line) if line.contains("ERROR SUMMARY: 0 errors") => {
-                        Done { what, how: How::Shown, text: line.trim_start_matches(['=', ' ']).to_owned() }
-                    }
-                    Some(line) => {
-                        Done { what, how: How::Failed, text: line.trim_start_matches(['=', ' ']).to_owned() }
-                    }
-                    None => Done { what, how: How::NotShown, text: "the tool told no summary".to_owned() },
-                }
-            }
-        })
+        let round = match self.round_of("watched", &wrapper, &variables, Some(self.pair.patched)).await? {
+            Err(text) => return Ok(Done { what, how: How::Failed, text }),
+            Ok(round) => round,
+        };
+        // What the fixes did not do under it was not watched either.
+        let wrong = questions::difference(&plain.answers, &round.answers)
+            .or_else(|| round.seen.iter().find(|(good, _)| !good).map(|(_, text)| text.clone()));
+        if let Some(text) = wrong {
+            return Ok(Done { what, how: How::Failed, text });
+        }
+        let told = fs::read_to_string(&log).unwrap_or_default();
+        let line = told.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
+        let text =
+            line.map_or("the tool told no summary", |line| line.trim_start_matches(['=', ' '])).to_owned();
+        let how = match line {
+            Some(line) if line.contains("ERROR SUMMARY: 0 errors") => How::Shown,
+            Some(_) => How::Failed,
+            None => How::NotShown,
+        };
+        Ok(Done { what, how, text })
     }
 
     /// The same with files of another name.

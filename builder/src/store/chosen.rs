@@ -85,8 +85,13 @@ impl Store {
     /// The store cannot be read.
     pub fn in_use(&self) -> Result<Option<Provenance>> {
         let choices = self.choices().unwrap_or_default();
-        let chosen = choices.chosen.iter().rev().find_map(|one| self.show(&one.build).ok());
-        chosen.map_or_else(|| self.newest(), |build| Ok(Some(build)))
+        if let Some(build) = choices.chosen.iter().rev().find_map(|one| self.show(&one.build).ok()) {
+            return Ok(Some(build));
+        }
+        let mut all = self.list()?.builds;
+        let sound = all.iter().position(|build| choices.rejected(&build.id).is_none());
+        // One that was found worse is better than none.
+        Ok(if all.is_empty() { None } else { Some(all.swap_remove(sound.unwrap_or(0))) })
     }
 
     /// Brings a build in. The one that was chosen before it becomes the way back.
@@ -98,17 +103,19 @@ impl Store {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         if choices.chosen.last().is_none_or(|last| last.build != *build) {
+            // An earlier choice of the same build would be a way back to itself.
+            choices.chosen.retain(|one| one.build != *build);
             choices.chosen.push(decided(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
         self.write_choices(choices)
     }
 
-    /// Goes back to the build before the one in use, which is rejected. The build that is in use then.
+    /// Goes back to the build before the one in use, which is rejected if it is said why. The build that is in use then.
     ///
     /// # Errors
     /// There is no usable build before it, or the file of choices cannot be read or written.
-    pub fn go_back(&self, why: &str) -> Result<BuildId> {
+    pub fn go_back(&self, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         let usable = |one: &Decided| self.show(&one.build).is_ok();
@@ -119,7 +126,7 @@ impl Store {
         };
         let (left, back) = (choices.chosen[last].build.clone(), choices.chosen[before].build.clone());
         choices.chosen.truncate(before + 1);
-        choices.rejected.push(decided(&left, why));
+        choices.rejected.extend(why.map(|why| decided(&left, why)));
         self.write_choices(choices)?;
         Ok(back)
     }
@@ -133,6 +140,8 @@ impl Store {
         let mut choices = self.choices()?;
         choices.rejected.retain(|one| one.build != *build);
         choices.rejected.push(decided(build, why));
+        // One that was chosen once, removed, and built again.
+        choices.chosen.retain(|one| one.build != *build);
         self.write_choices(choices)
     }
 

@@ -83,7 +83,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     let (store, ids) = store(folder.path(), &times);
     let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
     assert_eq!(in_use(), ids[2]);
-    assert!(store.go_back("no").unwrap_err().to_string().contains("no build to go back to"));
+    assert!(store.go_back(Some("no")).unwrap_err().to_string().contains("no build to go back to"));
     store.choose(&ids[0], "by hand").unwrap();
     assert_eq!((in_use(), store.kept_by_choice()), (ids[0].clone(), vec![ids[0].clone()]));
     store.choose(&ids[2], "it is better").unwrap();
@@ -91,16 +91,35 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     assert_eq!((in_use(), store.kept_by_choice()), (ids[2].clone(), vec![ids[2].clone(), ids[0].clone()]));
     // The file is no stranger, and no build.
     assert!(store.list().unwrap().foreign.is_empty());
-    assert_eq!(store.go_back("it leaks").unwrap(), ids[0]);
+    assert_eq!(store.go_back(Some("it leaks")).unwrap(), ids[0]);
     assert_eq!(in_use(), ids[0]);
     assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
-    assert!(store.go_back("again").is_err(), "there is nothing before it");
+    assert!(store.go_back(Some("again")).is_err(), "there is nothing before it");
     // Chosen after all.
     store.choose(&ids[2], "by hand").unwrap();
     assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
     store.remove(&ids[2]).unwrap();
     assert_eq!(in_use(), ids[0], "one that is gone serves nobody");
     assert!(store.choose(&ids[2], "gone").is_err());
+}
+
+#[test]
+fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]);
+    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    store.reject(&ids[1], "it leaks").unwrap();
+    assert_eq!(in_use(), ids[0], "the newest was found worse");
+    // Chosen, taken back by hand without a verdict, and chosen again: no way back to itself.
+    for build in [&ids[0], &ids[1], &ids[0]] {
+        store.choose(build, "x").unwrap();
+    }
+    assert_eq!(store.go_back(None).unwrap(), ids[1]);
+    assert!(store.choices().unwrap().rejected(&ids[0]).is_none());
+    store.reject(&ids[1], "after all").unwrap();
+    assert!(store.kept_by_choice().is_empty());
+    store.remove(&ids[0]).unwrap();
+    assert_eq!(in_use(), ids[1], "better than none");
 }
 
 #[test]

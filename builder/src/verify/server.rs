@@ -134,6 +134,14 @@ impl Server {
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
 
+    /// Tells a server that runs under a tool to end, and waits for so long until the tool has ended, too.
+    pub(crate) async fn end_inside(&mut self, program: &Path, limit: Duration) {
+        if self.status.is_none() {
+            self.family.tell_inside(program);
+            tokio::time::timeout(limit, self.ended()).await.ok();
+        }
+    }
+
     pub(crate) async fn stop(&mut self) {
         if self.status.is_none() {
             // What cannot be stopped is killed when this is dropped.

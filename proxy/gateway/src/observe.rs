@@ -85,7 +85,8 @@ impl Record {
         let failed = broke || (self.outcome == Outcome::Ok && self.status >= 500);
         if left.is_some() {
             // What fails with both is the fault of the request.
-            exchange.failed = self.outcome == Outcome::Ok && !failed || self.outcome == Outcome::ClientGone;
+            let answered = self.outcome == Outcome::Ok && self.status < 400;
+            exchange.failed = answered || self.outcome == Outcome::ClientGone;
             return exchange.failed.then_some(exchange);
         }
         if failed || self.continued {

@@ -184,8 +184,12 @@ fn compare(old: &Reply, new: &Reply) -> Compared {
     let distance = read_alike
         .filter_map(|(one, other)| apart(&one.top, &other.top))
         .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
+    let is_none = old.text == new.text;
+    // The same tokens to the end of one of them, and yet another text: it was cut short, or lost on its way. No distance tells that.
+    let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
+    let distance = distance.filter(|_| !is_cut);
     let told = Difference { request, shared, of: old.tokens.len(), distance, refused: None };
-    Compared { is_none: old.text == new.text, told }
+    Compared { is_none, told }
 }
 
 /// The angle between two vectors; `None` if they are of different spaces.
@@ -196,21 +200,24 @@ fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     is_told.then(|| (dot(one, other) / lengths).clamp(-1.0, 1.0).acos())
 }
 
-/// How far two opinions are apart: over the tokens that both name, weighed by what the first thinks of them.
+/// How far two opinions are apart: over the tokens of the first, weighed by what it thinks of them. One that the second does not name is to
+/// it less likely than all that it names.
 fn apart(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
+    let named = || other.iter().filter(|(_, new)| new.is_finite());
+    let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);
+    if !least.is_finite() {
+        return None;
+    }
     let (mut sum, mut weight) = (0.0, 0.0);
     for (text, old) in one.iter().filter(|(_, old)| old.is_finite()) {
-        let Some((_, new)) = other.iter().find(|(own, new)| own == text && new.is_finite()) else { continue };
-        sum += old.exp() * (old - new).abs();
+        let apart = match named().find(|(own, _)| own == text) {
+            Some((_, new)) => (old - new).abs(),
+            None => (old - least).max(0.0),
+        };
+        sum += old.exp() * apart;
         weight += old.exp();
     }
-    // Two lists without a common token are as far apart as lists of this length can show: by the least likely of the second.
-    let least = || other.iter().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);
-    match (weight > 0.0, one.first(), other.is_empty()) {
-        (true, ..) => Some(sum / weight),
-        (false, Some((_, old)), false) => Some((old - least()).abs()),
-        _ => None,
-    }
+    (weight > 0.0).then(|| sum / weight)
 }
 
 fn share(part: usize, whole: usize) -> f64 {

@@ -15,6 +15,11 @@ pub struct Growth {
 }
 
 impl Growth {
+    /// Whether something was seen, and nobody can say whose it is. Too few readings to see anything are no doubt.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.ruling == Ruling::Unknown && !matches!(self.conclusion.outcome, Outcome::NeitherIll { .. })
+    }
+
     /// Of a search whose older end is the old build.
     pub fn of(conclusion: Conclusion) -> Self {
         let old_alone = conclusion.ill_is_newer == Some(false);

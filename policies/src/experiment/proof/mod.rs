@@ -233,13 +233,20 @@ impl Proof {
     /// Whether the new build may take the place of the old one. [`Ruling::Better`] is not said: what is better in one thing and the same in
     /// all others is the same to who has to decide.
     pub fn verdict(&self) -> Ruling {
-        let all = [self.answers.ruling, self.faces.ruling()];
+        // Before the old build was asked twice nobody knows what of a difference is chance.
+        let is_early = self.interrupted && self.rounds < ROUNDS_WITH_ANSWERS;
+        let answers = if is_early { Ruling::Unknown } else { self.answers.ruling };
+        let all = [answers, self.faces.ruling()];
         let all = all.into_iter().chain(self.ratios.iter().map(|ratio| ratio.ruling));
         let all: Vec<Ruling> = all.chain(self.growth.as_ref().map(|growth| growth.ruling)).collect();
         let fault = self.fault.as_ref().map(|fault| fault.side);
         if fault == Some(Side::New) || all.contains(&Ruling::Worse) {
             Ruling::Worse
-        } else if fault.is_some() || self.interrupted || self.answers.ruling == Ruling::Unknown {
+        } else if fault.is_some()
+            || self.interrupted
+            || answers == Ruling::Unknown
+            || self.growth.as_ref().is_some_and(Growth::is_in_doubt)
+        {
             Ruling::Unknown
         } else {
             // A figure that noise hides is told, and holds nobody up: it was measured and not shown to be worse.

@@ -24,8 +24,10 @@ enum Kind {
     Native,
     /// `/v1/chat/completions`.
     Chat,
-    /// The whole answer, as it is.
-    Whole,
+    /// `/tokenize`.
+    Tokens,
+    /// `/apply-template`.
+    Prompt,
     /// `/v1/embeddings`.
     Vector,
 }
@@ -63,16 +65,19 @@ pub(super) fn all(
     all.push(of("chat", Kind::Chat, talk));
     let mut schema = chat(&words.text(7, numbers.short_prompt), answer, false);
     let object = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    with(&mut schema, &json!({ "response_format": { "type": "json_object", "schema": object } }));
+    with(
+        &mut schema,
+        &json!({ "response_format": { "type": "json_object", "schema": object }, "logprobs": true, "top_logprobs": top }),
+    );
     all.push(of("schema", Kind::Chat, schema));
     all.push(of(
         "tokens",
-        Kind::Whole,
+        Kind::Tokens,
         Ask::post("/tokenize", json!({ "content": ODD, "add_special": true })),
     ));
     let messages =
         json!([{ "role": "system", "content": "Be brief." }, { "role": "user", "content": "Hello" }]);
-    all.push(of("template", Kind::Whole, Ask::post("/apply-template", json!({ "messages": messages }))));
+    all.push(of("template", Kind::Prompt, Ask::post("/apply-template", json!({ "messages": messages }))));
     all.push(of(
         "embedding",
         Kind::Vector,
@@ -144,7 +149,9 @@ impl Question {
                     tokens.iter().map(|token| of(token, "token", "top_logprobs", "logprob")).collect();
                 Reply { request, text: said + &calls.unwrap_or_default(), tokens, ..Reply::default() }
             }
-            Kind::Whole => Reply { request, text: json.to_string(), ..Reply::default() },
+            // What else a build tells is no answer.
+            Kind::Tokens => Reply { request, text: json["tokens"].to_string(), ..Reply::default() },
+            Kind::Prompt => Reply { request, text: text(&json["prompt"]), ..Reply::default() },
             Kind::Vector => {
                 let numbers = json["data"][0]["embedding"].as_array().map_or(&[][..], Vec::as_slice);
                 let vector = numbers.iter().filter_map(Value::as_f64).collect();

@@ -374,8 +374,8 @@ impl Attempts<'_> {
     pub(crate) fn leave(&mut self, why: &'static str) {
         self.record.retries += 1;
         match &mut self.record.tried {
-            // An end that we wanted is nobody's fault.
-            tried if why == STOPPED => *tried = None,
+            // An end that we wanted is nobody's fault, nor is an answer that is large.
+            tried if why == STOPPED || why == LARGE => *tried = None,
             Some(tried) => tried.left = Some(why),
             None => {}
         }
@@ -534,6 +534,8 @@ enum Canary {
 /// Why a canary was left.
 const BROKE: &str = "its process ended, or its connection broke";
 const STOPPED: &str = "it was stopped";
+/// Of an answer that is larger than is held nothing could be mended; it says nothing of the canary.
+const LARGE: &str = "its answer is larger than is held";
 const GARBLED: &str = "what it answered cannot be read";
 
 /// A canary's answer, if it can be passed on. One that is no stream is read before its head passes, up to `most` bytes, because nothing
@@ -544,8 +546,9 @@ async fn sound(
     most: usize,
     until: Instant,
 ) -> Result<(Response<Incoming>, VecDeque<Bytes>, Backend), (Backend, &'static str)> {
-    if response.status().is_server_error() {
-        return Err((backend, "it answered with an error of its own (5xx)"));
+    // What it refuses the other build may take: a route or a field that one of them does not know.
+    if !response.status().is_success() {
+        return Err((backend, "it answered with an error"));
     }
     if wire::check_answer(response.status(), response.headers()).is_err() {
         return Err((backend, GARBLED));
@@ -576,6 +579,9 @@ async fn sound(
             Ok(Some(Err(_))) => return Err((backend, BROKE)),
             Err(_) => return Err((backend, "it did not answer in time")),
         }
+    }
+    if read > most {
+        return Err((backend, LARGE));
     }
     Ok((response, ahead, backend))
 }

@@ -1,13 +1,15 @@
 //! Running instances: which of them use a build, and how they come to use another.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reqwest::Method;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 use warden_policies::defaults::Update;
-use warden_supervisor::ModelState;
+use warden_supervisor::{ModelState, ModelView};
 
 use crate::admin::answer::{Instance, Status};
 use crate::admin::client::Client;
@@ -25,9 +27,15 @@ pub(super) struct Live {
     pub(super) models: Vec<String>,
 }
 
-/// Instances that use this store, and models whose next process would be `binary`. One that does not answer is named: nobody knows what it
-/// needs.
-pub(super) async fn using(dirs: &Dirs, machine: &Machine, binary: &Path) -> Result<Vec<Live>, Failure> {
+/// Instances that use this store, and models whose next process would be `binary`, but for those that are `pinned` to it. One that does not
+/// answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
+pub(super) async fn using(
+    dirs: &Dirs,
+    machine: &Machine,
+    binary: &Path,
+    pinned: &[String],
+    strict: bool,
+) -> Result<Vec<Live>, Failure> {
     let mut all = Vec::new();
     for instance in instance::everywhere(&dirs.state, &machine.meeting_places()) {
         if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != dirs.data {
@@ -35,21 +43,52 @@ pub(super) async fn using(dirs: &Dirs, machine: &Machine, binary: &Path) -> Resu
         }
         let client = Client::new(PathBuf::from(&instance.admin_socket))?;
         let Some(status) = asked(&client).await else {
-            return Err(Failure::hinted(
-                format!(
-                    "the llama-warden with pid {} does not answer on {}",
-                    instance.pid, instance.admin_socket
-                ),
-                "end it, or wait until it answers",
-            ));
+            let silent = format!(
+                "the llama-warden with pid {} does not answer on {}",
+                instance.pid, instance.admin_socket
+            );
+            if strict {
+                return Err(Failure::hinted(silent, "end it, or wait until it answers"));
+            }
+            out::error_line(&format!("warning: {silent}"));
+            continue;
         };
-        let uses = |binaries: &Vec<PathBuf>| binaries.iter().any(|own| own == binary);
         let binaries = status.binaries.unwrap_or_default();
-        let models = binaries.iter().filter(|(_, own)| uses(own)).map(|(name, _)| name.clone()).collect();
+        let next = |name: &str| binaries.get(name).and_then(|own| own.first());
+        // Canaries are none of them.
+        let names = status.fleet.models.iter().map(|model| model.name.as_str());
+        let own = names.filter(|name| next(name).is_some_and(|own| own == binary));
+        let models = own.filter(|name| !pinned.iter().any(|one| one == name)).map(str::to_owned).collect();
         all.push(Live { instance, client, models });
     }
     all.retain(|live| !live.models.is_empty());
     Ok(all)
+}
+
+/// How the models of an instance stood before it was told anything.
+pub(super) struct Before {
+    /// Their newest generation.
+    newest: u64,
+    /// Deaths of each so far.
+    crashes: BTreeMap<String, u64>,
+    /// Those that did not serve even then.
+    down: Vec<String>,
+}
+
+/// Why an instance does not run the build that it was to take.
+pub(super) enum Wrong {
+    /// The build's own doing.
+    Ill(String),
+    /// Anybody's: it is gone, it does not answer, its configuration cannot be read, a drain takes too long.
+    NotTaken(String),
+}
+
+impl Wrong {
+    pub(super) fn into_why(self) -> String {
+        match self {
+            Self::Ill(why) | Self::NotTaken(why) => why,
+        }
+    }
 }
 
 /// What an instance says within a reasonable time.
@@ -65,45 +104,72 @@ impl Live {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
-    /// Has it read its configuration again, and waits until all of its models run `binary` and nothing else. Why not, if they do not.
-    pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<(), String> {
-        let before = asked(&self.client).await.map_or(0, |status| self.newest_generation(&status));
-        self.reload()?;
+    /// Has it read its configuration again, and waits until all of its models run `binary` and nothing else.
+    pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
+        let before = self.before(numbers).await?;
+        self.reload().await.map_err(Wrong::NotTaken)?;
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
-        let crashes = self.crashes().await;
         loop {
             if let Some(status) = asked(&self.client).await {
-                if let Some(why) = self.wrong(&status, crashes) {
-                    return Err(why);
+                if let Some(why) = self.wrong(&status, &before) {
+                    return Err(Wrong::Ill(why));
                 }
-                if self.has_taken(&status, binary, before) {
-                    return Ok(());
+                if self.has_taken(&status, binary, before.newest) {
+                    return Ok(before);
                 }
             }
             if Instant::now() >= until {
-                return Err(format!(
-                    "{} still ran other processes {} after it was told",
+                return Err(Wrong::NotTaken(format!(
+                    "{} still ran other processes {} after it was told; its log says why",
                     self.name(),
                     warden_policies::units::span(numbers.within)
-                ));
+                )));
             }
             sleep(numbers.look).await;
         }
     }
 
-    /// Looks at it for some time. What went wrong, if something did.
-    pub(super) async fn watch(&self, time: Duration, numbers: &Update) -> Result<(), String> {
-        let (until, crashes) = (Instant::now() + time, self.crashes().await);
-        while Instant::now() < until {
-            if let Some(status) = asked(&self.client).await
-                && let Some(why) = self.wrong(&status, crashes)
-            {
-                return Err(why);
+    /// Looks at it for some time.
+    pub(super) async fn watch(&self, before: &Before, time: Duration, numbers: &Update) -> Result<(), Wrong> {
+        let until = Instant::now() + time;
+        let mut looked = false;
+        loop {
+            if let Some(status) = asked(&self.client).await {
+                looked = true;
+                if let Some(why) = self.wrong(&status, before) {
+                    return Err(Wrong::Ill(why));
+                }
+            }
+            if Instant::now() >= until {
+                break;
             }
             sleep(numbers.look).await;
         }
-        Ok(())
+        if looked {
+            Ok(())
+        } else {
+            Err(Wrong::NotTaken(format!("{} does not answer any more", self.name())))
+        }
+    }
+
+    async fn before(&self, numbers: &Update) -> Result<Before, Wrong> {
+        for _ in 0..TRIES {
+            if let Some(status) = asked(&self.client).await {
+                let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
+                let down =
+                    self.own(&status).filter(|model| is_down(model)).map(|model| model.name.to_string());
+                let newest = self.newest_generation(&status);
+                return Ok(Before { newest, crashes: crashes.collect(), down: down.collect() });
+            }
+            sleep(numbers.look).await;
+        }
+        Err(Wrong::NotTaken(format!("{} does not answer", self.name())))
+    }
+
+    /// Its models, as they are shown.
+    fn own<'a>(&'a self, status: &'a Status) -> impl Iterator<Item = &'a ModelView> {
+        status.fleet.models.iter().filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
     /// Whether all of its models are to be started as `binary`, and no process of before is left. What a process is cannot be told from its
@@ -111,57 +177,52 @@ impl Live {
     fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
         let next = |name: &String| status.binaries.as_ref().and_then(|all| all.get(name)?.first());
         let is_next = self.models.iter().all(|name| next(name).is_some_and(|own| own == binary));
-        let own = || status.fleet.models.iter().filter(|model| self.is_own(model.name.as_str()));
-        let mut backends = own().flat_map(|model| &model.backends);
+        let mut backends = self.own(status).flat_map(|model| &model.backends);
         let is_new =
             backends.all(|backend| backend.generation.is_none_or(|generation| generation.0 > before));
         is_next
             && is_new
-            && own().all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
+            && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
     fn newest_generation(&self, status: &Status) -> u64 {
-        let own = status.fleet.models.iter().filter(|model| self.is_own(model.name.as_str()));
-        let all = own.flat_map(|model| model.backends.iter().filter_map(|backend| backend.generation));
+        let all =
+            self.own(status).flat_map(|model| model.backends.iter().filter_map(|backend| backend.generation));
         all.map(|generation| generation.0).max().unwrap_or(0)
     }
 
-    fn reload(&self) -> Result<(), String> {
-        let pid = i32::try_from(self.instance.pid).ok().and_then(Pid::from_raw);
-        let told = pid.ok_or(rustix::io::Errno::SRCH).and_then(|pid| kill_process(pid, Signal::HUP));
-        told.map_err(|error| {
+    /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace.
+    async fn reload(&self) -> Result<(), String> {
+        let gone = |error: &dyn std::fmt::Display| {
             format!("{} cannot be told to read its configuration again: {error}", self.name())
-        })
+        };
+        let stream = UnixStream::connect(&self.instance.admin_socket).await.map_err(|error| gone(&error))?;
+        let pid = stream.peer_cred().map_err(|error| gone(&error))?.pid().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| gone(&"its process cannot be seen from here"))?;
+        kill_process(pid, Signal::HUP).map_err(|error| gone(&error))
     }
 
-    /// Deaths of its models so far.
-    async fn crashes(&self) -> u64 {
-        asked(&self.client).await.map_or(0, |status| self.deaths(&status))
-    }
-
-    fn deaths(&self, status: &Status) -> u64 {
-        let own = status.fleet.models.iter().filter(|model| self.is_own(model.name.as_str()));
-        own.map(|model| model.crashes).sum()
-    }
-
-    fn is_own(&self, name: &str) -> bool {
-        self.models.iter().any(|own| own == name)
-    }
-
-    /// What is wrong with its models, since they had died so often.
-    fn wrong(&self, status: &Status, crashes: u64) -> Option<String> {
-        let own = || status.fleet.models.iter().filter(|model| self.is_own(model.name.as_str()));
-        let why = |model: &warden_supervisor::ModelView| {
+    /// What is wrong with its models that was not before.
+    fn wrong(&self, status: &Status, before: &Before) -> Option<String> {
+        let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))
         };
-        let down = own().find(|model| model.outage.is_some() || model.state == ModelState::Failed);
-        if let Some(model) = down {
+        let was_down = |model: &ModelView| before.down.iter().any(|name| name == model.name.as_str());
+        if let Some(model) = self.own(status).find(|model| is_down(model) && !was_down(model)) {
             return Some(format!("`{}` of {} does not start{}", model.name, self.name(), why(model)));
         }
-        if self.deaths(status) > crashes {
-            let model = own().find(|model| model.last_failure.is_some())?;
-            return Some(format!("`{}` of {} died{}", model.name, self.name(), why(model)));
-        }
-        None
+        let died = |model: &&ModelView| {
+            model.crashes > before.crashes.get(model.name.as_str()).copied().unwrap_or(0)
+        };
+        let model = self.own(status).find(died)?;
+        Some(format!("`{}` of {} died{}", model.name, self.name(), why(model)))
     }
 }
+
+/// Whether a model does not serve and will not by itself soon.
+fn is_down(model: &ModelView) -> bool {
+    model.outage.is_some() || model.state == ModelState::Failed
+}
+
+/// Looks at an instance before it counts as silent.
+const TRIES: u32 = 5;

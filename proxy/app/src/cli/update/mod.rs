@@ -15,7 +15,6 @@ mod source;
 mod told;
 
 use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -119,11 +118,13 @@ pub(crate) fn words(config: &ConfigArgs) -> Vec<String> {
 
 /// How long ago an update was begun with this state directory.
 pub(crate) fn last_run(state: &Path) -> Option<Duration> {
-    std::fs::metadata(state.join(LOCK)).ok()?.modified().ok()?.elapsed().ok()
+    std::fs::metadata(state.join(LAST)).ok()?.modified().ok()?.elapsed().ok()
 }
 
-/// Held while an update runs, and written when it begins.
+/// Beside the builds that an update decides of; held while one runs.
 const LOCK: &str = "update.lock";
+/// In the state directory; written when an update begins that is no mere question.
+const LAST: &str = "update.last";
 
 /// Runs it, on the main thread.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), Failure> {
@@ -155,12 +156,10 @@ const BESIDE: i32 = 10;
 
 /// Two at once would decide of each other's builds.
 fn only_one(dirs: &Dirs) -> Result<File, Failure> {
-    let path = dirs.state.join(LOCK);
+    let path = dirs.data.join(LOCK);
     let open = || File::options().create(true).append(true).open(&path);
-    let held = std::fs::create_dir_all(&dirs.state).and_then(|()| open()).and_then(|mut file| {
+    let held = std::fs::create_dir_all(&dirs.data).and_then(|()| open()).and_then(|file| {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        file.set_len(0)?;
-        writeln!(file, "{}", crate::clock::now_text())?;
         Ok(file)
     });
     held.map_err(|error| {
@@ -208,9 +207,15 @@ impl Run<'_> {
         if self.args.plan {
             return Ok(report.ends(Outcome::Planned));
         }
-        // From here on a newer build in the store is in use for nobody.
-        if self.store.choices()?.chosen.is_empty() {
-            self.store.choose(&old.id, "it was in use when the first update began")?;
+        let last = self.dirs.state.join(LAST);
+        let noted = std::fs::create_dir_all(&self.dirs.state)
+            .and_then(|()| std::fs::write(&last, format!("{}\n", crate::clock::now_text())));
+        if let Err(error) = noted {
+            out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
+        }
+        // From here on a newer build in the store is in use for nobody, nor one that was chosen once, removed, and is built again.
+        if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id) {
+            self.store.choose(&old.id, "it was in use when an update began")?;
         }
         out::error_line(&format!("update: {}", report.news()));
         let built = self.builder.build(&request).await?;
@@ -234,7 +239,9 @@ impl Run<'_> {
                 Ruling::Better | Ruling::Same => {}
             }
         }
-        let instances = live::using(self.dirs, self.machine, &self.store.binary(&old.id)?).await?;
+        let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
+        let instances =
+            live::using(self.dirs, self.machine, &self.store.binary(&old.id)?, &pinned, true).await?;
         if !self.args.no_canary {
             for live in &instances {
                 if let Some(why) = canary::worse(live, &built.id, numbers, &mut report.notes, signals).await?
@@ -316,36 +323,53 @@ impl Run<'_> {
     ) -> Result<UpdateReport, Failure> {
         let numbers = &self.loaded.settings.update;
         if self.args.scheduled {
-            self.until_quiet().await?;
+            tokio::select! {
+                quiet = self.until_quiet() => quiet?,
+                () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
+            }
         }
         self.store.choose(id, &report.news())?;
         let binary = self.store.binary(id)?;
-        for (at, live) in instances.iter().enumerate() {
-            let mut taken = live.takes(&binary, numbers).await;
-            if taken.is_ok() {
-                taken = tokio::select! {
-                    watched = live.watch(numbers.watch, numbers) => watched,
-                    () = signals.leave() => {
-                        report.notes.push("watching was broken off".to_owned());
-                        Ok(())
-                    }
-                };
-            }
-            if let Err(why) = taken {
-                let back = self.store.go_back(&why)?;
-                let back = self.store.binary(&back)?;
-                report.reasons.push(why);
-                for live in &instances[..=at] {
-                    if let Err(why) = live.takes(&back, numbers).await {
-                        report.reasons.push(format!("on the way back: {why}"));
-                    }
+        for live in instances {
+            let taking = async {
+                let before = live.takes(&binary, numbers).await?;
+                live.watch(&before, numbers.watch, numbers).await
+            };
+            let taken = tokio::select! {
+                taken = taking => taken,
+                () = signals.leave() => Err(live::Wrong::NotTaken("it was interrupted".to_owned())),
+            };
+            let Err(wrong) = taken else {
+                report.used_by.push(live.name());
+                continue;
+            };
+            let is_ill = matches!(wrong, live::Wrong::Ill(_));
+            let why = wrong.into_why();
+            let back = self.store.go_back(Some(why.as_str()).filter(|_| is_ill))?;
+            let back = self.store.binary(&back)?;
+            report.reasons.push(why);
+            // Also those that were not told yet: they may have read their configuration by themselves.
+            for live in instances {
+                if let Err(wrong) = live.takes(&back, numbers).await {
+                    report.reasons.push(format!("on the way back: {}", wrong.into_why()));
                 }
-                return Ok(report.ends(Outcome::TakenBack));
             }
-            report.used_by.push(live.name());
+            return Ok(report.ends(if is_ill { Outcome::TakenBack } else { Outcome::Unknown }));
         }
         Ok(report.ends(Outcome::InUse))
     }
+}
+
+/// Models that the configuration binds to a build or a program of their own.
+fn pinned(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Vec<String>, Failure> {
+    if loaded.models.is_empty() {
+        return Ok(Vec::new());
+    }
+    let plan = serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false };
+    let resolved = plan.as_configured(machine)?;
+    let all = resolved.choices.iter().zip(&resolved.fleet.models);
+    let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
+    Ok(bound.map(|(_, model)| model.name.as_str().to_owned()).collect())
 }
 
 /// Goes back, and tells every instance.
@@ -357,20 +381,25 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let _only = only_one(&dirs)?;
         let store = Store::new(&dirs.data);
         let numbers = &loaded.settings.update;
+        let pinned = pinned(&args.config, &loaded, &machine)?;
         let left = store.in_use()?.map(|build| build.id);
         let binary = left.as_ref().and_then(|id| store.binary(id).ok());
         let instances = match &binary {
-            Some(binary) => live::using(&dirs, &machine, binary).await?,
+            Some(binary) => live::using(&dirs, &machine, binary, &pinned, false).await?,
             None => Vec::new(),
         };
-        let back = store.go_back("it was taken back by hand")?;
+        let back = store.go_back(Some("it was taken back by hand"))?;
         out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
         let binary = store.binary(&back)?;
+        let mut failed = Ok(());
         for live in &instances {
-            live.takes(&binary, numbers).await.map_err(Failure::failed)?;
-            out::line(&format!("{} runs it", live.name()))?;
+            match live.takes(&binary, numbers).await {
+                Ok(_) => out::line(&format!("{} runs it", live.name()))?,
+                // The others are told all the same.
+                Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
+            }
         }
-        Ok(())
+        failed
     })?
 }
 

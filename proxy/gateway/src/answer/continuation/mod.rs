@@ -160,7 +160,8 @@ async fn computed(
         kind: lease_kind,
         tokens,
         limits: &limits,
-        died: Some(died),
+        // That a canary died is no death that its client would hear of.
+        died: (!dead.is_canary()).then_some(died),
         patience: Duration::ZERO,
     };
     let lease = attempts.once_more(dead).await.map_err(|refusal| Stop::Refused(attempts.judged(refusal)))?;

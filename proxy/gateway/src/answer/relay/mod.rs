@@ -40,7 +40,7 @@ use warden_policies::ModelName;
 
 use self::onward::of_events;
 pub(crate) use self::terms::{Continues, EventTerms, RelayTerms};
-use crate::answer::continuation::{self, Cut, Transcript, Voice};
+use crate::answer::continuation::{self, Cut, Stage, Transcript, Voice};
 use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
 use crate::answer::remember::Remember;
@@ -261,6 +261,8 @@ impl Relay {
                     }
                     continue;
                 }
+                // The stream of a canary that ends in the middle has not ended.
+                Poll::Ready(None) if self.is_unfinished() && self.goes_on(Outcome::UpstreamDied) => continue,
                 Poll::Ready(None) => {
                     // What is no whole event of a continuation is nobody's.
                     let rest = self.events.as_mut().filter(|_| self.voice.is_none()).map(Events::finish);
@@ -319,7 +321,7 @@ impl Relay {
             }
             let begins = before == 0 && events.seen() > 0;
             let is_torn = events.is_torn();
-            if is_canarys && self.heard.is_some() && tells_of_an_error(&piece) {
+            if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
                 // Neither its client nor the transcript has that piece.
                 events.take_back(before);
                 return Err("it ended with an error");
@@ -346,6 +348,13 @@ impl Relay {
             self.end(Outcome::Ok);
         }
         Ok(piece)
+    }
+
+    /// Whether a build that is only tried answers, and a stream that ends now is not whole.
+    fn is_unfinished(&self) -> bool {
+        let is_empty = || self.events.as_ref().is_some_and(|events| events.seen() == 0);
+        let is_going = || self.heard.as_ref().is_some_and(|heard| heard.stage() == Stage::Going);
+        self.is_canarys() && (is_empty() || is_going())
     }
 
     /// Whether a build answers that is only tried.
