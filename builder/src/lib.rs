@@ -86,6 +86,7 @@ pub mod source;
 pub mod store;
 pub mod toolchain;
 pub mod verify;
+mod whole;
 
 pub use build::{Builder, Built, Dirs, Request};
 pub use environment::Environment;

@@ -1,7 +1,6 @@
 //! Promise: another build of llama-server is tried beside the one that serves, and whatever it does, no client is failed by it.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,8 +40,7 @@ fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
         script.display(),
         binaries::fake_llama()?.display()
     );
-    let program = setup.home.file("canary-llama-server", text)?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let program = setup.home.program("canary-llama-server", text)?;
     Ok(program)
 }
 

@@ -1,7 +1,6 @@
 //! Which server `llama-warden diagnose` is about: what the command line says comes before what is configured, and what is
 //! not there is told before anything is started.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,8 +14,7 @@ fn setup() -> Result<(Setup, String, String), Trouble> {
     let setup = Setup::new()?.fake("m", &json!({}), "aliases = [\"other-name\"]\n")?;
     let config = setup.home.file("w.toml", setup.config())?.display().to_string();
     let fake = binaries::fake_llama()?.display().to_string();
-    let second = setup.home.file("second", format!("#!/bin/sh\nexec '{fake}' \"$@\"\n"))?;
-    std::fs::set_permissions(&second, std::fs::Permissions::from_mode(0o755))?;
+    let second = setup.home.program("second", format!("#!/bin/sh\nexec '{fake}' \"$@\"\n"))?;
     Ok((setup, config, second.display().to_string()))
 }
 

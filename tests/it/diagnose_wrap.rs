@@ -1,7 +1,6 @@
 //! `llama-warden diagnose --wrap`: the server runs under a tool, the tool has its say, and nothing of it outlives us.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,8 +26,7 @@ fn forking(home: &Home) -> Result<PathBuf, Trouble> {
          \"$@\"\necho \"the tool has spoken\"\n",
         agent = agent.display()
     );
-    let tool = home.file("tool", text)?;
-    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755))?;
+    let tool = home.program("tool", text)?;
     Ok(tool)
 }
 

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::json;
 use warden_rig::process::ProcessId;
@@ -75,8 +74,7 @@ async fn a_changed_list_replaces_the_process_at_a_reload() -> Outcome {
 #[tokio::test]
 async fn a_binary_without_the_fix_is_refused_and_one_with_it_gets_its_variables() -> Outcome {
     let setup = Setup::new()?;
-    let copy = setup.home.file("llama-server", std::fs::read(binaries::fake_llama()?)?)?;
-    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755))?;
+    let copy = setup.home.program("llama-server", std::fs::read(binaries::fake_llama()?)?)?;
     let setup = setup.fake("a", &json!({}), "mitigations = [\"graph-cache-cap=8\"]\n")?;
     let config = setup.config().replace(&binaries::fake_llama()?.display().to_string(), "llama-server");
     let file = setup.home.file("w.toml", &config)?;

@@ -1,7 +1,6 @@
 //! `diagnose --against`: two llama-servers that differ in one thing, and what is said of the new one.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -37,8 +36,7 @@ impl Two {
     /// A llama-server of which these lines are true, as a shell has them.
     fn server(&self, name: &str, lines: &str) -> Result<String, Trouble> {
         let fake = binaries::fake_llama()?.display().to_string();
-        let path = self.setup.home.file(name, format!("#!/bin/sh\n{lines}\nexec '{fake}' \"$@\"\n"))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+        let path = self.setup.home.program(name, format!("#!/bin/sh\n{lines}\nexec '{fake}' \"$@\"\n"))?;
         Ok(path.display().to_string())
     }
 

@@ -1,7 +1,6 @@
 //! Where settings come from and what is said about them: variables, secrets, contradictions, flags that do not exist.
 
 use std::cell::RefCell;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -230,8 +229,7 @@ async fn a_flag_that_the_llama_server_does_not_have_is_named_with_the_nearest_on
         "#!/bin/sh\ncase $1 in\n--version) echo 'version: 1 (abc)';;\n--help) cat <<'EOF'\n-m, --model FNAME  a file\n-c, \
          --ctx-size N  tokens\n{flags}EOF\n;;\nesac\n"
     );
-    let server = home.file("llama-server", script)?;
-    std::fs::set_permissions(&server, std::fs::Permissions::from_mode(0o755))?;
+    let server = home.program("llama-server", script)?;
     for (args, code) in
         [("\"-c\", \"1\", \"--ctx_size\", \"2\"", 0), ("\"-c\", \"1\",\n  \"--ctx-sice\", \"2\"", 2)]
     {

@@ -1,8 +1,6 @@
 //! VRAM of a backend, as NVML tells it: shown, said to be unknown where it is, and kept under its budget. The driver's
 //! library is one of our own, so that this runs without a GPU.
 
-use std::os::unix::fs::PermissionsExt as _;
-
 use serde_json::{Value, json};
 use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -146,8 +144,7 @@ async fn lost(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
     let fake = warden_rig::binaries::fake_llama()?.display().to_string();
     let home = setup.home.path().display();
     let text = format!("#!/bin/sh\ncat '{home}/layers' >&2\nexec '{fake}' \"$@\"\n");
-    let program = setup.home.file("llama-server", text)?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let program = setup.home.program("llama-server", text)?;
     let setup = setup.fake("m", &json!({}), toml)?;
     let config = setup.config().replace(&fake, &program.display().to_string());
     let file = setup.home.file("warden.toml", config)?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -111,6 +112,16 @@ impl Home {
             std::fs::create_dir_all(parent)?;
         }
         std::fs::write(&path, content).context(path.display())?;
+        Ok(path)
+    }
+
+    /// A program in it with this content.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn program(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf, Trouble> {
+        let path = self.file(name, content)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         Ok(path)
     }
 

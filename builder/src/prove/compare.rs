@@ -45,7 +45,7 @@ pub struct Pair<'a> {
 ///
 /// # Errors
 ///
-/// A file cannot be written, or it was cancelled. Answers that differ, or servers that die, are no errors: they are told as failed.
+/// A file cannot be written, or it was cancelled. Answers that differ, or servers that die, are no errors: the steps that met them are listed as failed.
 pub async fn compare(builder: &Builder, pair: &Pair<'_>) -> Result<Vec<Done>> {
     let base = short_temporary_folder();
     let folder = tempfile::Builder::new()

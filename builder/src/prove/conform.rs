@@ -35,7 +35,7 @@ const WATCH: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover
 /// # Errors
 ///
 /// There is no C++ compiler, a file cannot be written, or it was cancelled. What does not compile, or does not behave, is no error:
-/// it is told as failed.
+/// its step is listed as failed.
 pub async fn conform(
     builder: &Builder,
     conformance: &Conformance,

@@ -18,6 +18,7 @@ use super::{Found, file_sha256, revision};
 use crate::archive::{Bounds, Kind, walk};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
+use crate::whole::{self, Loss};
 
 /// Raised when the record's meaning changes, so that older ones are ignored.
 const SCHEMA: u32 = 1;
@@ -76,12 +77,7 @@ fn remembered(record: &Path, stamp: &Stamp) -> Option<Found> {
 }
 
 fn remember(path: &Path, record: &Record) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(path);
-    fs::create_dir_all(folder)?;
-    let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
-    serde_json::to_writer(&mut temporary, record)?;
-    temporary.persist(path)?;
-    Ok(())
+    whole::write(path, &serde_json::to_vec(record)?, Loss::Bearable)
 }
 
 fn read(path: &Path, cancel: &CancellationToken) -> Result<Found> {

@@ -10,6 +10,7 @@ use warden_patches::{Revision, Tree};
 
 use super::{Found, Source};
 use crate::error::{Error, Result};
+use crate::whole::{self, Loss};
 
 /// A source's files, remembered in the cache when reading them is slow: an archive has to be unpacked for each look
 /// into it, and a build that is in the store should take no time. The names hold the archive's hash, so they never
@@ -65,19 +66,11 @@ impl Tree for Remembered<'_> {
         let mut bytes = vec![if content.is_some() { PRESENT } else { b'-' }];
         bytes.extend_from_slice(content.as_deref().unwrap_or_default());
         // What cannot be remembered is read again the next time.
-        remember(folder, &file, &bytes).ok();
+        whole::write(&file, &bytes, Loss::Bearable).ok();
         Ok(content)
     }
 
     fn revision(&self) -> Revision {
         self.revision.clone()
     }
-}
-
-fn remember(folder: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    fs::create_dir_all(folder)?;
-    let mut new = tempfile::NamedTempFile::new_in(folder)?;
-    new.write_all(bytes)?;
-    new.persist(file).map(drop).map_err(|error| error.error)
 }

@@ -9,13 +9,14 @@
 //! use changes by a decision, and not because somebody compiled something.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 
 use serde::{Deserialize, Serialize};
 
 use super::{BuildId, CHOSEN, Provenance, Store};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
+use crate::whole::{self, Loss};
 
 /// Builds that are remembered of each kind; older ones are no way back that anybody would take.
 const REMEMBERED: usize = 20;
@@ -158,14 +159,10 @@ impl Store {
             list.drain(..old);
         }
         let path = self.root.join(CHOSEN);
-        let write = || -> io::Result<()> {
-            let mut new = tempfile::Builder::new().prefix(CHOSEN).tempfile_in(&self.root)?;
-            new.write_all(&serde_json::to_vec_pretty(&choices)?)?;
-            new.write_all(b"\n")?;
-            // Half a file would be no way back.
-            new.as_file().sync_all()?;
-            new.persist(&path)?;
-            Ok(())
+        let write = || {
+            let mut text = serde_json::to_vec_pretty(&choices)?;
+            text.push(b'\n');
+            whole::write(&path, &text, Loss::Final)
         };
         write().map_err(io_error("writing", &path))
     }

@@ -2,7 +2,6 @@
 //! disk, its size, its time, and what it says of its version. A binary that changes is another one.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::measured::Measured;
 use crate::error::{Result, io_error};
+use crate::whole::{self, Loss};
 
 /// The folder with what is remembered. Nothing is read or written before a method is called. Methods block briefly.
 #[derive(Clone, Debug)]
@@ -59,13 +59,9 @@ impl Remembered {
     pub fn write(&self, identity: &str, binary: &Path, measured: Measured) -> Result<()> {
         let file = self.file(identity);
         let write = || {
-            fs::create_dir_all(&self.folder)?;
             let mut text = serde_json::to_vec(&Entry { binary: binary.to_owned(), measured })?;
             text.push(b'\n');
-            // Others may read at the same time: whole or not at all.
-            let mut new = tempfile::NamedTempFile::new_in(&self.folder)?;
-            new.write_all(&text)?;
-            new.persist(&file).map(drop).map_err(|error| error.error)
+            whole::write(&file, &text, Loss::Bearable)
         };
         write().map_err(io_error("writing", &file))
     }

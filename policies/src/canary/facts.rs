@@ -1,4 +1,4 @@
-//! What is told of requests, and of memory.
+//! What a trial learns of each request, and of memory.
 
 use serde::{Deserialize, Serialize};
 

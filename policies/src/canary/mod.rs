@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `blocks` | which requests are compared with each other |
 //! | `evidence` | the bets |
-//! | `facts` | what is told of requests and of memory |
+//! | `facts` | what a trial learns of each request and of memory |
 //! | `report` | what is shown |
 //! | `trial` | all of it |
 

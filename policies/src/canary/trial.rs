@@ -1,4 +1,4 @@
-//! A trial of one build beside another: what was told of both, and what follows.
+//! A trial of one build beside another: what is known of both builds, and what follows from that.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;

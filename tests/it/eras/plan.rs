@@ -1,6 +1,5 @@
 //! What `build --plan` says of the patch sets for a real source and a CUDA toolkit.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde_json::Value;
@@ -15,8 +14,7 @@ const NVCC: &str = "#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'\nech
 /// A home whose PATH begins with a compiler that only knows its version.
 fn home() -> Result<Home, Trouble> {
     let mut home = Home::new()?;
-    let nvcc = home.file("toolkit/bin/nvcc", NVCC)?;
-    std::fs::set_permissions(&nvcc, std::fs::Permissions::from_mode(0o755))?;
+    let nvcc = home.program("toolkit/bin/nvcc", NVCC)?;
     let mut path = nvcc.parent().context("a folder")?.as_os_str().to_owned();
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());

@@ -58,8 +58,7 @@ async fn a_server_that_the_library_is_not_loaded_into_is_told_as_such() -> Outco
     // The shell is traced, and what it becomes is not.
     let fake = binaries::fake_llama()?;
     let script = format!("#!/bin/sh\nunset LD_PRELOAD\nexec {} \"$@\"\n", fake.display());
-    let script = home.file("server", &script)?;
-    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let script = home.program("server", &script)?;
     let ran = diagnose_server(&mut home, &script, &["--trace", "--requests", "8"]).await?;
     let told = ran.stdout.lines().find(|line| line.contains("The tracer was not loaded into the server"));
     let told = told.context(ran.all())?;
@@ -102,11 +101,10 @@ async fn that_a_server_cannot_be_traced_is_told_before_it_is_started() -> Outcom
 #[tokio::test]
 async fn under_a_tool_the_experiment_is_the_same_and_the_tool_sees_the_end_of_the_server() -> Outcome {
     let mut home = Home::new()?;
-    let tool = home.file(
+    let tool = home.program(
         "tool",
         "#!/bin/sh\nfolder=$1\nshift\n\"$@\"\necho \"it ended with $?: $*\" >\"$folder/seen by tool\"\n",
     )?;
-    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let folder = home.path().to_string_lossy().into_owned();
     let wrap = format!("{} '{folder}'", tool.display());
     let ran = diagnose(&mut home, &["--wrap", &wrap]).await?;

@@ -44,7 +44,7 @@ pub enum Strictness {
     Near,
     /// All.
     Equal,
-    /// None: they are told.
+    /// None: the report lists them.
     Any,
 }
 

@@ -38,7 +38,7 @@ impl Faces {
         }
     }
 
-    /// A flag in use or a route that is gone makes the build worse; other flags that are gone are told.
+    /// A flag in use or a route that is gone makes the build worse; the report lists other flags that are gone.
     pub fn ruling(&self) -> Ruling {
         if self.flags_missed.is_empty() && self.routes_gone.is_empty() { Ruling::Same } else { Ruling::Worse }
     }

@@ -48,13 +48,6 @@ pub enum Metric {
     AtLongest(MemoryKind),
 }
 
-impl Metric {
-    /// Whether it is about memory.
-    pub const fn is_memory(self) -> bool {
-        matches!(self, Self::AtReady(_) | Self::AtLongest(_))
-    }
-}
-
 /// What one process showed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Visit {
@@ -168,6 +161,11 @@ impl Rounds {
         self.fault = Some(Fault { side, why });
     }
 
+    /// Whether all was measured that is wanted, and no build failed at it.
+    pub fn are_whole(&self) -> bool {
+        self.fault.is_none() && self.next() == Next::Done
+    }
+
     /// Whole rounds so far.
     pub fn count(&self) -> usize {
         self.old.len().min(self.new.len())
@@ -226,7 +224,7 @@ impl Proof {
             growth,
             fault: rounds.fault.clone(),
             rounds: rounds.count(),
-            interrupted: rounds.fault.is_none() && rounds.next() != Next::Done,
+            interrupted: rounds.fault.is_none() && !rounds.are_whole(),
         }
     }
 
@@ -249,7 +247,7 @@ impl Proof {
         {
             Ruling::Unknown
         } else {
-            // A figure that noise hides is told, and holds nobody up: it was measured and not shown to be worse.
+            // A figure that noise hides keeps no build out: it was measured and not shown to be worse. The report has it.
             Ruling::Same
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -50,6 +50,13 @@ pub(crate) struct Status {
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
     pub(crate) fleet: FleetView,
+}
+
+impl Status {
+    /// The program that the next process of a model will be; those that run stand behind it.
+    pub(crate) fn next_binary(&self, model: &str) -> Option<&Path> {
+        self.binaries.as_ref()?.get(model)?.first().map(PathBuf::as_path)
+    }
 }
 
 pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;

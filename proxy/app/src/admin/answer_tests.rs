@@ -33,7 +33,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
 }
 
 /// A fleet without models.
-pub(crate) fn config(dir: &std::path::Path) -> FleetConfig {
+pub(crate) fn config(dir: &Path) -> FleetConfig {
     let defaults = warden_policies::defaults();
     FleetConfig {
         remotes: Vec::new(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use reqwest::{Method, Url};
 use serde::de::DeserializeOwned;
 
+use super::answer::Status;
 use super::instance;
 use crate::exit::Failure;
 
@@ -55,6 +56,13 @@ impl Client {
         let http =
             http.map_err(|problem| Failure::failed(format!("cannot make an HTTP client: {problem}")))?;
         Ok(Self { http, socket })
+    }
+
+    /// What the instance says of itself within a reasonable time; `None` if it says nothing.
+    pub(crate) async fn status(&self) -> Option<Status> {
+        let limit = warden_policies::defaults().child.version_timeout;
+        let asking = self.json(Method::GET, &["status"]);
+        tokio::time::timeout(limit, asking).await.ok()?.ok()
     }
 
     /// Asks and waits for the whole answer.

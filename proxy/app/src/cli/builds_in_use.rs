@@ -3,11 +3,10 @@
 
 use std::path::Path;
 
-use reqwest::Method;
 use warden_builder::{BuildId, Store};
 
 use super::block_on;
-use crate::admin::answer::{Instance, Status};
+use crate::admin::answer::Instance;
 use crate::admin::client::Client;
 use crate::admin::instance;
 use crate::config::machine::Machine;
@@ -67,9 +66,7 @@ impl InUse {
 /// The programs of an instance, by model; nothing if it does not say.
 fn asked(instance: &Instance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
     let client = Client::new(instance.admin_socket.clone().into())?;
-    let limit = warden_policies::defaults().child.version_timeout;
-    let asking = async { tokio::time::timeout(limit, client.json::<Status>(Method::GET, &["status"])).await };
-    let Ok(Ok(status)) = block_on(asking)? else { return Ok(None) };
+    let Some(status) = block_on(client.status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
         binaries.into_iter().map(move |binary| (model.clone(), binary))
     };

@@ -3,7 +3,12 @@
 //! Arguments come in two stages: as typed (the structs here), then resolved against configuration and machine
 //! ([`crate::config`]). Nothing here decides.
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
 use clap::{Args, Parser, Subcommand};
+use rustix::fs::FlockOperation;
 
 use crate::config::machine::Machine;
 use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
@@ -144,6 +149,16 @@ fn parse_set(text: &str) -> Result<FlagSetting, Failure> {
     let keys = toml_edit::Key::parse(key).map_err(|_| bad())?;
     let path: Vec<&str> = keys.iter().map(toml_edit::Key::get).collect();
     Ok(FlagSetting::raw(&format!("--set {key}"), &path, value))
+}
+
+/// A file that is held as long as it is open, made with its folder if it is not there. What is in it stays.
+fn held(path: &Path, how: FlockOperation) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let file = File::options().create(true).append(true).open(path)?;
+    rustix::fs::flock(&file, how)?;
+    Ok(file)
 }
 
 /// Runs a short command's future on this thread.

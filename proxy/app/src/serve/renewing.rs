@@ -47,12 +47,15 @@ impl Renewing {
     pub(super) fn set(&mut self, every: Duration) {
         if self.every != every {
             self.every = every;
-            self.due = (!every.is_zero()).then(|| {
-                // A restart of ours is no reason to begin anew.
-                let waited = last_run(&self.state).unwrap_or(every);
-                Instant::now() + every.saturating_sub(waited).max(SOONEST.min(every))
-            });
+            // A restart of ours is no reason to begin anew.
+            let waited = last_run(&self.state).unwrap_or(every);
+            self.due = self.in_time(every.saturating_sub(waited).max(SOONEST.min(every)));
         }
+    }
+
+    /// The moment after this time, if anything is wanted at all.
+    fn in_time(&self, time: Duration) -> Option<Instant> {
+        (!self.every.is_zero()).then(|| Instant::now() + time)
     }
 
     /// Does what is due. It never resolves, and may be dropped at any point.
@@ -61,14 +64,14 @@ impl Renewing {
             if let Some(running) = &mut self.running {
                 running.end().await;
                 self.running = None;
-                self.due = (!self.every.is_zero()).then(|| Instant::now() + self.every);
+                self.due = self.in_time(self.every);
             }
             match self.due {
                 Some(due) => sleep_until(due).await,
                 None => std::future::pending().await,
             }
             self.running = self.start();
-            self.due = (!self.every.is_zero()).then(|| Instant::now() + self.every);
+            self.due = self.in_time(self.every);
         }
     }
 

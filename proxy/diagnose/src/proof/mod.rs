@@ -43,8 +43,6 @@ pub struct Pair {
 pub enum Proving<'a> {
     /// A process comes next, in this round.
     Next(Side, usize),
-    /// What it said and did.
-    Seen(&'a Rounds),
     /// Growth and crashes are looked for from here on.
     Searching(&'a Searching<'a>),
 }
@@ -87,14 +85,10 @@ impl Pair {
                 }
                 Err(why) => rounds.failed(side, why),
             }
-            watch(Proving::Seen(&rounds));
         }
         let faces = self.faces(paths);
-        let growth = if rounds.next() == Next::Done
-            && !stop.is_cancelled()
-            && !self.work.workloads.is_empty()
-            && Proof::of(&rounds, Faces::default(), None).fault.is_none()
-        {
+        let is_wanted = !self.work.workloads.is_empty() && !stop.is_cancelled();
+        let growth = if is_wanted && rounds.are_whole() {
             Some(Growth::of(self.search(lab, watch, stop).await?))
         } else {
             None

@@ -1,14 +1,12 @@
 //! What both builds are asked, and how their answers are read. All of it at temperature 0, and nothing from a cache.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::experiment::proof::{Reply, Token};
 use warden_supervisor::SoloProps;
 
 use crate::client::{Ask, AskError};
-use crate::workload::{Facts, TEMPLATE, Words, picture};
+use crate::workload::{Facts, Words, picture};
 
 /// A request, and what is compared of its answer.
 #[derive(Clone, Debug)]
@@ -46,7 +44,7 @@ pub(super) fn all(
     let (answer, top) = (proof.answer, proof.top);
     let of = |name: &str, kind, ask| Question { name: name.to_owned(), ask, kind };
     let native = |name: &str, which, tokens| {
-        let text = words.text(which, fitting(facts, tokens, answer));
+        let text = words.text(which, facts.fitting(tokens, answer));
         let body = json!({
             "prompt": text,
             "n_predict": answer,
@@ -85,8 +83,7 @@ pub(super) fn all(
     ));
     if props.modalities.is_some_and(|modalities| modalities.vision) {
         let (width, height) = numbers.image;
-        let png = picture::png(width, height).map_err(|error| AskError::Broken(error.to_string()))?;
-        let url = format!("data:image/png;base64,{}", STANDARD.encode(png));
+        let url = picture::url(width, height).map_err(|error| AskError::Broken(error.to_string()))?;
         let content = json!([
             { "type": "image_url", "image_url": { "url": url } },
             { "type": "text", "text": "What is in this picture?" },
@@ -99,12 +96,6 @@ pub(super) fn all(
         all.push(of("picture", Kind::Chat, Ask { images: 1, ..seen }));
     }
     Ok(all)
-}
-
-/// Tokens that fit beside an answer.
-pub(super) fn fitting(facts: Facts, tokens: u64, answer: u64) -> u64 {
-    let room = facts.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
-    room.map_or(tokens, |room| tokens.min(room.max(1)))
 }
 
 /// A question to the model.

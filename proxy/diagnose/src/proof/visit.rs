@@ -112,7 +112,7 @@ async fn pace(
 ) -> Result<(), AskError> {
     let (numbers, words) = (&lab.numbers, Words::new(facts.tokens_per_word));
     let answer = lab.proof.answer;
-    let long = questions::fitting(facts, lab.proof.prompt, answer);
+    let long = facts.fitting(lab.proof.prompt, answer);
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     // The first is a warm-up.
     for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
@@ -171,7 +171,7 @@ fn per_token(answer: &Answer) -> Option<f64> {
 /// is refused is made shorter.
 async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
-    let tokens = questions::fitting(facts, context.min(lab.numbers.sweep_most), 1);
+    let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
     for share in SHARES {
         let text = Words::new(facts.tokens_per_word).text(2 * PACE, scale(tokens, share));
         match client.send(&completion(&text, 1), lab.numbers.request_limit).await {

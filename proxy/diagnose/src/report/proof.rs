@@ -66,7 +66,7 @@ impl ProofReport {
     pub fn rows(&self) -> Vec<Vec<String>> {
         let proof = &self.proof;
         let row = |what: &str, old: String, new: String, change: String, ruling: Ruling| {
-            vec![what.to_owned(), old, new, change, says(ruling).to_owned()]
+            vec![what.to_owned(), old, new, change, ruling.as_str().to_owned()]
         };
         let none = || "–".to_owned();
         let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
@@ -244,10 +244,6 @@ fn change(ratio: &Ratio) -> String {
     let share = |value: f64| if is_rate { 1.0 / value - 1.0 } else { value - 1.0 } * 100.0;
     let (low, high) = if is_rate { (interval.high, interval.low) } else { (interval.low, interval.high) };
     format!("{:+.1} % ({:+.1} to {:+.1})", share(interval.value), share(low), share(high))
-}
-
-const fn says(ruling: Ruling) -> &'static str {
-    ruling.as_str()
 }
 
 fn list(names: &[String]) -> String {

@@ -35,6 +35,14 @@ pub(crate) struct Facts {
     pub(crate) tokens_per_word: f64,
 }
 
+impl Facts {
+    /// Tokens of a prompt that fit beside an answer.
+    pub(crate) fn fitting(self, tokens: u64, answer: u64) -> u64 {
+        let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
+        room.map_or(tokens, |room| tokens.min(room.max(1)))
+    }
+}
+
 /// The requests of one leg.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -51,7 +59,7 @@ pub(crate) struct Script {
 }
 
 /// Tokens that a template puts around a prompt, generously.
-pub(crate) const TEMPLATE: u64 = 96;
+const TEMPLATE: u64 = 96;
 
 impl Script {
     pub(crate) fn new(
@@ -68,10 +76,7 @@ impl Script {
         let mut sizes = sizes.to_vec();
         // The largest first.
         sizes.sort_by_key(|(width, height)| std::cmp::Reverse(u64::from(*width) * u64::from(*height)));
-        let pictures = sizes.iter().map(|(width, height)| {
-            let png = picture::png(*width, *height)?;
-            Ok(format!("data:image/png;base64,{}", STANDARD.encode(png)))
-        });
+        let pictures = sizes.iter().map(|(width, height)| picture::url(*width, *height));
         let slots = facts.slots.clamp(1, numbers.conversations.max(1));
         let conversations = match workload {
             Workload::Conversation => (0..slots).map(|slot| Conversation::new(u64::from(slot))).collect(),
@@ -120,7 +125,7 @@ impl Script {
             Workload::Embeddings => {
                 let sizes = [8, 4, 2, 1].map(|part| numbers.distinct_prompt / 2 / part);
                 let tokens = largest_first(&sizes, step, &mut self.order).unwrap_or(numbers.short_prompt);
-                let input = self.words.text(step + 1, self.fitting(tokens, 0));
+                let input = self.words.text(step + 1, self.facts.fitting(tokens, 0));
                 Ask::post("/v1/embeddings", json!({ "input": input }))
             }
             Workload::Conversation => return self.turns(),
@@ -138,15 +143,9 @@ impl Script {
         }
     }
 
-    /// Tokens that fit beside an answer.
-    fn fitting(&self, tokens: u64, answer: u64) -> u64 {
-        let room = self.facts.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
-        room.map_or(tokens, |room| tokens.min(room.max(1)))
-    }
-
     /// The text number `which` as a question.
     fn chat(&self, which: u64, tokens: u64, answer: u64) -> Ask {
-        let text = self.words.text(which, self.fitting(tokens, answer));
+        let text = self.words.text(which, self.facts.fitting(tokens, answer));
         Ask::post(CHAT, body(&json!([{ "role": "user", "content": text }]), answer))
     }
 

@@ -24,7 +24,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use warden_policies::canary::{Exchange, Trial, Verdict};
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::{ModelName, QuickMap, units};
+use warden_policies::world::SplitMix;
+use warden_policies::{ModelName, QuickMap};
 
 use super::{Change, Fleet};
 use crate::clock;
@@ -151,13 +152,8 @@ pub struct CanaryRoute {
 impl CanaryRoute {
     /// Whether it answers the clients of this conversation. The same at each turn of it.
     pub fn takes(&self, conversation: u64) -> bool {
-        // Spread evenly whatever the hash is like (the finalizer of SplitMix64).
-        let mut mixed = conversation ^ self.seed;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 31;
-        // 53 bits are exact as a number.
-        units::exact(mixed >> 11) < self.share * units::exact(1 << 53)
+        // Spread evenly whatever the hash is like.
+        SplitMix::new(conversation ^ self.seed).chance(self.share)
     }
 }
 

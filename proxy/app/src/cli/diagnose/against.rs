@@ -135,7 +135,6 @@ async fn prove(
     let mut display = Display::new(legs);
     let mut watch = |proving: Proving<'_>| match proving {
         Proving::Next(side, round) => out::error_line(&format!("round {round}: the {} build", word(side))),
-        Proving::Seen(_) => {}
         Proving::Searching(Searching::Next(ask, _)) => {
             display.close();
             out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));

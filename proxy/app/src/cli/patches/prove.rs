@@ -68,7 +68,7 @@ async fn proved(args: &ProveArgs) -> Result<(), Failure> {
         catalogue.require(id)?;
     }
     let file = proofs::file(&loaded, &machine)?;
-    // Read first: a file that cannot be understood is told before anything is done, and stays as it is.
+    // Read first: a file that cannot be understood is an error before anything is done, and stays as it is.
     let mut known = proofs::read(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use reqwest::Method;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
@@ -42,7 +41,7 @@ pub(super) async fn using(
             continue;
         }
         let client = Client::new(PathBuf::from(&instance.admin_socket))?;
-        let Some(status) = asked(&client).await else {
+        let Some(status) = client.status().await else {
             let silent = format!(
                 "the llama-warden with pid {} does not answer on {}",
                 instance.pid, instance.admin_socket
@@ -53,11 +52,9 @@ pub(super) async fn using(
             out::error_line(&format!("warning: {silent}"));
             continue;
         };
-        let binaries = status.binaries.unwrap_or_default();
-        let next = |name: &str| binaries.get(name).and_then(|own| own.first());
         // Canaries are none of them.
         let names = status.fleet.models.iter().map(|model| model.name.as_str());
-        let own = names.filter(|name| next(name).is_some_and(|own| own == binary));
+        let own = names.filter(|name| status.next_binary(name) == Some(binary));
         let models = own.filter(|name| !pinned.iter().any(|one| one == name)).map(str::to_owned).collect();
         all.push(Live { instance, client, models });
     }
@@ -65,7 +62,7 @@ pub(super) async fn using(
     Ok(all)
 }
 
-/// How the models of an instance stood before it was told anything.
+/// How the models of an instance stood before it was asked to read its configuration again.
 pub(super) struct Before {
     /// Their newest generation.
     newest: u64,
@@ -91,13 +88,6 @@ impl Wrong {
     }
 }
 
-/// What an instance says within a reasonable time.
-async fn asked(client: &Client) -> Option<Status> {
-    let limit = warden_policies::defaults().child.version_timeout;
-    let asking = client.json::<Status>(Method::GET, &["status"]);
-    tokio::time::timeout(limit, asking).await.ok()?.ok()
-}
-
 impl Live {
     /// As people know it.
     pub(super) fn name(&self) -> String {
@@ -111,7 +101,7 @@ impl Live {
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
         loop {
-            if let Some(status) = asked(&self.client).await {
+            if let Some(status) = self.client.status().await {
                 if let Some(why) = self.wrong(&status, &before) {
                     return Err(Wrong::Ill(why));
                 }
@@ -135,7 +125,7 @@ impl Live {
         let until = Instant::now() + time;
         let mut looked = false;
         loop {
-            if let Some(status) = asked(&self.client).await {
+            if let Some(status) = self.client.status().await {
                 looked = true;
                 if let Some(why) = self.wrong(&status, before) {
                     return Err(Wrong::Ill(why));
@@ -155,7 +145,7 @@ impl Live {
 
     async fn before(&self, numbers: &Update) -> Result<Before, Wrong> {
         for _ in 0..TRIES {
-            if let Some(status) = asked(&self.client).await {
+            if let Some(status) = self.client.status().await {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
                 let down =
                     self.own(&status).filter(|model| is_down(model)).map(|model| model.name.to_string());
@@ -175,8 +165,7 @@ impl Live {
     /// Whether all of its models are to be started as `binary`, and no process of before is left. What a process is cannot be told from its
     /// program, which may have become another.
     fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
-        let next = |name: &String| status.binaries.as_ref().and_then(|all| all.get(name)?.first());
-        let is_next = self.models.iter().all(|name| next(name).is_some_and(|own| own == binary));
+        let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
         let mut backends = self.own(status).flat_map(|model| &model.backends);
         let is_new =
             backends.all(|backend| backend.generation.is_none_or(|generation| generation.0 > before));

@@ -31,6 +31,7 @@ use self::told::{Outcome, UpdateReport};
 use super::{ConfigArgs, build};
 use crate::config::machine::Machine;
 use crate::config::problem::Place;
+use crate::config::resolve::Resolved;
 use crate::config::resolve::binary::Choice;
 use crate::config::resolve::dirs::Dirs;
 use crate::config::source::layers::Loaded;
@@ -157,11 +158,7 @@ const BESIDE: i32 = 10;
 /// Two at once would decide of each other's builds.
 fn only_one(dirs: &Dirs) -> Result<File, Failure> {
     let path = dirs.data.join(LOCK);
-    let open = || File::options().create(true).append(true).open(&path);
-    let held = std::fs::create_dir_all(&dirs.data).and_then(|()| open()).and_then(|file| {
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(file)
-    });
+    let held = super::held(&path, FlockOperation::NonBlockingLockExclusive);
     held.map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
             Failure::hinted("another `llama-warden update` is under way", "wait until it has ended")
@@ -276,7 +273,7 @@ impl Run<'_> {
         if self.loaded.models.is_empty() {
             return Ok(());
         }
-        let plan = serve::Plan { config: self.args.config.clone(), flags: Vec::new(), any_name: false };
+        let plan = plan_of(&self.args.config);
         let resolving = plan.resolve_with(self.machine, |resolved| {
             for (choice, place) in &mut resolved.choices {
                 if *choice == Choice::Newest {
@@ -301,11 +298,7 @@ impl Run<'_> {
 
     /// Waits until all models may be replaced at this time of the day.
     async fn until_quiet(&self) -> Result<(), Failure> {
-        let plan = serve::Plan { config: self.args.config.clone(), flags: Vec::new(), any_name: false };
-        if self.loaded.models.is_empty() {
-            return Ok(());
-        }
-        let resolved = plan.as_configured(self.machine)?;
+        let Some(resolved) = configured(&self.args.config, self.loaded, self.machine)? else { return Ok(()) };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
         while windows().any(|only| !only.open(crate::clock::minute())) {
             tokio::time::sleep(LOOK).await;
@@ -360,13 +353,19 @@ impl Run<'_> {
     }
 }
 
+/// How to read the configuration again.
+fn plan_of(config: &ConfigArgs) -> serve::Plan {
+    serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false }
+}
+
+/// What is configured; nothing if no model is.
+fn configured(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Option<Resolved>, Failure> {
+    if loaded.models.is_empty() { Ok(None) } else { plan_of(config).as_configured(machine).map(Some) }
+}
+
 /// Models that the configuration binds to a build or a program of their own.
 fn pinned(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Vec<String>, Failure> {
-    if loaded.models.is_empty() {
-        return Ok(Vec::new());
-    }
-    let plan = serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false };
-    let resolved = plan.as_configured(machine)?;
+    let Some(resolved) = configured(config, loaded, machine)? else { return Ok(Vec::new()) };
     let all = resolved.choices.iter().zip(&resolved.fleet.models);
     let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
     Ok(bound.map(|(_, model)| model.name.as_str().to_owned()).collect())
@@ -395,7 +394,7 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         for live in &instances {
             match live.takes(&binary, numbers).await {
                 Ok(_) => out::line(&format!("{} runs it", live.name()))?,
-                // The others are told all the same.
+                // The other instances take it all the same.
                 Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
             }
         }

@@ -76,7 +76,7 @@ impl Resolver<'_> {
     /// The list of this program is broken.
     pub(super) fn list_for(&mut self, name: &str, model: &Model) -> Result<Arc<Catalogue>, String> {
         let curated = catalogue()?;
-        // What is wrong with the choice itself is told where the model is resolved.
+        // Whoever resolves the model reports what is wrong with the choice itself.
         let known = self.problems.len();
         let (choice, place) = self.choice(name, model);
         self.problems.truncate(known);

@@ -73,12 +73,8 @@ impl Between<'_> {
 
     /// A file that all who search here hold.
     pub(super) fn in_use(&self) -> Result<File, Failure> {
-        let folder = &self.builder.dirs.data;
-        let path = folder.join("in-use");
-        let held = std::fs::create_dir_all(folder).and_then(|()| File::create(&path)).and_then(|file| {
-            rustix::fs::flock(&file, FlockOperation::LockShared)?;
-            Ok(file)
-        });
+        let path = self.builder.dirs.data.join("in-use");
+        let held = crate::cli::held(&path, FlockOperation::LockShared);
         held.map_err(|error| Failure::failed(format!("cannot hold {}: {error}", path.display())))
     }
 
