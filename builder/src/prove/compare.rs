@@ -21,8 +21,8 @@ use crate::verify::{Server, Trial, healthy};
 
 /// How often an answer, or a file, is looked for again.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a part may take to take its block of the file, and then to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a part may take to take its block of the file, and then to answer, unless somebody says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two builds of one tree.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub struct Pair<'a> {
     pub sanitizer: Option<PathBuf>,
     /// Bounds each start and each round of requests.
     pub limit: Duration,
+    /// Bounds the wait for what a part of a fix writes by itself: its counters, its block, its answer. [`PATIENCE`] is enough for any machine.
+    pub patience: Duration,
 }
 
 /// Compares. Returns what was shown.
@@ -224,7 +226,7 @@ impl Rounds<'_> {
         };
         let died = if asked.is_err() { server.death().await.0 } else { None };
         if let Some(program) = inside {
-            server.end_inside(program, PATIENCE).await;
+            server.end_inside(program, self.pair.patience).await;
         }
         server.stop().await;
         let output = server.output();
@@ -246,7 +248,7 @@ impl Rounds<'_> {
 
     /// Whether the counters of a report have moved.
     async fn reported(&self, file: &Path) -> (bool, String) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.pair.patience;
         loop {
             let counters = fs::read(file).ok().and_then(|file| report::read(&file)).unwrap_or_default();
             if counters.computes > 0 || Instant::now() > until {
@@ -268,7 +270,7 @@ impl Rounds<'_> {
         // counts for it as done.
         let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.pair.patience;
         while channel.joined() < all {
             if Instant::now() > until {
                 let text = format!("{} of {all} parts listen to what is asked of them", channel.joined());
@@ -279,7 +281,7 @@ impl Rounds<'_> {
         if let Err(error) = channel.ask(1, ALL, 30_000) {
             return vec![(false, format!("it cannot be asked: {error}"))];
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.pair.patience;
         let answers = loop {
             let answers = channel.answers(1);
             if answers.len() >= all || (!answers.is_empty() && Instant::now() > until) {

@@ -13,7 +13,7 @@ mod conform;
 mod questions;
 mod report;
 
-pub use compare::{Pair, compare};
+pub use compare::{PATIENCE, Pair, compare};
 pub use conform::conform;
 
 /// Now, as a record says it: RFC 3339 in UTC.

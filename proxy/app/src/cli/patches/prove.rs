@@ -329,6 +329,7 @@ async fn show(
         gpu,
         sanitizer: sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
         limit: numbers.verify_timeout,
+        patience: prove::PATIENCE,
     };
     proof.steps.extend(compare(builder, &pair).await?);
     if set.origin == Origin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
