@@ -5,9 +5,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use warden_rig::home::Ran;
+use warden_rig::process::{Kid, ProcessId, children_of};
 use warden_rig::real::SERVER_VARIABLE;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
@@ -82,6 +85,36 @@ impl Renewed {
         let ran = self.warden.setup.home.warden(args, LONG).await?;
         let report = serde_json::from_str(&ran.stdout).context(ran.all())?;
         Ok((ran, report))
+    }
+
+    /// One that is killed when it has chosen a build, before anybody was told.
+    async fn update_killed_at_the_choice(&self, to: &str) -> Outcome {
+        let home = self.warden.home();
+        let args: Vec<OsString> = [
+            "update".into(),
+            "--config".into(),
+            self.config.clone().into(),
+            "--git".into(),
+            self.history.folder.clone().into(),
+            "--to".into(),
+            to.into(),
+            "--no-canary".into(),
+            "--unproved".into(),
+        ]
+        .into();
+        let program = warden_rig::binaries::llama_warden()?;
+        let mut updating =
+            Kid::start(&program, &args, &home.env, home.path(), home.path().join("killed.log"))?;
+        let chosen = home.path().join("data/builds/.chosen.json");
+        wait_until("a build is chosen and watched", LONG, async || {
+            let ended = updating.ended();
+            assert!(ended.is_none(), "{ended:?}: {}", updating.output());
+            std::fs::read_to_string(&chosen).is_ok_and(|text| text.contains("\"watched\""))
+        })
+        .await?;
+        updating.signal(Signal::KILL);
+        updating.exit(SOON).await?;
+        Ok(())
     }
 
     async fn rollback(&self) -> Result<Ran, Trouble> {
@@ -215,6 +248,94 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
     assert_eq!(listed.stdout.matches("rejected").count(), 2, "{}", listed.all());
     assert_eq!(listed.stdout.matches("in use").count(), 1, "{}", listed.all());
     Ok(())
+}
+
+#[tokio::test]
+async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_that_nobody_heard_goes_no_further()
+-> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let dies = sets("FAULTS", "[{\\\"from\\\":20,\\\"do\\\":\\\"crash\\\"}]");
+    let renewed = Renewed::new(&["", "", &dies], "").await?;
+    let first = renewed.serves().context("a process of the first build")?;
+    renewed.update_killed_at_the_choice("b9001").await?;
+    let (ran, report) = renewed.update(&["--to", "b9001"]).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+    assert!(
+        report["notes"][0].as_str().is_some_and(|note| note.contains("is in use by pid")),
+        "{}",
+        ran.all()
+    );
+    let second = renewed.serves().context("a process of the second build")?;
+    assert_ne!(second, first, "{}", ran.all());
+    // Once is enough.
+    let (ran, report) = renewed.update(&["--to", "b9001"]).await?;
+    assert_eq!((ran.code, &report["notes"]), (0, &json!([])), "{}", ran.all());
+
+    // The next one dies while it is watched by nobody but the update that sees it through.
+    renewed.update_killed_at_the_choice("b9002").await?;
+    let http = renewed.warden.http.clone();
+    let again = ["update", "--to", "b9002", "--json", "--config"].map(OsString::from);
+    let git = [renewed.config.clone().into(), "--git".into(), renewed.history.folder.clone().into()];
+    let ran = under_load(&http, renewed.warden.home().warden(again.into_iter().chain(git), LONG)).await?;
+    assert!(ran.code == 3 && ran.stderr.contains("was taken back"), "{}", ran.all());
+    assert_eq!(renewed.serves().as_ref(), Some(&second), "{}", ran.all());
+
+    // A way back that was cut off behind the choice.
+    let path = renewed.warden.home().path().join("data/builds/.chosen.json");
+    let mut choices: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let last = choices["chosen"].as_array_mut().and_then(Vec::pop).context("a choice")?;
+    choices["rejected"].as_array_mut().context("a list")?.push(last);
+    std::fs::write(&path, choices.to_string())?;
+    let ran = under_load(&http, renewed.rollback()).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("is in use already"), "{}", ran.all());
+    assert_eq!(renewed.serves(), Some(first), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_llama_warden_ends_the_update_that_it_wanted_and_every_compiler() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    // The compiler waits for a text that never comes.
+    let folder = tempfile::tempdir()?;
+    let never = folder.path().join("never.h");
+    rustix::fs::mknodat(rustix::fs::CWD, &never, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let waits = format!("#include \"{}\"", never.display());
+    for hard in [false, true] {
+        let mut renewed =
+            Renewed::new(&["", &waits], "update.every = \"1s\"\nupdate.track = \"main\"\n").await?;
+        let mut all = Vec::new();
+        wait_until("a compiler is at work for the update", LONG, async || {
+            all = descendants(renewed.warden.kid.pid());
+            let compiles = |one: &&ProcessId| {
+                let line = one.command_line().join(" ");
+                line.contains("cc1") && line.contains("server.c")
+            };
+            all.iter().any(|one| compiles(&one))
+        })
+        .await?;
+        if hard {
+            renewed.warden.kid.signal(Signal::KILL);
+        } else {
+            assert_eq!(renewed.warden.terminate(SOON).await?, 0, "{}", renewed.warden.kid.output());
+        }
+        Warden::until_gone(&all, SOON).await?;
+    }
+    Ok(())
+}
+
+/// Children, their children, and so on.
+fn descendants(pid: i32) -> Vec<ProcessId> {
+    let mut all = children_of(pid);
+    let mut next = 0;
+    while let Some(one) = all.get(next) {
+        all.extend(children_of(one.pid));
+        next += 1;
+    }
+    all
 }
 
 #[tokio::test]

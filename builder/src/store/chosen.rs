@@ -3,6 +3,7 @@
 //! ```text
 //!  builds/.chosen.json    chosen:   those that were brought in, the last one in use, the one before it the way back
 //!                         rejected: those that were found worse, which nobody tries again by himself
+//!                         watched:  the one in use, while somebody still looks whether it holds
 //! ```
 //!
 //! Without such a file the newest build is in use. Once a build was chosen, a newer one waits until it is chosen, too: what is in
@@ -43,11 +44,14 @@ pub struct Choices {
     pub chosen: Vec<Decided>,
     /// Those that were found worse, the oldest first.
     pub rejected: Vec<Decided>,
+    /// The one in use, if whoever brought it in has not yet seen that it holds: nobody looks any more if he was killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watched: Option<BuildId>,
 }
 
 impl Default for Choices {
     fn default() -> Self {
-        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
+        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new(), watched: None }
     }
 }
 
@@ -100,6 +104,10 @@ impl Store {
     /// # Errors
     /// There is no such build, or the file of choices cannot be read or written.
     pub fn choose(&self, build: &BuildId, why: &str) -> Result<()> {
+        self.choose_as(build, why, false)
+    }
+
+    fn choose_as(&self, build: &BuildId, why: &str, watched: bool) -> Result<()> {
         self.show(build)?;
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
@@ -109,6 +117,29 @@ impl Store {
             choices.chosen.push(decided(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
+        choices.watched = watched.then(|| build.clone());
+        self.write_choices(choices)
+    }
+
+    /// Brings a build in that its caller is going to watch: until [`Store::holds`] everybody can see that nobody knows yet.
+    ///
+    /// # Errors
+    /// As for [`Store::choose`].
+    pub fn choose_watched(&self, build: &BuildId, why: &str) -> Result<()> {
+        self.choose_as(build, why, true)
+    }
+
+    /// The build in use was watched long enough.
+    ///
+    /// # Errors
+    /// The file of choices cannot be read or written.
+    pub fn holds(&self, build: &BuildId) -> Result<()> {
+        let _lock = self.lock()?;
+        let mut choices = self.choices()?;
+        if choices.watched.as_ref() != Some(build) {
+            return Ok(());
+        }
+        choices.watched = None;
         self.write_choices(choices)
     }
 
@@ -127,6 +158,7 @@ impl Store {
         };
         let (left, back) = (choices.chosen[last].build.clone(), choices.chosen[before].build.clone());
         choices.chosen.truncate(before + 1);
+        choices.watched = None;
         choices.rejected.extend(why.map(|why| decided(&left, why)));
         self.write_choices(choices)?;
         Ok(back)
@@ -143,6 +175,7 @@ impl Store {
         choices.rejected.push(decided(build, why));
         // One that was chosen once, removed, and built again.
         choices.chosen.retain(|one| one.build != *build);
+        choices.watched = choices.watched.filter(|one| one != build);
         self.write_choices(choices)
     }
 

@@ -41,6 +41,7 @@ pub(crate) fn leaking() -> BackendView {
         generation: Some(GenerationId(3)),
         phase: Phase::Ready,
         pid: Some(1),
+        program: None,
         ready_for: None,
         in_flight: 0,
         slots: None,

@@ -41,6 +41,7 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         generation: Some(GenerationId(generation)),
         phase,
         pid: Some(1),
+        program: None,
         ready_for: None,
         in_flight: 1,
         slots: Some(1),

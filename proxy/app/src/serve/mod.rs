@@ -183,7 +183,13 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             problem = server.ended() => return Err(problem),
         }
     }
-    Box::pin(stop(server, deadline, &mut signals)).await
+    renewing.leave();
+    Box::pin(stop(server, deadline, &mut signals)).await?;
+    tokio::select! {
+        () = renewing.ended() => {}
+        () = signals.end() => {}
+    }
+    Ok(())
 }
 
 async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {

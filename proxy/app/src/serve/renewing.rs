@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader, Lines};
-use tokio::process::{Child, ChildStderr, ChildStdout, Command};
-use tokio::time::{Instant, sleep_until};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Plan;
 use crate::cli::update::{last_run, words};
@@ -25,6 +25,8 @@ pub(super) struct Renewing {
 /// One under way.
 struct Running {
     child: Child,
+    /// As long as it is open, somebody wants what the process does.
+    wanted: Option<ChildStdin>,
     out: Option<Lines<BufReader<ChildStdout>>>,
     told: Option<Lines<BufReader<ChildStderr>>>,
 }
@@ -75,19 +77,36 @@ impl Renewing {
         }
     }
 
+    /// Wants no more of it: one under way is told to end, in its own way. A compiler that is killed with its parent alone goes on, and a build
+    /// that was half brought in is told to nobody.
+    pub(super) fn leave(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.wanted = None;
+        }
+    }
+
+    /// Waits some time until one that was told to end has ended.
+    pub(super) async fn ended(mut self) {
+        if let Some(running) = &mut self.running
+            && timeout(PATIENCE, running.end()).await.is_err()
+        {
+            tracing::info!("llama-warden update ends without us");
+        }
+    }
+
     fn start(&self) -> Option<Running> {
         let started = std::env::current_exe().and_then(|program| {
             let mut command = Command::new(program);
-            command.args(&self.words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // With us ends what we wanted.
-            command.kill_on_drop(true).spawn()
+            command.args(&self.words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            // Not in our group: what a terminal sends to us is ours to pass on.
+            command.process_group(0).spawn()
         });
         match started {
             Ok(mut child) => {
                 let out = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
                 let told = child.stderr.take().map(|pipe| BufReader::new(pipe).lines());
                 tracing::info!("llama-warden update begins (`update.every`)");
-                Some(Running { child, out, told })
+                Some(Running { wanted: child.stdin.take(), child, out, told })
             }
             Err(error) => {
                 tracing::warn!(%error, "llama-warden update cannot be started");
@@ -97,6 +116,8 @@ impl Renewing {
     }
 }
 
+/// How long one that is wanted no more is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The first seconds belong to the models.
 const SOONEST: Duration = Duration::from_secs(60);
 

@@ -380,6 +380,7 @@ impl Remote {
             generation: Some(self.cell.id),
             phase,
             pid: None,
+            program: None,
             ready_for,
             in_flight: self.leases.in_flight(self.cell.id),
             slots: Some(self.spec.max_in_flight),

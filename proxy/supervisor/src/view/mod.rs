@@ -8,6 +8,7 @@ pub mod log;
 pub(crate) mod publish;
 pub mod reclaim_entry;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -221,6 +222,9 @@ pub struct BackendView {
     pub phase: Phase,
     /// Its process id.
     pub pid: Option<u32>,
+    /// The program that it was started as; what it is by now may be another, if that program was a script or a wrapper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<PathBuf>,
     /// Time since it became ready.
     pub ready_for: Option<Duration>,
     /// Leases held.

@@ -26,12 +26,12 @@ pub(super) struct Live {
     pub(super) models: Vec<String>,
 }
 
-/// Instances that use this store, and models whose next process would be `binary`, but for those that are `pinned` to it. One that does not
-/// answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
+/// Instances that use this store, and models whose next process would be one of `binaries`, but for those that are `pinned` to it. One that
+/// does not answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
 pub(super) async fn using(
     dirs: &Dirs,
     machine: &Machine,
-    binary: &Path,
+    binaries: &[PathBuf],
     pinned: &[String],
     strict: bool,
 ) -> Result<Vec<Live>, Failure> {
@@ -54,7 +54,9 @@ pub(super) async fn using(
         };
         // Canaries are none of them.
         let names = status.fleet.models.iter().map(|model| model.name.as_str());
-        let own = names.filter(|name| status.next_binary(name) == Some(binary));
+        let own = names.filter(|name| {
+            status.next_binary(name).is_some_and(|next| binaries.iter().any(|binary| binary == next))
+        });
         let models = own.filter(|name| !pinned.iter().any(|one| one == name)).map(str::to_owned).collect();
         all.push(Live { instance, client, models });
     }
@@ -64,8 +66,6 @@ pub(super) async fn using(
 
 /// How the models of an instance stood before it was asked to read its configuration again.
 pub(super) struct Before {
-    /// Their newest generation.
-    newest: u64,
     /// Deaths of each so far.
     crashes: BTreeMap<String, u64>,
     /// Those that did not serve even then.
@@ -78,12 +78,15 @@ pub(super) enum Wrong {
     Ill(String),
     /// Anybody's: it is gone, it does not answer, its configuration cannot be read, a drain takes too long.
     NotTaken(String),
+    /// Somebody wants us to end.
+    Interrupted,
 }
 
 impl Wrong {
     pub(super) fn into_why(self) -> String {
         match self {
             Self::Ill(why) | Self::NotTaken(why) => why,
+            Self::Interrupted => "it was interrupted".to_owned(),
         }
     }
 }
@@ -105,7 +108,7 @@ impl Live {
                 if let Some(why) = self.wrong(&status, &before) {
                     return Err(Wrong::Ill(why));
                 }
-                if self.has_taken(&status, binary, before.newest) {
+                if self.has_taken(&status, binary) {
                     return Ok(before);
                 }
             }
@@ -149,8 +152,7 @@ impl Live {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
                 let down =
                     self.own(&status).filter(|model| is_down(model)).map(|model| model.name.to_string());
-                let newest = self.newest_generation(&status);
-                return Ok(Before { newest, crashes: crashes.collect(), down: down.collect() });
+                return Ok(Before { crashes: crashes.collect(), down: down.collect() });
             }
             sleep(numbers.look).await;
         }
@@ -162,22 +164,14 @@ impl Live {
         status.fleet.models.iter().filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
-    /// Whether all of its models are to be started as `binary`, and no process of before is left. What a process is cannot be told from its
-    /// program, which may have become another.
-    fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
+    /// Whether all of its models are to be started as `binary`, and no process of another is left.
+    fn has_taken(&self, status: &Status, binary: &Path) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
-        let mut backends = self.own(status).flat_map(|model| &model.backends);
-        let is_new =
-            backends.all(|backend| backend.generation.is_none_or(|generation| generation.0 > before));
+        let mut programs =
+            self.own(status).flat_map(|model| &model.backends).filter_map(|one| one.program.as_deref());
         is_next
-            && is_new
+            && programs.all(|program| program == binary)
             && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
-    }
-
-    fn newest_generation(&self, status: &Status) -> u64 {
-        let all =
-            self.own(status).flat_map(|model| model.backends.iter().filter_map(|backend| backend.generation));
-        all.map(|generation| generation.0).max().unwrap_or(0)
     }
 
     /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace.

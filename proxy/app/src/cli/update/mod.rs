@@ -6,7 +6,8 @@
 //!   rejected, the way back <── something dies ── watched <── every instance reads its configuration again <── canary <── chosen
 //! ```
 //!
-//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store.
+//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store, and one that was
+//! chosen and not yet watched to the end is told to everybody and watched first of all.
 
 mod canary;
 mod live;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::fs::FlockOperation;
+use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
 use warden_patches::Sets;
 use warden_policies::experiment::Workload;
@@ -141,6 +143,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     if args.scheduled {
         // What is being served comes first; that it cannot be helped is no reason to stop.
         rustix::process::nice(BESIDE).ok();
+        end_with_whoever_wants_it();
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         let store = builder.store();
@@ -150,6 +153,14 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     .await?;
     report.show(args.json)?;
     report.end()
+}
+
+/// Our input is a pipe that whoever wants this update keeps open. When he is gone, however he went, it is the same as a signal to end.
+fn end_with_whoever_wants_it() {
+    std::thread::spawn(|| {
+        drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
+        kill_process(getpid(), Signal::TERM).ok();
+    });
 }
 
 /// By how much an update that nobody waits for stands back.
@@ -189,11 +200,13 @@ impl Run<'_> {
                 "make the first one with `llama-warden build`",
             )
         })?;
+        let finished = if self.args.plan { None } else { self.finish(&old.id, signals).await? };
         let new = source::newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)
             .await?;
         let request = self.request(new.source.clone(), &old)?;
         let plan = self.builder.plan(&request).await?;
         let mut report = UpdateReport::new(&old, &plan, &new, numbers.listed);
+        report.notes.extend(finished);
         if plan.id == old.id {
             return Ok(report.ends(Outcome::NothingNew));
         }
@@ -238,7 +251,7 @@ impl Run<'_> {
         }
         let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
         let instances =
-            live::using(self.dirs, self.machine, &self.store.binary(&old.id)?, &pinned, true).await?;
+            live::using(self.dirs, self.machine, &[self.store.binary(&old.id)?], &pinned, true).await?;
         if !self.args.no_canary {
             for live in &instances {
                 if let Some(why) = canary::worse(live, &built.id, numbers, &mut report.notes, signals).await?
@@ -314,15 +327,35 @@ impl Run<'_> {
         id: &BuildId,
         signals: &mut Signals,
     ) -> Result<UpdateReport, Failure> {
-        let numbers = &self.loaded.settings.update;
         if self.args.scheduled {
             tokio::select! {
                 quiet = self.until_quiet() => quiet?,
                 () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
             }
         }
-        self.store.choose(id, &report.news())?;
+        self.store.choose_watched(id, &report.news())?;
+        match self.told(instances, id, signals).await? {
+            Told::Holds(by) => {
+                report.used_by = by;
+                Ok(report.ends(Outcome::InUse))
+            }
+            Told::Back { outcome, reasons } => {
+                report.reasons.extend(reasons);
+                Ok(report.ends(outcome))
+            }
+        }
+    }
+
+    /// Tells every instance of a build that is chosen, and watches; what dies is taken back.
+    async fn told(
+        &self,
+        instances: &[live::Live],
+        id: &BuildId,
+        signals: &mut Signals,
+    ) -> Result<Told, Failure> {
+        let numbers = &self.loaded.settings.update;
         let binary = self.store.binary(id)?;
+        let mut by = Vec::new();
         for live in instances {
             let taking = async {
                 let before = live.takes(&binary, numbers).await?;
@@ -330,27 +363,75 @@ impl Run<'_> {
             };
             let taken = tokio::select! {
                 taken = taking => taken,
-                () = signals.leave() => Err(live::Wrong::NotTaken("it was interrupted".to_owned())),
+                () = signals.leave() => Err(live::Wrong::Interrupted),
             };
             let Err(wrong) = taken else {
-                report.used_by.push(live.name());
+                by.push(live.name());
                 continue;
             };
-            let is_ill = matches!(wrong, live::Wrong::Ill(_));
+            let outcome = match wrong {
+                live::Wrong::Ill(_) => Outcome::TakenBack,
+                live::Wrong::NotTaken(_) => Outcome::Unknown,
+                live::Wrong::Interrupted => Outcome::Interrupted,
+            };
             let why = wrong.into_why();
-            let back = self.store.go_back(Some(why.as_str()).filter(|_| is_ill))?;
+            let back = self.store.go_back(Some(why.as_str()).filter(|_| outcome == Outcome::TakenBack))?;
             let back = self.store.binary(&back)?;
-            report.reasons.push(why);
+            let mut reasons = vec![why];
             // Also those that were not told yet: they may have read their configuration by themselves.
             for live in instances {
                 if let Err(wrong) = live.takes(&back, numbers).await {
-                    report.reasons.push(format!("on the way back: {}", wrong.into_why()));
+                    reasons.push(format!("on the way back: {}", wrong.into_why()));
                 }
             }
-            return Ok(report.ends(if is_ill { Outcome::TakenBack } else { Outcome::Unknown }));
+            return Ok(Told::Back { outcome, reasons });
         }
-        Ok(report.ends(Outcome::InUse))
+        self.store.holds(id)?;
+        Ok(Told::Holds(by))
     }
+
+    /// Sees an update through that was killed when its build had been chosen. What became of it, if there was one.
+    async fn finish(&self, id: &BuildId, signals: &mut Signals) -> Result<Option<String>, Failure> {
+        if self.store.choices()?.watched.as_ref() != Some(id) {
+            return Ok(None);
+        }
+        out::error_line(&format!(
+            "update: build {id} was chosen by one that did not see it through; it goes on"
+        ));
+        let both = self.store.kept_by_choice();
+        let binaries = both.iter().map(|id| self.store.binary(id)).collect::<Result<Vec<_>, _>>()?;
+        let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
+        let instances = live::using(self.dirs, self.machine, &binaries, &pinned, true).await?;
+        match self.told(&instances, id, signals).await? {
+            Told::Holds(by) if by.is_empty() => Ok(Some(format!(
+                "Build {id}, which an earlier update had chosen, is used by no running instance"
+            ))),
+            Told::Holds(by) => Ok(Some(format!(
+                "Build {id}, which an earlier update had chosen, is in use by {}",
+                by.join("; ")
+            ))),
+            Told::Back { outcome, reasons } => {
+                out::error_line(&format!(
+                    "update: build {id}, which an earlier one had chosen, was taken back: {}",
+                    reasons.join("; ")
+                ));
+                Err(Failure::Told { code: outcome.code() })
+            }
+        }
+    }
+}
+
+/// What became of a build that was brought in.
+enum Told {
+    /// It holds, and these instances use it.
+    Holds(Vec<String>),
+    /// The build before it is in use.
+    Back {
+        /// How the update ends.
+        outcome: Outcome,
+        /// Why.
+        reasons: Vec<String>,
+    },
 }
 
 /// How to read the configuration again.
@@ -381,14 +462,24 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let store = Store::new(&dirs.data);
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
-        let left = store.in_use()?.map(|build| build.id);
-        let binary = left.as_ref().and_then(|id| store.binary(id).ok());
-        let instances = match &binary {
-            Some(binary) => live::using(&dirs, &machine, binary, &pinned, false).await?,
-            None => Vec::new(),
+        // One that was broken off, or was not heard by everybody: its instances still run what was left, and it goes no further back.
+        let rejected = store.choices()?.rejected;
+        let left: Vec<PathBuf> = rejected.iter().filter_map(|one| store.binary(&one.build).ok()).collect();
+        let late = live::using(&dirs, &machine, &left, &pinned, false).await?;
+        let in_use = store.in_use()?;
+        let (instances, back) = match in_use {
+            Some(in_use) if !late.is_empty() => {
+                out::line(&format!("build {} is in use already; not all run it yet", in_use.id))?;
+                (late, in_use.id)
+            }
+            in_use => {
+                let binary = in_use.and_then(|build| store.binary(&build.id).ok());
+                let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
+                let back = store.go_back(Some("it was taken back by hand"))?;
+                out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
+                (instances, back)
+            }
         };
-        let back = store.go_back(Some("it was taken back by hand"))?;
-        out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
         for live in &instances {

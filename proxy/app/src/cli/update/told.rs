@@ -27,6 +27,20 @@ pub(super) enum Outcome {
     Unknown,
     /// It was brought in and taken back.
     TakenBack,
+    /// Somebody ended the update while the build was brought in.
+    Interrupted,
+}
+
+impl Outcome {
+    /// What whoever looks at the exit code alone is told.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::InUse | Self::NothingNew | Self::Planned => 0,
+            Self::Rejected | Self::WasRejected | Self::TakenBack => crate::exit::LEAKS,
+            Self::Unknown => crate::exit::TOO_FEW,
+            Self::Interrupted => crate::exit::INTERRUPTED,
+        }
+    }
 }
 
 /// What became of an update.
@@ -116,10 +130,12 @@ impl UpdateReport {
         let (old, new) = (&self.old, &self.new);
         let mut text = match self.outcome {
             Some(Outcome::NothingNew) => {
-                return format!(
+                let mut text = format!(
                     "nothing is new: build {} is what {} gives ({})",
                     old.build, self.follows, old.revision
                 );
+                text.extend(self.notes.iter().map(|note| format!(". {note}")));
+                return text;
             }
             Some(Outcome::InUse) if self.used_by.is_empty() => {
                 format!(
@@ -137,6 +153,12 @@ impl UpdateReport {
             }
             Some(Outcome::TakenBack) => {
                 format!("build {} was brought in and taken back; build {} is in use", new.build, old.build)
+            }
+            Some(Outcome::Interrupted) => {
+                format!(
+                    "interrupted while build {} was brought in: build {} is in use again",
+                    new.build, old.build
+                )
             }
             Some(Outcome::Planned) | None => format!("build {} would be made", new.build),
         };
@@ -181,13 +203,12 @@ impl UpdateReport {
         out::write(&text)
     }
 
-    /// For whoever looks at the exit code alone.
+    /// The exit code, as an error if it is not 0.
     pub(super) fn end(&self) -> Result<(), Failure> {
-        let code = match self.outcome {
-            Some(Outcome::InUse | Outcome::NothingNew | Outcome::Planned) => return Ok(()),
-            Some(Outcome::Rejected | Outcome::WasRejected | Outcome::TakenBack) => crate::exit::LEAKS,
-            Some(Outcome::Unknown) | None => crate::exit::TOO_FEW,
-        };
+        let code = self.outcome.map_or(crate::exit::TOO_FEW, Outcome::code);
+        if code == 0 {
+            return Ok(());
+        }
         let code = if self.proof.as_ref().is_some_and(|proof| proof.proof.interrupted) {
             crate::exit::INTERRUPTED
         } else {
