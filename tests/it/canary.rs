@@ -241,6 +241,35 @@ async fn a_canary_that_hangs_fails_nobody_and_is_worse() -> Outcome {
 }
 
 #[tokio::test]
+async fn a_canary_that_sends_its_head_and_then_hangs_is_left_in_time() -> Outcome {
+    let stall = json!({"do": "stall", "from": 1, "after_tokens": 0, "ms": 600_000});
+    let canary = json!({"stream_head": "slot", "faults": [stall]});
+    found_worse(&canary, "it fails more often").await
+}
+
+#[tokio::test]
+async fn a_death_of_the_models_own_server_behind_a_canary_that_was_left_is_one_like_any_other() -> Outcome {
+    let head = json!({"stream_head": "slot"});
+    let with = |fault: Value| {
+        let mut script = head.clone();
+        script["faults"] = json!([fault]);
+        script
+    };
+    let own = with(json!({"do": "crash", "from": 5, "after_tokens": 3}));
+    let canary = with(json!({"do": "stall", "from": 1, "after_tokens": 0, "ms": 600_000}));
+    // It goes on, however sure it is.
+    let (warden, binary) = started(&own, &canary, "internal.canary.wrong = 1e-12").await?;
+    start(&warden, &binary, &["--share", "50%"]).await?;
+    let all = requests("d", "m", 40, 8);
+    let wanted = undisturbed(&all, &head).await?;
+    same(&wanted, &swarm(&warden.http, &all, 1).await)?;
+    // Behind a canary, with a server that died, and with yet another one.
+    let met = executed_by(&warden)?;
+    assert!(met.values().any(|processes| processes.len() == 3), "{met:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_canary_that_crashes_at_each_request_fails_nobody_and_is_worse() -> Outcome {
     found_worse(&json!({"faults": [{"do": "crash", "from": 3, "after_tokens": 2}]}), "it").await
 }

@@ -22,6 +22,9 @@ const RATES: [(f64, f64); 10] = [
     (0.3, 0.7),
 ];
 
+/// How many times as often the build that is tried dies, that are bet on.
+const DEADLIER: [f64; 4] = [4.0, 20.0, 100.0, 1000.0];
+
 /// The wealth of several bets, as logarithms.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wealth(Vec<f64>);
@@ -81,6 +84,29 @@ impl MoreFailures {
             let common = (tried + all * serves) / (1.0 + all);
             *wealth += log(tried, own, 1.0 - own) + log(serves, broken, other_sound)
                 - log(common, own + broken, 1.0 - own + other_sound);
+        }
+    }
+
+    pub(super) fn wealth(&self) -> f64 {
+        self.0.all()
+    }
+}
+
+/// Bets that one build dies more often for its work: for each death, the chance that it is a process of that build which died, against its
+/// share of the work.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MoreDeaths(Wealth);
+
+impl MoreDeaths {
+    pub(super) fn new() -> Self {
+        Self(Wealth::new(DEADLIER.len()))
+    }
+
+    /// One death, when the build that is tried has done this share of all work, above 0 and below 1.
+    pub(super) fn note(&mut self, tried: bool, share: f64) {
+        for (wealth, times) in self.0.0.iter_mut().zip(DEADLIER) {
+            let own = times * share / (times * share + 1.0 - share);
+            *wealth += if tried { (own / share).ln() } else { ((1.0 - own) / (1.0 - share)).ln() };
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::evidence::MoreDeaths;
 use super::*;
 use crate::growth::{self, Growth, Interval};
 use crate::sample::MemoryKind;
@@ -124,6 +125,33 @@ fn requests_of_one_conversation_count_once_for_speeds() {
 }
 
 #[test]
+fn builds_that_die_alike_are_called_deadlier_as_seldom_as_declared_and_worse_ones_soon() {
+    let called = |share: f64, times: f64, deaths: u32| {
+        let rounds = 2000_u32;
+        let (mut count, mut needed) = (0_u32, 0_u32);
+        for seed in 0..rounds {
+            let mut dice = SplitMix::new(u64::from(seed));
+            let mut bets = MoreDeaths::new();
+            let own = times * share / (times * share + 1.0 - share);
+            for death in 1..=deaths {
+                bets.note(dice.chance(own), share);
+                if bets.wealth() >= 4.0 / numbers().wrong {
+                    (count, needed) = (count + 1, needed + death);
+                    break;
+                }
+            }
+        }
+        (f64::from(count) / f64::from(rounds), needed.checked_div(count).unwrap_or(0))
+    };
+    for share in [0.01, 0.1, 0.5] {
+        let (rate, _) = called(share, 1.0, 100);
+        assert!(rate <= numbers().wrong / 4.0 + 0.003, "{share}: {rate}");
+        let (rate, deaths) = called(share, 200.0, 100);
+        assert!(rate >= 0.98 && deaths <= 14, "{share}: {rate} after {deaths} deaths");
+    }
+}
+
+#[test]
 fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     let worse = |trial: &Trial| match trial.judge(Duration::ZERO) {
         (Verdict::Worse { reasons }, true) => reasons,
@@ -132,19 +160,19 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     let undecided =
         |trial: &Trial| assert!(!trial.judge(Duration::ZERO).1, "{:?}", trial.judge(Duration::ZERO));
     let mut trial = ready(false, numbers());
-    trial.died(Arm::Canary);
-    undecided(&trial);
-    trial.died(Arm::Canary);
-    assert_eq!(worse(&trial), ["it died 2 times in 0 requests, the other 0 times in 0"]);
-    trial.died(Arm::Base);
-    undecided(&trial);
-
-    let mut trial = ready(false, numbers());
     let request = |arm| Exchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
-    trial.note(&request(Arm::Canary));
-    (0..99).for_each(|_| trial.note(&request(Arm::Base)));
+    for _ in 0..9 {
+        trial.note(&request(Arm::Canary));
+        (0..9).for_each(|_| trial.note(&request(Arm::Base)));
+    }
+    for _ in 0..2 {
+        trial.died(Arm::Canary);
+        undecided(&trial);
+    }
     trial.died(Arm::Canary);
-    assert_eq!(worse(&trial).len(), 1, "one death is enough beside so much work without any");
+    assert_eq!(worse(&trial), ["it died 3 times in 9 requests, the other 0 times in 81"]);
+    (0..3).for_each(|_| trial.died(Arm::Base));
+    undecided(&trial);
 
     let mut trial = ready(false, numbers());
     trial.is_unwell(Arm::Canary, "nothing moves".into());

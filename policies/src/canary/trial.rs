@@ -4,15 +4,15 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use super::blocks::Blocks;
-use super::evidence::{Above, MoreFailures};
+use super::evidence::{Above, MoreDeaths, MoreFailures};
 use super::report::{Answers, ArmReport, Report, Weight};
 use super::{Arm, Exchange, Memory, Numbers, Verdict};
 use crate::growth::stats::median;
 use crate::growth::{self, Growth};
 use crate::units;
 
-/// Tests that each may call a build worse by chance.
-const TESTS: f64 = 3.0;
+/// Tests that each may call a build worse by chance: failures, deaths, latency, pace.
+const TESTS: f64 = 4.0;
 
 /// Conversations that are remembered: more than any trial needs; beyond that none counts for speeds.
 const CONVERSATIONS: usize = 65_536;
@@ -30,6 +30,7 @@ pub struct Trial {
     failures: Blocks<bool>,
     more: MoreFailures,
     not_many_more: Above,
+    deadlier: MoreDeaths,
     latency: Speed,
     pace: Speed,
     /// Answers of the canary in a row from the first on that told no speed.
@@ -90,6 +91,7 @@ impl Trial {
             failures: Blocks::new(numbers.beside),
             more: MoreFailures::new(),
             not_many_more: Above::new(),
+            deadlier: MoreDeaths::new(),
             latency: Speed::new(&numbers),
             pace: Speed::new(&numbers),
             paceless: 0,
@@ -141,6 +143,10 @@ impl Trial {
 
     /// A process of this build died by its own fault.
     pub fn died(&mut self, arm: Arm) {
+        // The request at work is not yet counted.
+        let work = |side: &Side| units::exact(side.report.requests + 1);
+        let (tried, other) = (work(&self.canary), work(&self.base));
+        self.deadlier.note(arm == Arm::Canary, tried / (tried + other));
         self.side(arm).report.deaths += 1;
     }
 
@@ -243,7 +249,12 @@ impl Trial {
         if self.pace.slower.wealth() >= needs {
             reasons.push(slower("it takes longer for a token", canary_shown.token_ms, base_shown.token_ms));
         }
-        reasons.extend(self.deaths());
+        if self.deadlier.wealth() >= needs {
+            reasons.push(format!(
+                "it died {} times in {} requests, the other {} times in {}",
+                canary.deaths, canary.requests, base.deaths, base.requests
+            ));
+        }
         for words in &canary.unwell {
             if !base.unwell.contains(words) {
                 reasons.push(format!("it is unwell, and the other is not: {words}"));
@@ -251,22 +262,6 @@ impl Trial {
         }
         reasons.extend(self.leak());
         reasons
-    }
-
-    /// Whether it dies, or dies more often.
-    fn deaths(&self) -> Option<String> {
-        let (base, canary) = (&self.base.report, &self.canary.report);
-        let work = |side: &ArmReport| units::exact(side.requests.max(1));
-        let alone = base.deaths == 0 && work(base) >= self.numbers.death_work * work(canary);
-        let often = units::exact(canary.deaths) * work(base)
-            > self.numbers.death_often * units::exact(base.deaths) * work(canary);
-        let dies = canary.deaths >= 1 && alone || canary.deaths >= 2 && often;
-        dies.then(|| {
-            format!(
-                "it died {} times in {} requests, the other {} times in {}",
-                canary.deaths, canary.requests, base.deaths, base.requests
-            )
-        })
     }
 
     /// Whether it leaks where the other does not, or leaks more.

@@ -28,10 +28,6 @@ section!(
         wrong_equal: f64 where Takes::Share,
         /// Failures more by this share of requests are ruled out before a build is called as good.
         failing: f64 where Takes::Share,
-        /// One death is enough where the other build did so many times its work without any.
-        death_work: f64,
-        /// From the second death on: it dies so many times as often.
-        death_often: f64,
         /// Requests of the build that serves, at most, that one of the other is compared with.
         beside: usize,
         /// Latencies kept for the medians that are shown.

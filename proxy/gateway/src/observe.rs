@@ -84,10 +84,11 @@ impl Record {
         );
         let failed = broke || (self.outcome == Outcome::Ok && self.status >= 500);
         if left.is_some() {
-            // What fails with both is the fault of the request.
+            // What fails with both is the fault of the request, and counts as it does for those that the other build gets alone.
             let answered = self.outcome == Outcome::Ok && self.status < 400;
-            exchange.failed = answered || self.outcome == Outcome::ClientGone;
-            return exchange.failed.then_some(exchange);
+            exchange.failed = answered || failed || self.outcome == Outcome::ClientGone;
+            let refused = self.outcome == Outcome::Ok && !exchange.failed;
+            return (exchange.failed || refused).then_some(exchange);
         }
         if failed || self.continued {
             exchange.failed = true;

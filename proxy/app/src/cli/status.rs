@@ -257,6 +257,7 @@ mod tests {
             generation: Some(GenerationId(generation)),
             phase,
             pid: Some(4000),
+            program: None,
             ready_for: Some(Duration::from_secs(3700)),
             in_flight: 2,
             slots: Some(4),

@@ -18,27 +18,34 @@ use crate::refusal::Refusal;
 
 /// What it takes to execute a request once more. Kept until something of its answer is with its client.
 pub(crate) struct Again {
+    pub(crate) search: Search,
+    pub(crate) message: Box<Message>,
+}
+
+/// How another server is looked for.
+#[derive(Clone)]
+pub(crate) struct Search {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
     /// Tokens of the prompt, where admission wants to know.
     pub(crate) tokens: Option<u64>,
     pub(crate) limits: Limits,
-    pub(crate) message: Box<Message>,
     /// When the exchange must be over.
     pub(crate) deadline: Instant,
 }
 
 impl Again {
     /// Looks for another server than the one that died, and gives it the request. `died` is what the client gets if there is
-    /// none.
+    /// none. Behind a build that is only tried, the death of the next one is another matter: the answer's `kept` and a copy of the search are
+    /// for that.
     pub(crate) async fn run(
         self,
         record: &mut Record,
         dead: Arc<dyn BackendLease>,
         died: Refusal,
     ) -> Result<Relayed, Refusal> {
-        let Self { upstream, model, kind, tokens, limits, message, deadline } = self;
+        let Self { search: Search { upstream, model, kind, tokens, limits, deadline }, message } = self;
         let mut attempts = Attempts {
             upstream: &upstream,
             record,

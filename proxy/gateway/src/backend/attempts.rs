@@ -18,7 +18,6 @@
 //! from then on, and its next attempt has its generation for itself (see [`warden_policies::quarantine`]).
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,7 +25,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Body as _;
 use hyper::body::Incoming;
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -40,13 +38,13 @@ use crate::backend::checkpoint::{Checkpoint, let_others_in_later};
 use crate::backend::message::Message;
 use crate::backend::pool::Pool;
 use crate::backend::request_body::RequestBody;
+use crate::backend::tried::{BROKE, Canary, STOPPED};
 use crate::backend::upstream::Upstream;
 use crate::backend::upstream_conn::{SendError, UpstreamConn};
 use crate::body::intake::Intake;
 use crate::body::limits::Limits;
 use crate::body::sent::Sent;
 use crate::observe::Record;
-use crate::protocol::{headers, wire};
 use crate::refusal::{BodyFault, Refusal};
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
@@ -73,6 +71,8 @@ pub(crate) struct Backend {
     pub(crate) sent: Arc<Sent>,
     /// When the exchange must be over.
     pub(crate) deadline: Instant,
+    /// When something of the answer must be there, or the model's own build is asked; `None` if that one answers.
+    pub(crate) begins_by: Option<Instant>,
 }
 
 /// A request that a backend is looked for: what each attempt needs to know of it.
@@ -208,7 +208,7 @@ impl Attempts<'_> {
                 }
                 Ok(Ok((response, conn, pool))) => {
                     let sent = message.sent();
-                    let backend = Backend { lease, revoked, conn, pool, sent, deadline };
+                    let backend = Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None };
                     let kept = message.streams() && self.may_repeat(&message);
                     return Ok(Relayed {
                         response,
@@ -288,101 +288,8 @@ impl Attempts<'_> {
         }
     }
 
-    /// One attempt by a canary. If that comes to anything but a sound answer: a lease of the model's own build.
-    async fn by_canary(
-        &mut self,
-        lease: Arc<dyn BackendLease>,
-        mut message: Message,
-        deadline: Instant,
-    ) -> Result<Canary, Refusal> {
-        let Self { upstream, model, limits, .. } = *self;
-        let mut revoked = lease.clone().revoked();
-        let until = deadline.min(Instant::now() + self.patience);
-        let result = {
-            let mut once = pin!(timeout_at(until, Self::once(upstream, &lease, &mut message)));
-            tokio::select! {
-                biased;
-                result = &mut once => Some(result),
-                () = &mut revoked => None,
-            }
-        };
-        let why = match result {
-            Some(Ok(Ok((response, conn, pool)))) => {
-                let backend = Backend { lease, revoked, conn, pool, sent: message.sent(), deadline };
-                match sound(response, backend, upstream.config.upstream.continue_bytes.in_memory(), until)
-                    .await
-                {
-                    Ok((response, ahead, backend)) => {
-                        let kept = message.streams() && self.may_repeat(&message);
-                        let kept = kept.then(|| Box::new(message));
-                        return Ok(Canary::Answers(Box::new(Relayed { response, ahead, backend, kept })));
-                    }
-                    Err((backend, why)) => {
-                        let Backend { lease, sent, .. } = backend;
-                        if let Some(print) = sent.whole_print().filter(|_| why == BROKE) {
-                            lease.broke(print);
-                            lease.doubt();
-                        }
-                        let other = self.instead(lease, why).await?;
-                        return Ok(Canary::Left(other, Box::new(message)));
-                    }
-                }
-            }
-            None => {
-                if let Some(print) = message.sent().whole_print() {
-                    lease.lost(print);
-                }
-                if lease.was_stopped() { STOPPED } else { BROKE }
-            }
-            Some(Err(_)) => "it did not answer in time",
-            Some(Ok(Err(failed))) => {
-                let sent = message.sent();
-                // What its client did not send whole, or may not send, is no fault of anybody's here.
-                match (sent.fault(), sent.print()) {
-                    (Some(BodyFault::Quarantined), Some(print)) => {
-                        return Err(upstream.quarantined(model, print, false));
-                    }
-                    (Some(fault), _) => return Err(limits.refusal(fault)),
-                    (None, _) => {}
-                }
-                if let Some(print) = sent.whole_print().filter(|_| failed.was_sent()) {
-                    lease.broke(print);
-                }
-                if failed != Failed::Starved {
-                    lease.doubt();
-                }
-                if failed == Failed::Garbled { GARBLED } else { BROKE }
-            }
-        };
-        drop(revoked);
-        let other = self.instead(lease, why).await?;
-        Ok(Canary::Left(other, Box::new(message)))
-    }
-
-    /// A lease of the model's own build in the place of a canary's.
-    async fn instead(
-        &mut self,
-        lease: Arc<dyn BackendLease>,
-        why: &'static str,
-    ) -> Result<Arc<dyn BackendLease>, Refusal> {
-        tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
-        self.leave(why);
-        self.again(lease, Duration::ZERO).await
-    }
-
-    /// A canary did not answer.
-    pub(crate) fn leave(&mut self, why: &'static str) {
-        self.record.retries += 1;
-        match &mut self.record.tried {
-            // An end that we wanted is nobody's fault, nor is an answer that is large.
-            tried if why == STOPPED || why == LARGE => *tried = None,
-            Some(tried) => tried.left = Some(why),
-            None => {}
-        }
-    }
-
     /// Whether it may be executed again although it may have been executed.
-    fn may_repeat(&self, message: &Message) -> bool {
+    pub(super) fn may_repeat(&self, message: &Message) -> bool {
         self.died.is_none() && message.repeats()
     }
 
@@ -435,7 +342,7 @@ impl Attempts<'_> {
 
     /// A lease on another generation than the one that failed. Until the supervisor has noticed that the old one is
     /// gone it may be offered again; that is worth waiting for, but not for ever: it may also be alive and odd.
-    async fn again(
+    pub(super) async fn again(
         &mut self,
         failed: Arc<dyn BackendLease>,
         patience: Duration,
@@ -524,68 +431,6 @@ impl Attempts<'_> {
     }
 }
 
-/// What became of a request that a canary was given.
-enum Canary {
-    Answers(Box<Relayed>),
-    /// Nothing: here is a lease of the model's own build, and the request.
-    Left(Arc<dyn BackendLease>, Box<Message>),
-}
-
-/// Why a canary was left.
-const BROKE: &str = "its process ended, or its connection broke";
-const STOPPED: &str = "it was stopped";
-/// Of an answer that is larger than is held nothing could be mended; it says nothing of the canary.
-const LARGE: &str = "its answer is larger than is held";
-const GARBLED: &str = "what it answered cannot be read";
-
-/// A canary's answer, if it can be passed on. One that is no stream is read before its head passes, up to `most` bytes, because nothing
-/// could be mended behind that.
-async fn sound(
-    mut response: Response<Incoming>,
-    mut backend: Backend,
-    most: usize,
-    until: Instant,
-) -> Result<(Response<Incoming>, VecDeque<Bytes>, Backend), (Backend, &'static str)> {
-    // What it refuses the other build may take: a route or a field that one of them does not know.
-    if !response.status().is_success() {
-        return Err((backend, "it answered with an error"));
-    }
-    if wire::check_answer(response.status(), response.headers()).is_err() {
-        return Err((backend, GARBLED));
-    }
-    let mut ahead = VecDeque::new();
-    if headers::is_events(response.headers()) {
-        return Ok((response, ahead, backend));
-    }
-    let mut read = 0;
-    while read <= most && !response.body().is_end_stream() {
-        let body = response.body_mut();
-        let next = poll_fn(|context| backend.conn.poll_piece(body, context));
-        let piece = tokio::select! {
-            biased;
-            piece = timeout_at(until, next) => piece,
-            () = &mut backend.revoked => {
-                let why = if backend.lease.was_stopped() { STOPPED } else { BROKE };
-                return Err((backend, why));
-            }
-        };
-        match piece {
-            Ok(None) => break,
-            Ok(Some(Ok(piece))) => {
-                backend.lease.note_progress(piece.len());
-                read += piece.len();
-                ahead.push_back(piece);
-            }
-            Ok(Some(Err(_))) => return Err((backend, BROKE)),
-            Err(_) => return Err((backend, "it did not answer in time")),
-        }
-    }
-    if read > most {
-        return Err((backend, LARGE));
-    }
-    Ok((response, ahead, backend))
-}
-
 /// A new connection to a generation, and to nobody else.
 pub(crate) async fn connect(lease: &dyn BackendLease, pool: &Pool) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
@@ -613,7 +458,7 @@ pub(crate) enum Failed {
 
 impl Failed {
     /// Whether the backend may have the request.
-    fn was_sent(self) -> bool {
+    pub(super) fn was_sent(self) -> bool {
         matches!(self, Self::Sent | Self::Begun | Self::Garbled)
     }
 

@@ -10,5 +10,6 @@ pub(crate) mod line_limits;
 pub(crate) mod message;
 pub(crate) mod pool;
 pub(crate) mod request_body;
+mod tried;
 pub(crate) mod upstream;
 pub(crate) mod upstream_conn;

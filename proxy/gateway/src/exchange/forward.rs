@@ -19,7 +19,7 @@ use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
 use crate::answer::remember::Remember;
 use crate::answer::teller::Manner;
-use crate::backend::again::Again;
+use crate::backend::again::{Again, Search};
 use crate::backend::attempts::{Attempts, Relayed};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::line_limits::fits_lines;
@@ -238,7 +238,7 @@ async fn send(
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
         let upstream = shared.upstream.clone();
-        Box::new(Again { upstream, model, kind, tokens, limits, message, deadline })
+        Box::new(Again { search: Search { upstream, model, kind, tokens, limits, deadline }, message })
     });
     Ok(Answered { relayed, rest, assemble, sets, again, remember })
 }

@@ -15,6 +15,7 @@ use crate::answer::assemble::{self, Kind};
 use crate::answer::interim::Interim;
 use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
 use crate::answer::teller::Teller;
+use crate::backend::again::Again;
 use crate::backend::attempts::Relayed;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
@@ -56,14 +57,19 @@ async fn put_together(
         };
         let died = matches!(refusal, Refusal::Died { .. } | Refusal::Revoked { .. });
         let refusal = match (again.take().filter(|_| died), dead) {
-            (Some(again), Some(dead)) => match again.run(&mut flight.record, dead, refusal).await {
-                Ok(next) if assemble::is_events(next.response.headers()) => {
-                    relayed = next;
-                    continue;
+            (Some(before), Some(dead)) => {
+                let spare = dead.is_canary().then(|| before.search.clone());
+                match before.run(&mut flight.record, dead, refusal).await {
+                    Ok(mut next) if assemble::is_events(next.response.headers()) => {
+                        let kept = spare.zip(next.kept.take());
+                        again = kept.map(|(search, message)| Box::new(Again { search, message }));
+                        relayed = next;
+                        continue;
+                    }
+                    Ok(next) => return relay(exchange, Answered::alone(next, rest), false, busy),
+                    Err(refusal) => refusal,
                 }
-                Ok(next) => return relay(exchange, Answered::alone(next, rest), false, busy),
-                Err(refusal) => refusal,
-            },
+            }
             _ => refusal,
         };
         return refuse(exchange, &rest.refused(refusal), busy);

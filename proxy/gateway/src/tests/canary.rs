@@ -94,14 +94,20 @@ async fn whatever_a_canary_does_before_its_answer_is_whole_the_models_own_build_
 }
 
 #[tokio::test]
-async fn what_fails_with_both_builds_is_the_fault_of_the_request() {
-    let failing = || saying(b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\n", b"{}");
-    let (own, canary) = (failing(), failing());
-    let rig = rig(plan(), &own, Some(&canary)).await;
-    let (head, _) = rig.ask(&post(CHAT, BODY)).await;
-    assert!(head.starts_with("HTTP/1.1 500 "), "{head}");
-    assert_eq!(rig.record(0).await.exchange(), None);
-    rig.is_clean().await;
+async fn what_fails_with_both_builds_counts_as_it_does_for_those_that_one_gets_alone() {
+    for (status, fails) in [("500 Oh", true), ("400 Bad Request", false)] {
+        let failing = || {
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n");
+            saying(head.leak().as_bytes(), b"{}")
+        };
+        let (own, canary) = (failing(), failing());
+        let rig = rig(plan(), &own, Some(&canary)).await;
+        let (head, _) = rig.ask(&post(CHAT, BODY)).await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {}", &status[..3])), "{head}");
+        let exchange = rig.record(0).await.exchange().unwrap();
+        assert_eq!((exchange.arm, exchange.failed), (Arm::Canary, fails), "{status}");
+        rig.is_clean().await;
+    }
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ pub(super) struct Canaries {
     seeds: AtomicU64,
 }
 
-/// Where a canary is, for those who wait for it.
+/// Where a canary is, for those who wait for it. From each it goes to a later one only.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stage {
     /// It asks for room.
@@ -100,6 +100,23 @@ impl Running {
 
     pub(super) fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// It has come so far, if it was not farther already.
+    pub(super) fn reaches(&self, now: Stage) {
+        let rank = |stage: &Stage| match stage {
+            Stage::Waits => 0,
+            Stage::Starts => 1,
+            Stage::Runs => 2,
+            Stage::Ended(_) => 3,
+        };
+        self.stage.send_if_modified(|stage| {
+            let is_later = rank(&now) > rank(stage);
+            if is_later {
+                *stage = now;
+            }
+            is_later
+        });
     }
 
     fn show(&self, state: CanaryState, verdict: Verdict) -> CanaryView {

@@ -28,7 +28,7 @@ impl Fleet {
     ) -> impl Future<Output = ()> + Send + 'static {
         let numbers = running.spec.numbers;
         let (sender, mut receiver) = mpsc::channel(numbers.shadow_kept.max(1));
-        base.shadow.set(Some(sender), numbers.shadow_bytes.0);
+        base.shadow.set(sender.clone(), numbers.shadow_bytes.0);
         let mut stage = running.stage.subscribe();
         async move {
             loop {
@@ -56,7 +56,7 @@ impl Fleet {
                     lock(&running.trial).dropped(unsent);
                 }
             }
-            base.shadow.set(None, 0);
+            base.shadow.unset(&sender);
         }
     }
 

@@ -6,14 +6,15 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use warden_policies::canary::{Arm, Memory, Verdict};
 use warden_policies::growth::Growth;
+use warden_policies::lifecycle::Phase;
 use warden_policies::sample::HostMemory;
 
 use super::Fleet;
 use super::canary::{Running, Stage};
-use crate::error::FailureKind;
+use crate::error::{Failure, FailureKind};
 use crate::sync::lock;
 use crate::view::event::{Event, EventKind};
-use crate::view::{FleetView, ModelView};
+use crate::view::{FleetView, ModelState, ModelView};
 
 /// What was told within this time is judged at once: more often nobody could act on it.
 const GATHER: Duration = Duration::from_millis(20);
@@ -39,10 +40,7 @@ impl Fleet {
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
-                    Ok(()) = views.changed() => {
-                        seen(&running, &views.borrow_and_update());
-                        None
-                    }
+                    Ok(()) = views.changed() => seen(&running, &views.borrow_and_update()),
                     () = running.told.notified() => {
                         tokio::time::sleep(GATHER).await;
                         None
@@ -78,24 +76,8 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     };
     let runs = *running.stage.borrow() == Stage::Runs;
     match (arm, &event.kind) {
-        (Arm::Canary, EventKind::Starting { .. }) => {
-            running.stage.send_if_modified(|stage| {
-                let begins = *stage == Stage::Waits;
-                if begins {
-                    *stage = Stage::Starts;
-                }
-                begins
-            });
-        }
-        (Arm::Canary, EventKind::Ready { .. }) => {
-            running.stage.send_if_modified(|stage| {
-                let begins = matches!(stage, Stage::Waits | Stage::Starts);
-                if begins {
-                    *stage = Stage::Runs;
-                }
-                begins
-            });
-        }
+        (Arm::Canary, EventKind::Starting { .. }) => running.reaches(Stage::Starts),
+        (Arm::Canary, EventKind::Ready { .. }) => running.reaches(Stage::Runs),
         (
             Arm::Canary,
             EventKind::WaitsForRoom { message }
@@ -106,11 +88,7 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
             return Some(Verdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
         }
         (Arm::Canary, EventKind::Crashed { failure, .. } | EventKind::Failed { failure }) if !runs => {
-            return Some(if failure.kind == FailureKind::OutOfMemory {
-                Verdict::undecided(format!("there is no room for it: {}", failure.message))
-            } else {
-                Verdict::worse(format!("it does not start: {}", failure.message))
-            });
+            return Some(did_not_start(failure));
         }
         (Arm::Canary, EventKind::Failed { failure }) => {
             return Some(Verdict::worse(format!("it does not start again: {}", failure.message)));
@@ -124,8 +102,17 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     None
 }
 
-/// What the memory of both does now.
-fn seen(running: &Running, view: &FleetView) {
+/// Of a process that never was ready.
+fn did_not_start(failure: &Failure) -> Verdict {
+    if failure.kind == FailureKind::OutOfMemory {
+        Verdict::undecided(format!("there is no room for it: {}", failure.message))
+    } else {
+        Verdict::worse(format!("it does not start: {}", failure.message))
+    }
+}
+
+/// What both do now: their memory, and what events that were missed would have said. What ends it at once is returned.
+fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
     let mut trial = lock(&running.trial);
@@ -134,6 +121,19 @@ fn seen(running: &Running, view: &FleetView) {
             trial.memory(arm, memory(model));
         }
     }
+    drop(trial);
+    let canary = canary?;
+    if canary.was_ready {
+        running.reaches(Stage::Runs);
+    } else if canary.backends.iter().any(|backend| backend.phase == Phase::Starting) {
+        running.reaches(Stage::Starts);
+    }
+    let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
+    Some(if canary.was_ready {
+        Verdict::worse(format!("it does not start again: {}", failure.message))
+    } else {
+        did_not_start(failure)
+    })
 }
 
 /// Of all its processes: each series as the worst of them has it.

@@ -35,11 +35,21 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// From now on copies go there, those of at most so many bytes; `None`: nowhere.
-    pub(crate) fn set(&self, sender: Option<mpsc::Sender<Copied>>, most: u64) {
-        self.is_on.store(sender.is_some(), Ordering::Relaxed);
+    /// From now on copies go there, those of at most so many bytes.
+    pub(crate) fn set(&self, sender: mpsc::Sender<Copied>, most: u64) {
+        let mut current = lock(&self.sender);
+        *current = Some(sender);
         self.most.store(most, Ordering::Relaxed);
-        *lock(&self.sender) = sender;
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// No copies go there any more, unless somebody else wants them by now.
+    pub(crate) fn unset(&self, sender: &mpsc::Sender<Copied>) {
+        let mut current = lock(&self.sender);
+        if current.as_ref().is_some_and(|current| current.same_channel(sender)) {
+            *current = None;
+            self.is_on.store(false, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -94,15 +104,21 @@ mod tests {
         shadow.offer(&turn(Some("{}")));
         assert_eq!(shadow.take_dropped(), 0, "nobody wants it");
         let (sender, mut receiver) = mpsc::channel(1);
-        shadow.set(Some(sender), 4);
+        shadow.set(sender.clone(), 4);
         for body in [Some("{}"), Some("[]"), Some("{ \"too\": \"large\" }"), None] {
             shadow.offer(&turn(body));
         }
         assert_eq!(receiver.try_recv().unwrap().body, "{}");
         assert_eq!(shadow.take_dropped(), 3, "one is behind another, one too large, one has no body");
         assert_eq!(shadow.take_dropped(), 0);
-        shadow.set(None, 0);
+        // Who leaves late takes nothing from who has come meanwhile.
+        let (next, mut others) = mpsc::channel(1);
+        shadow.set(next.clone(), 4);
+        shadow.unset(&sender);
         shadow.offer(&turn(Some("{}")));
-        assert!(receiver.try_recv().is_err() && !shadow.is_on());
+        assert!(others.try_recv().is_ok() && receiver.try_recv().is_err());
+        shadow.unset(&next);
+        shadow.offer(&turn(Some("{}")));
+        assert!(others.try_recv().is_err() && !shadow.is_on());
     }
 }

@@ -75,7 +75,7 @@ pub(crate) async fn gather(
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
     let Relayed { response, backend, .. } = relayed;
-    let Backend { lease, mut revoked, mut conn, sent, deadline, .. } = backend;
+    let Backend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
     let mut tally = Tally {
@@ -93,7 +93,15 @@ pub(crate) async fn gather(
         let mut reading = pin!(async {
             loop {
                 lease.note_waiting(Instant::now());
-                let Some(piece) = next(&mut conn, &mut incoming).await else { break };
+                let piece = next(&mut conn, &mut incoming);
+                let piece = match begins_by.filter(|_| tally.events == 0) {
+                    None => piece.await,
+                    Some(by) => timeout_at(by, piece).await.map_err(|_| {
+                        tracing::debug!("a canary's answer does not begin");
+                        Refusal::Died { model: model.clone() }
+                    })?,
+                };
+                let Some(piece) = piece else { break };
                 let piece = piece.map_err(|error| {
                     tracing::debug!(%error, "a backend's answer broke off");
                     if let Some(print) = sent.whole_print() {

@@ -45,7 +45,7 @@ use self::rest::Rest;
 pub(crate) use self::transcript::{Stage, Transcript};
 pub(crate) use self::voice::{DONE, Voice};
 use crate::answer::assemble::Kind;
-use crate::backend::again::Again;
+use crate::backend::again::{Again, Search};
 use crate::backend::attempts::{Attempts, Backend, Relayed};
 use crate::backend::backends::BackendLease;
 use crate::observe::{Outcome, Record};
@@ -105,7 +105,7 @@ pub(crate) async fn go_on(
     paid: Work,
 ) -> Result<(Relayed, Voice), Cut> {
     let outcome = died.outcome();
-    let words = format!("model `{}`: {}", again.model, in_the_middle(outcome));
+    let words = format!("model `{}`: {}", again.search.model, in_the_middle(outcome));
     let gone_on = computed(again, *heard, record, dead, died, paid).await;
     gone_on.map_err(|stop| match stop {
         Stop::Cannot(why) | Stop::Over(why) => Cut { outcome, words: instead(&words, &why) },
@@ -136,7 +136,8 @@ async fn computed(
     died: Refusal,
     paid: Work,
 ) -> Result<(Relayed, Voice), Stop> {
-    let Again { upstream, model, kind: lease_kind, tokens, limits, message, deadline } = again;
+    let Again { search, message } = again;
+    let Search { upstream, model, kind: lease_kind, tokens, limits, deadline } = search;
     let kind = heard.kind();
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
     repeat::is_one(kind, &body).map_err(Stop::Over)?;
@@ -179,7 +180,8 @@ async fn computed(
     };
     // With all that holds for a request that a server may have died of: it may have to be alone there.
     let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
-    let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline }, .. } = probed;
+    let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline, .. }, .. } =
+        probed;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
     let probed = (response, (conn, sent.whole_print().is_some()), pool);
     let (why, nor, settings) = match planned {

@@ -45,7 +45,7 @@ use crate::answer::flight::Flight;
 use crate::answer::meter::Meter;
 use crate::answer::remember::Remember;
 use crate::answer::resuming::Resuming;
-use crate::backend::again::Again;
+use crate::backend::again::{Again, Search};
 use crate::backend::attempts::Backend;
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::pool::Pool;
@@ -72,6 +72,8 @@ pub(crate) struct Relay {
     terms: Option<EventTerms>,
     /// The request, as long as it may be executed again or its answer go on elsewhere.
     again: Option<Box<Again>>,
+    /// How yet another server is looked for, while one takes the place of a build that was only tried.
+    spare: Option<Box<Search>>,
     /// The request and its answer, for the process that follows.
     remember: Option<Box<Remember>>,
     /// What the client has of a stream that may go on elsewhere.
@@ -86,6 +88,8 @@ pub(crate) struct Relay {
     /// When the next sign of life is due, while another backend says again what the client has.
     comment: Option<Pin<Box<Sleep>>>,
     deadline: Instant,
+    /// Until when the first event of a build that is only tried is awaited.
+    begins_by: Option<Instant>,
     dialect: Dialect,
     reusable: bool,
     ended: bool,
@@ -103,7 +107,7 @@ impl Relay {
         remember: Option<Box<Remember>>,
         terms: &RelayTerms,
     ) -> Self {
-        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
         let again = again.filter(|_| terms.events.is_some());
         let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
         let heard = continues.map(|continues| Box::new(continues.transcript()));
@@ -122,6 +126,7 @@ impl Relay {
             events: terms.events.map(|terms| Events::new(terms.limit)),
             terms: terms.events,
             again,
+            spare: None,
             remember,
             heard,
             voice: None,
@@ -130,6 +135,7 @@ impl Relay {
             timer: None,
             comment: None,
             deadline,
+            begins_by,
             dialect: terms.dialect,
             reusable: terms.reusable,
             ended: false,
@@ -400,7 +406,11 @@ impl Relay {
                 // Before the first sign of a stream that is kept open by comments, or of its first token, a prompt may be
                 // evaluated: how long that may take is judged by what it takes elsewhere.
                 let told = self.events.as_ref().is_some_and(Events::has_spoken);
-                if told { (since + silence).min(self.deadline) } else { self.deadline }
+                // But nobody waits longer than is usual for one that is only tried.
+                let begun =
+                    self.begins_by.is_none() || self.events.as_ref().is_some_and(|events| events.seen() > 0);
+                let due = if told { (since + silence).min(self.deadline) } else { self.deadline };
+                self.begins_by.filter(|_| !begun).map_or(due, |by| due.min(by))
             }
             None => self.deadline,
         };

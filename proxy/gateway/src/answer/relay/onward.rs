@@ -10,6 +10,7 @@ use crate::answer::assemble::is_events;
 use crate::answer::continuation::{self, Cut, DONE, Repeat, Stage, Voice};
 use crate::answer::meter::Meter;
 use crate::answer::resuming::Resuming;
+use crate::backend::again::Again;
 use crate::backend::attempts::{Backend, Relayed};
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
@@ -57,7 +58,8 @@ impl Relay {
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
         self.flight.record.continued = true;
-        let model = again.model.clone();
+        self.spare = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
+        let model = again.search.model.clone();
         let died = match outcome {
             Outcome::Revoked => Refusal::Revoked { model },
             _ => Refusal::Died { model },
@@ -89,8 +91,8 @@ impl Relay {
 
     /// Another backend's answer to the same request begins, or the rest of the first one's.
     pub(super) fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
-        let Relayed { response, backend, .. } = relayed;
-        let Backend { lease, revoked, conn, pool, sent, deadline } = backend;
+        let Relayed { response, backend, kept, .. } = relayed;
+        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
         lease.note_progress(0);
         lease.note_answered(true, true);
         self.incoming = response.into_body();
@@ -100,7 +102,15 @@ impl Relay {
         self.events = self.terms.map(|terms| Events::new(terms.limit));
         self.meter = self.tail_bytes.map(Meter::new);
         self.voice = voice.map(Box::new);
-        (self.waiting, self.timer) = (None, None);
+        (self.waiting, self.timer, self.begins_by) = (None, None, begins_by);
+        // Its own death is another matter than that of the build that was only tried.
+        if let Some((search, message)) = self.spare.take().zip(kept) {
+            self.again = Some(Box::new(Again { search: *search, message }));
+            self.heard = self
+                .terms
+                .and_then(|terms| terms.continues)
+                .map(|continues| Box::new(continues.transcript()));
+        }
         self.begin();
     }
 }

@@ -1,0 +1,181 @@
+//! Models that are loaded together.
+
+use super::*;
+
+/// A model that is loaded with others.
+fn with(gib: u64, others: &[&str]) -> Spec {
+    Spec { with: others.iter().map(ModelName::new).collect(), ..model(gib) }
+}
+
+/// Lets a model in, and then those that it calls.
+fn load_with(all: &mut Loading, of: &str, company: &[&str]) {
+    all.wants(&name(of), true);
+    let mut told = vec![format!("+{of}")];
+    told.extend(company.iter().map(|one| format!("!{one}")));
+    assert_eq!(orders(all, 0, &[]), told);
+    for one in company {
+        all.wants(&name(one), false);
+        assert_eq!(orders(all, 1, &[]), [format!("+{one}")]);
+    }
+    for one in company.iter().chain([&of]) {
+        all.loaded(&name(one), secs(10));
+    }
+}
+
+#[test]
+fn who_stays_together_is_loaded_together_and_leaves_together() {
+    let models = [("a", with(10, &["b"])), ("b", model(4)), ("c", model(8)), ("d", model(12))];
+    let mut all = loading(&[24], &models);
+    load_with(&mut all, "a", &["b"]);
+    assert_eq!(all.kept_company(|_| Seen::default()), [name("b")]);
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
+    all.loaded(&name("c"), secs(210));
+    // Twelve of 24 GiB: c and b would do, and b stays with a.
+    all.wants(&name("d"), true);
+    assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 401, &[]), ["+d"]);
+    assert_eq!(all.kept_company(|_| Seen::default()), [], "nobody is there whom it came with");
+}
+
+#[test]
+fn a_model_waits_until_there_is_room_for_its_company_too_and_that_room_is_nobody_elses() {
+    let models = [("a", with(10, &["b"])), ("b", model(6)), ("c", model(6)), ("x", model(10))];
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["x"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-x"], "a alone would fit");
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 101, &[]), ["+c"], "8 of 24 are left by both");
+    all.gone(&name("x"));
+    assert_eq!(orders(&mut all, 102, &[]), ["+a", "!b"]);
+    all.wants(&name("x"), true);
+    assert_eq!(orders(&mut all, 103, &[]), [""; 0], "the rest is b's, which has not asked yet");
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 104, &[]), ["+b"]);
+}
+
+#[test]
+fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
+    // Together they are too large.
+    let mut all = loading(&[24], &[("a", with(20, &["b"])), ("b", model(10)), ("c", model(4))]);
+    load_with(&mut all, "a", &[]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-a"], "somebody asks for b itself");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
+
+    // It is pinned beside one that leaves no room for the company.
+    let pinned = Spec { pin: true, ..model(10) };
+    let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
+    load(&mut all, &["p"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
+
+    // It was called, and ends.
+    let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("c", model(12))]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
+    all.loaded(&name("a"), secs(1));
+    all.wants(&name("c"), true);
+    let busy = [("a", IN_USE)];
+    assert_eq!(orders(&mut all, 2, &busy), [""; 0], "a has its turn, and b its room");
+    assert_eq!(orders(&mut all, 5, &busy), ["+c"], "b does not come");
+}
+
+#[test]
+fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
+    let models = [("a", with(4, &["b"])), ("b", with(4, &["c", "a"])), ("c", model(4)), ("d", model(14))];
+    let mut all = loading(&[24], &models);
+    load_with(&mut all, "b", &["a", "c"]);
+    all.wants(&name("d"), true);
+    let told = orders(&mut all, 100, &[]);
+    assert_eq!(told, ["-a", "-b"], "c alone is not enough, and neither stays without the other");
+
+    let alone = Spec { never_with: vec![ModelName::new("b")], ..with(4, &["b"]) };
+    let mut all = loading(&[24], &[("a", alone), ("b", model(4))]);
+    load_with(&mut all, "a", &[]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-a"]);
+}
+
+#[test]
+fn company_is_a_wish_and_keeps_nobody_from_being_served() {
+    // More than the book said is held by the one that would call it.
+    let mut all =
+        loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("w", model(4)), ("v", model(4))]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
+    all.loaded(&name("a"), secs(1));
+    all.gone(&name("b"));
+    let held = Amounts { host: 0, gpus: vec![16 * GIB] };
+    all.read(&name("a"), Reading { held, ..Reading::default() });
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
+
+    // A pinned one holds its company: that is no room for others, and who needs less is served.
+    let pinned = Spec { pin: true, ..with(10, &["b"]) };
+    let mut all =
+        loading(&[24], &[("a", pinned), ("b", model(8)), ("y", model(5)), ("w", model(10)), ("x", model(5))]);
+    load_with(&mut all, "a", &["b"]);
+    all.wants(&name("y"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+y"]);
+    all.loaded(&name("y"), secs(101));
+    all.wants(&name("w"), true);
+    all.wants(&name("x"), true);
+    assert_eq!(orders(&mut all, 200, &[]), ["-y"], "for x");
+    assert_eq!(all.hopeless().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
+
+    // What another program has is no room for company either.
+    let mut all =
+        loading(&[24], &[("p", Spec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))]);
+    load(&mut all, &["p"]);
+    all.read(&name("p"), Reading { held: Amounts { host: 0, gpus: vec![GIB] }, ..Reading::default() });
+    all.wants(&name("a"), true);
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    assert_eq!(words(all.next(secs(100), Some(&gpus(&[20])), idle)), ["+a"], "alone");
+}
+
+#[test]
+fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
+    // Both are asked for at the same time, and a third one is there.
+    let mut all = loading(&[24], &[("x", model(6)), ("a", with(10, &["b"])), ("b", model(6))]);
+    load(&mut all, &["x"]);
+    all.wants(&name("a"), true);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+a", "+b"]);
+
+    // One that a pinned model excludes does not come, and nobody leaves for it.
+    let excludes = Spec { pin: true, never_with: vec![ModelName::new("b")], ..model(4) };
+    let mut all =
+        loading(&[24], &[("p", excludes), ("x", model(8)), ("a", with(8, &["b"])), ("b", model(8))]);
+    load(&mut all, &["p", "x"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 200, &[]), ["+a"]);
+
+    // One that is on its way out comes again.
+    let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(6))]);
+    load_with(&mut all, "a", &["b"]);
+    all.leaves(&name("a"));
+    all.leaves(&name("b"));
+    all.gone(&name("a"));
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
+    all.loaded(&name("a"), secs(110));
+    all.gone(&name("b"));
+    assert!(all.is_moving(), "b is to come");
+    assert_eq!(orders(&mut all, 111, &[]), ["!b"]);
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 112, &[]), ["+b"]);
+}
+
+#[test]
+fn company_that_is_there_stays_for_the_one_that_comes_to_it() {
+    let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(4)), ("c", model(12))]);
+    load(&mut all, &["b", "c"]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 500, &[]), ["-c"], "b is worth less, and would have to come again");
+    all.gone(&name("c"));
+    assert_eq!(orders(&mut all, 501, &[]), ["+a"]);
+}

@@ -1,0 +1,49 @@
+//! Builds that are tried: guests.
+
+use super::*;
+
+#[test]
+fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
+    let guest = |gib| Spec { guest: true, ..model(gib) };
+    let mut all = loading(&[24], &[("a", model(10)), ("g", guest(10)), ("b", model(10)), ("c", model(14))]);
+    load(&mut all, &["a", "g"]);
+    // Even for one whom nobody waits for, and although it is in use.
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 200, &[("g", IN_USE)]), ["-g"]);
+    all.gone(&name("g"));
+    assert_eq!(orders(&mut all, 201, &[]), ["+b"]);
+    all.loaded(&name("b"), secs(210));
+    // Nobody leaves for it, nor waits behind it.
+    all.wants(&name("g"), true);
+    let waits = Seen { waiting: 3, ..IN_USE };
+    assert_eq!(orders(&mut all, 1000, &[("g", waits)]), [""; 0]);
+    all.leaves(&name("b"));
+    assert_eq!(orders(&mut all, 1001, &[("g", waits)]), [""; 0], "nothing is kept for it");
+    all.gone(&name("b"));
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 1002, &[("g", waits)]), ["+c"], "it came later, and is served first");
+}
+
+#[test]
+fn where_a_guest_is_not_enough_it_leaves_along_with_whom_it_takes_and_counts_as_room() {
+    let guest = Spec { guest: true, ..model(8) };
+    let mut all = loading(&[24], &[("a", model(14)), ("g", guest), ("b", model(20)), ("c", model(10))]);
+    load(&mut all, &["a", "g"]);
+    let roomy = all.roomy(None);
+    assert!(roomy.contains(&name("c")), "a guest leaves for it: {roomy:?}");
+    assert!(!roomy.contains(&name("b")), "somebody else would have to leave, too: {roomy:?}");
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 500, &[]), ["-a", "-g"], "either alone leaves too little");
+}
+
+#[test]
+fn a_guest_leaves_for_other_settings_of_another_one() {
+    let guest = Spec { guest: true, ..model(8) };
+    let mut all = loading(&[24], &[("a", model(10)), ("g", guest)]);
+    load(&mut all, &["a", "g"]);
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(300));
+    assert_eq!(orders(&mut all, 300, &[]), ["-g"], "it waits until the guest has left");
+    all.gone(&name("g"));
+    assert_eq!(orders(&mut all, 301, &[]), ["=a"]);
+}

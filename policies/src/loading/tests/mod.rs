@@ -1,0 +1,391 @@
+//! Rooms, turns, promises.
+
+mod company;
+mod guests;
+mod readings;
+mod renewed;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ModelName;
+use crate::book::{Needs, Part};
+
+const GIB: u64 = 1 << 30;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn name(name: &str) -> Who {
+    Who { name: ModelName::new(name), life: 0 }
+}
+
+fn numbers() -> Numbers {
+    let own = crate::defaults().loading.clone();
+    Numbers {
+        turn_loads: 3.0,
+        turn_least: secs(2),
+        turn_most: secs(60),
+        leaker: 0.1,
+        short: 1.25,
+        turn_soon: 0.0,
+        ..own
+    }
+}
+
+fn gpus(gib: &[u64]) -> Amounts {
+    Amounts { host: 1 << 40, gpus: gib.iter().map(|gib| gib * GIB).collect() }
+}
+
+fn model(gib: u64) -> Spec {
+    let needs = Needs { gpu: vec![(Part::Weights, gib * GIB)], ..Needs::default() };
+    Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+}
+
+fn loading(room: &[u64], models: &[(&str, Spec)]) -> Loading {
+    let mut all = Loading::new(numbers());
+    all.set_capacity(gpus(room));
+    for (of, spec) in models {
+        all.set(&name(of), spec.clone());
+    }
+    all
+}
+
+/// Orders in words: `+a` is loaded, `-b` leaves, `?c` is asked for what it hoards, `!d` is called, `=e` stays with other settings, `~f` leaves
+/// with them.
+fn orders(all: &mut Loading, now: u64, seen: &[(&str, Seen)]) -> Vec<String> {
+    let of = |model: &Who| {
+        let known = seen.iter().find(|(of, _)| *of == model.name.as_str());
+        known.map_or(Seen { idle_for: secs(1000), ..Seen::default() }, |(_, seen)| *seen)
+    };
+    words(all.next(secs(now), None, of))
+}
+
+fn words(told: Vec<Order>) -> Vec<String> {
+    told.into_iter()
+        .map(|order| match order {
+            Order::Load { model, .. } => format!("+{}", model.name),
+            Order::Unload { model, .. } => format!("-{}", model.name),
+            Order::GiveBack { model } => format!("?{}", model.name),
+            Order::Call { model } => format!("!{}", model.name),
+            Order::Stay { model, .. } => format!("={}", model.name),
+            Order::Anew { model, .. } => format!("~{}", model.name),
+        })
+        .collect()
+}
+
+/// Loads models one after another, each for ten seconds from its minute on.
+fn load(all: &mut Loading, models: &[&str]) {
+    for (minute, of) in (0..).zip(models) {
+        all.wants(&name(of), true);
+        assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
+        all.loaded(&name(of), secs(minute * 60 + 10));
+    }
+}
+
+fn holds(gib: u64) -> Reading {
+    Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
+}
+
+/// A model has other settings, and its processes are to be made anew.
+fn remake(all: &mut Loading, of: &str, spec: Spec) {
+    all.set(&name(of), spec);
+    all.remade(&name(of), Duration::ZERO);
+}
+
+const IN_USE: Seen =
+    Seen { asked: 1, waiting: 0, in_flight: 1, idle_for: Duration::ZERO, conversations: Duration::ZERO };
+
+#[test]
+fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    let told = orders(&mut all, 200, &[("b", Seen { asked: 5, idle_for: secs(3), ..Seen::default() })]);
+    assert_eq!(told, ["-a"], "b was asked a moment ago");
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "it is on its way");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
+}
+
+#[test]
+fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    let idle = Seen { asked: 5, idle_for: secs(100), ..Seen::default() };
+    let talks = Seen { conversations: secs(20), ..idle };
+    assert_eq!(orders(&mut all, 300, &[("a", talks), ("b", idle)]), ["-b"]);
+}
+
+#[test]
+fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
+    let mut all = loading(&[40], &[("a", model(10)), ("b", model(10)), ("c", model(18)), ("d", model(16))]);
+    load(&mut all, &["a", "b", "c"]);
+    let held = |gib: u64| Amounts { host: 0, gpus: vec![gib * GIB] };
+    all.read(&name("c"), Reading { held: held(19), leaks: true, ..Reading::default() });
+    let busy = [("a", 3), ("b", 2), ("c", 1)]
+        .map(|(of, idle)| (of, Seen { asked: 50, idle_for: secs(idle), ..Seen::default() }));
+    all.wants(&name("d"), true);
+    assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
+}
+
+#[test]
+fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
+    let pinned = Spec { pin: true, ..model(10) };
+    let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
+    let needed = Amounts { host: 0, ..gpus(&[20]) };
+    let why = Never::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
+    assert_eq!(all.hopeless(), [(name("c"), why)]);
+}
+
+#[test]
+fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
+    let pinned = || Spec { pin: true, ..model(10) };
+    let rival = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let mut all = loading(&[40], &[("a", pinned()), ("b", model(20)), ("c", model(20)), ("rival", rival)]);
+    load(&mut all, &["a", "b"]);
+    for wish in ["c", "rival"] {
+        all.wants(&name(wish), true);
+    }
+    assert_eq!(all.hopeless(), [(name("rival"), Never::Excluded(vec![ModelName::new("a")]))]);
+    all.numbers.max_loaded = 1;
+    let count = Never::Count { pinned: vec![ModelName::new("a")], most: 1 };
+    assert_eq!(all.hopeless()[0], (name("c"), count), "b leaves, and a does not");
+    // An operator drains it.
+    all.leaves(&name("a"));
+    assert_eq!(all.hopeless(), []);
+}
+
+#[test]
+fn one_that_is_in_use_has_its_turn() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), true);
+    // It took ten seconds to load, so it stays for thirty; without anybody who uses it it need not.
+    assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
+    assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 11, &[]), ["-a"]);
+}
+
+#[test]
+fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_use() {
+    let models = [("a", model(20)), ("big", model(20)), ("small", model(3)), ("middle", model(8))];
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["a"]);
+    for of in ["big", "middle", "small"] {
+        all.wants(&name(of), true);
+    }
+    // `a` has to go for the big one, beside which there are 4 GiB.
+    assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 101, &[]), ["+big"]);
+    assert_eq!(orders(&mut all, 102, &[("big", IN_USE), ("small", IN_USE)]), [""; 0]);
+}
+
+#[test]
+fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
+    let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
+    all.wants(&name("a"), true);
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let next = |all: &mut Loading, gib: u64| all.next(secs(1), Some(&free(gib)), |_| Seen::default()).len();
+    // Somebody else's process has 6 GiB.
+    assert_eq!(next(&mut all, 18), 1);
+    all.wants(&name("b"), true);
+    assert_eq!(next(&mut all, 18), 0, "6 are left for b");
+    all.loaded(&name("a"), secs(9));
+    let held = Amounts { host: 0, gpus: vec![9 * GIB] };
+    all.read(&name("a"), Reading { held, ..Reading::default() });
+    // It turned out to need less: 18 - 9 are free, and nobody has a right to them.
+    assert_eq!(next(&mut all, 9), 1);
+}
+
+#[test]
+fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
+    let mut all = loading(&[24], &[("huge", model(30))]);
+    all.wants(&name("huge"), true);
+    assert_eq!(orders(&mut all, 0, &[]), ["+huge"]);
+}
+
+#[test]
+fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("huge", model(30))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("huge"), true);
+    assert_eq!(orders(&mut all, 500, &[]), ["-a", "-b"]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 501, &[]), [""; 0]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 502, &[]), ["+huge"]);
+    all.loaded(&name("huge"), secs(510));
+    assert_eq!(orders(&mut all, 600, &[]), ["-huge"], "a waits");
+}
+
+#[test]
+fn nobody_leaves_for_one_whom_nobody_waits_for() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
+    let waits = ("b", Seen { waiting: 1, ..Seen::default() });
+    assert_eq!(orders(&mut all, 501, &[waits]), ["-a"]);
+}
+
+#[test]
+fn who_leaves_by_itself_makes_room_without_anybody_else() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
+    load(&mut all, &["a", "b"]);
+    all.leaves(&name("b"));
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 500, &[]), [""; 0], "it is awaited");
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 501, &[]), ["+c"]);
+}
+
+#[test]
+fn a_start_that_found_too_little_asks_for_more_until_one_did() {
+    let mut all = loading(&[24], &[("a", model(10)), ("b", model(12))]);
+    load(&mut all, &["a"]);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 100, &[]), ["+b"]);
+    assert_eq!(all.owed()[&name("b")].gpus, [12 * GIB]);
+    all.short(&name("b"), secs(100));
+    all.gone(&name("b"));
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
+    assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
+    all.loaded(&name("b"), secs(110));
+    all.read(&name("b"), Reading { held: Amounts { host: 0, gpus: vec![13 * GIB] }, ..Reading::default() });
+    assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
+}
+
+#[test]
+fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
+    let small = [("a", model(6)), ("b", model(6)), ("c", model(6)), ("d", model(6)), ("e", model(6))];
+    let mut models = small.to_vec();
+    models.push(("big", model(20)));
+    let mut all = loading(&[24], &models);
+    load(&mut all, &["a", "b", "c", "d"]);
+    all.wants(&name("big"), true);
+    // Their turns end one after another, and each that leaves would be followed by the next.
+    let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
+    assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
+    all.wants(&name("e"), true);
+    assert_eq!(orders(&mut all, 210, &busy), [""; 0], "nobody leaves for e");
+    let gone = orders(&mut all, 221, &busy);
+    assert_eq!(gone, ["-a", "-b", "-c", "-d"], "big had come before");
+}
+
+#[test]
+fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
+    let alone = Spec { never_with: vec![ModelName::new("a")], ..model(1) };
+    let models = [("a", model(1)), ("b", model(1)), ("c", model(1)), ("alone", alone)];
+    let mut all = loading(&[24], &models);
+    all.numbers.max_loaded = 2;
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    assert_eq!(orders(&mut all, 300, &[]), ["-a"]);
+    all.wants(&name("alone"), true);
+    assert_eq!(orders(&mut all, 301, &[]), ["-b"]);
+    all.gone(&name("a"));
+    assert_eq!(orders(&mut all, 302, &[]), ["+c"]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 303, &[]), ["+alone"]);
+    all.loaded(&name("c"), secs(304));
+    all.loaded(&name("alone"), secs(304));
+    all.wants(&name("a"), true);
+    let busy = Seen { asked: 9, idle_for: secs(1), ..Seen::default() };
+    assert_eq!(orders(&mut all, 400, &[("alone", busy)]), ["-alone"], "though c would be missed less");
+}
+
+proptest! {
+    /// Models of any size that are asked at any time: promises never exceed the machine, and everybody has his turn.
+    #[test]
+    fn promises_are_never_more_than_there_is_and_each_has_its_turn(
+        sizes in proptest::collection::vec(1_u64..22, 2..7),
+        asks in proptest::collection::vec((0_usize..7, 0_u64..20), 1..60),
+        reloads in proptest::collection::vec((0_usize..7, 1_u64..22, 0_u64..200), 0..8),
+    ) {
+        const LOAD: u64 = 4;
+        const SERVICE: u64 = 3;
+        let names: Vec<String> = (0..sizes.len()).map(|index| format!("m{index}")).collect();
+        let specs: Vec<(&str, Spec)> =
+            names.iter().zip(&sizes).map(|(of, gib)| (of.as_str(), model(*gib))).collect();
+        let mut all = loading(&[24], &specs);
+        // By model: requests that wait, since when; the end of what is answered; when it is loaded.
+        let mut waiting = vec![Vec::<u64>::new(); names.len()];
+        let (mut until, mut ready) = (vec![0; names.len()], vec![None; names.len()]);
+        let (mut asked, mut leaves) = (vec![0; names.len()], vec![false; names.len()]);
+        let mut asks = asks.into_iter();
+        let mut next_ask = Some((0, 0));
+        let mut longest = 0;
+        for now in 0..4000_u64 {
+            while let Some((at, of)) = next_ask.filter(|(at, _)| *at <= now) {
+                let of = of % names.len();
+                waiting[of].push(now);
+                asked[of] += 1;
+                next_ask = asks.next().map(|(of, pause)| (at + pause, of));
+            }
+            for (of, gib, _) in reloads.iter().filter(|(_, _, at)| *at == now) {
+                let of = name(&names[of % names.len()]);
+                all.set(&of, model(*gib));
+                all.remade(&of, secs(now));
+            }
+            for index in 0..names.len() {
+                let of = name(&names[index]);
+                if leaves[index] && until[index] <= now {
+                    all.gone(&of);
+                    (leaves[index], ready[index]) = (false, None);
+                }
+                if ready[index] == Some(now) {
+                    all.loaded(&of, secs(now));
+                }
+                let serves = ready[index].is_some_and(|at| at <= now) && !leaves[index];
+                if serves && until[index] <= now && !waiting[index].is_empty() {
+                    longest = longest.max(now - waiting[index].remove(0));
+                    until[index] = now + SERVICE;
+                }
+                if !waiting[index].is_empty() && ready[index].is_none() {
+                    all.wants(&of, true);
+                }
+            }
+            let seen = |of: &Who| {
+                let index = names.iter().position(|known| known == of.name.as_str()).unwrap();
+                Seen {
+                    asked: asked[index],
+                    waiting: waiting[index].len(),
+                    in_flight: u32::from(until[index] > now),
+                    idle_for: secs(now.saturating_sub(until[index])),
+                    conversations: Duration::ZERO,
+                }
+            };
+            for order in all.next(secs(now), None, seen) {
+                let index = |of: &Who| names.iter().position(|known| known == of.name.as_str()).unwrap();
+                match order {
+                    Order::Load { model, .. } => ready[index(&model)] = Some(now + LOAD),
+                    Order::Unload { model, .. } | Order::Anew { model, .. } => leaves[index(&model)] = true,
+                    Order::Stay { .. } => {}
+                    Order::GiveBack { .. } | Order::Call { .. } => unreachable!("nobody hoards or has company"),
+                }
+            }
+            let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));
+            prop_assert!(promised.sum::<u64>() <= 24 * GIB);
+            if next_ask.is_none() && waiting.iter().all(Vec::is_empty) {
+                break;
+            }
+        }
+        prop_assert!(waiting.iter().all(Vec::is_empty), "{waiting:?} still wait");
+        // At most the turns of all models, some times: sixty requests come faster than they can be served.
+        prop_assert!(longest <= 60 * (SERVICE + LOAD * 3 + 12), "{longest} s");
+    }
+}

@@ -1,0 +1,265 @@
+//! What is read of memory while models come and go.
+
+use super::*;
+
+#[test]
+fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
+    let mut all = loading(&[24], &[("a", model(6)), ("b", model(8)), ("c", model(8))]);
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let next = |all: &mut Loading, gib: u64| {
+        all.next(secs(1), Some(&free(gib)), |_| Seen { idle_for: secs(900), ..Seen::default() })
+    };
+    all.wants(&name("a"), true);
+    next(&mut all, 24);
+    all.loaded(&name("a"), secs(1));
+    let held = Amounts { host: 0, gpus: vec![6 * GIB] };
+    all.read(&name("a"), Reading { held, ..Reading::default() });
+    all.wants(&name("b"), true);
+    next(&mut all, 18);
+    // Half loaded: of the 14 that are free, 4 are still its own.
+    all.wants(&name("c"), true);
+    let told = next(&mut all, 14);
+    assert_eq!(told, [Order::Load { model: name("c"), places: vec![vec![0]] }]);
+    // Somebody else takes what c was promised: while it comes nobody leaves for it.
+    assert_eq!(next(&mut all, 1), []);
+}
+
+#[test]
+fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
+    let free = Amounts { host: 1 << 40, gpus: vec![4 * GIB] };
+    load(&mut all, &["a"]);
+    all.read(&name("a"), Reading { held: Amounts::none(), gpus_unknown: true, ..Reading::default() });
+    all.wants(&name("b"), true);
+    let told = all.next(secs(500), Some(&free), |_| Seen { idle_for: secs(900), ..Seen::default() });
+    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+}
+
+#[test]
+fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
+    let pinned = Spec { pin: true, ..model(4) };
+    let mut all = loading(&[24], &[("kept", pinned), ("b", model(14))]);
+    load(&mut all, &["kept"]);
+    for round in 0..6 {
+        all.wants(&name("b"), true);
+        assert_eq!(orders(&mut all, 100 + round, &[]), ["+b"], "round {round}");
+        all.short(&name("b"), secs(100 + round));
+        all.gone(&name("b"));
+    }
+    assert!(all.models[&name("b")].raised < 1.4);
+    all.wants(&name("b"), true);
+    assert_eq!(orders(&mut all, 1000, &[]), ["+b"]);
+    assert_eq!(all.models[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
+    all.loaded(&name("b"), secs(1001));
+    all.short(&name("b"), secs(1002));
+    assert!(all.models[&name("b")].raised < 1.01, "what it serves with is enough");
+}
+
+#[test]
+fn where_no_gpu_tells_its_memory_nobody_is_kept_waiting() {
+    let mut all = loading(&[], &[("a", model(20)), ("b", model(20))]);
+    load(&mut all, &["a", "b"]);
+}
+
+#[test]
+fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
+    let needs = Needs { host: vec![(Part::Cache, 4 * GIB)], ..Needs::default() };
+    let mut all = loading(&[], &[("a", Spec { needs: Some(needs), replicas: 1, ..Spec::default() })]);
+    load(&mut all, &["a"]);
+    let read = |all: &mut Loading, gib: u64| {
+        all.read(
+            &name("a"),
+            Reading { held: Amounts { host: gib * GIB, gpus: Vec::new() }, ..Reading::default() },
+        );
+        all.models[&name("a")].promised.host
+    };
+    assert_eq!((read(&mut all, 1), read(&mut all, 6), read(&mut all, 5)), (4 * GIB, 6 * GIB, 6 * GIB));
+}
+
+#[test]
+fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
+    let mapped = |gib: u64| {
+        let needs = Needs { host: vec![(Part::Fixed, GIB)], mapped: gib * GIB, ..Needs::default() };
+        Spec { needs: Some(needs), replicas: 1, ..Spec::default() }
+    };
+    let mut all = Loading::new(numbers());
+    all.set_capacity(Amounts { host: 32 * GIB, gpus: Vec::new() });
+    for of in ["a", "b"] {
+        all.set(&name(of), mapped(20));
+    }
+    let free = Amounts { host: 31 * GIB, gpus: Vec::new() };
+    let next = |all: &mut Loading| all.next(secs(1), Some(&free), |_| Seen::default());
+    all.wants(&name("a"), true);
+    assert_eq!(next(&mut all).len(), 1);
+    all.loaded(&name("a"), secs(1));
+    all.read(&name("a"), Reading { held: Amounts { host: GIB, gpus: Vec::new() }, ..Reading::default() });
+    all.wants(&name("b"), true);
+    let told = next(&mut all);
+    assert_eq!(told, [Order::Unload { model: name("a"), makes_room_for: name("b") }]);
+}
+
+#[test]
+fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_does() {
+    let held = |gib: u64, leaks| Reading {
+        held: Amounts { host: 0, gpus: vec![gib * GIB] },
+        leaks,
+        can_give: true,
+        ..Reading::default()
+    };
+    let begin = |reading: Reading| {
+        let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
+        all.wants(&name("a"), true);
+        all.wants(&name("b"), true);
+        let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+        assert_eq!(all.next(secs(0), Some(&gpus(&[24])), idle).len(), 2);
+        for of in ["a", "b"] {
+            all.loaded(&name(of), secs(10));
+            all.read(&name(of), held(if of == "a" { 10 } else { 8 }, false));
+        }
+        all.read(&name("a"), reading);
+        all.wants(&name("c"), true);
+        all
+    };
+    let at = |all: &mut Loading, now, free| {
+        words(all.next(Duration::from_millis(now), Some(&gpus(&[free])), |_| Seen {
+            idle_for: secs(1000),
+            ..Seen::default()
+        }))
+    };
+    // It holds three GiB more than it was promised: six are left of the promises, three of the GPU.
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
+    all.read(&name("a"), held(10, true));
+    all.gave_back(&name("a"));
+    assert_eq!(at(&mut all, 300_200, 6), ["+c"], "nobody had to leave");
+
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    all.gave_back(&name("a"));
+    assert_eq!(at(&mut all, 300_200, 3), ["-a"], "it gave nothing");
+
+    let mut all = begin(held(13, true));
+    assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
+    assert_eq!(at(&mut all, 302_900, 3), [""; 0]);
+    assert_eq!(at(&mut all, 303_000, 3), ["-a"], "no answer is waited for that long");
+
+    let mut all = begin(Reading { can_give: false, ..held(13, true) });
+    assert_eq!(at(&mut all, 300_000, 3), ["-a"], "its build cannot be asked");
+    let mut all = begin(held(12, true));
+    all.set(&name("c"), model(7));
+    assert_eq!(at(&mut all, 300_000, 3), ["-a"], "what it can give is not enough");
+}
+
+#[test]
+fn what_is_given_back_while_another_one_comes_is_room_at_once() {
+    let idle = |_: &Who| Seen { idle_for: secs(900), ..Seen::default() };
+    let held = |gib: u64| Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() };
+    let models =
+        [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
+    let mut all = loading(&[26], &models);
+    all.wants(&name("old"), true);
+    all.next(secs(0), Some(&gpus(&[26])), idle);
+    all.loaded(&name("old"), secs(1));
+    all.read(&name("old"), held(8));
+    all.wants(&name("large"), true);
+    assert_eq!(words(all.next(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
+    // It has taken 10 of its 14.
+    all.wants(&name("new"), true);
+    assert_eq!(words(all.next(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
+    all.gone(&name("old"));
+    assert_eq!(words(all.next(secs(4), Some(&gpus(&[16])), idle)), ["+new"], "16 are free, and 4 are owed");
+
+    // What one that serves by now has taken is not taken for another one's.
+    let mut all = loading(&[40], &models);
+    all.wants(&name("large"), true);
+    all.wants(&name("old"), true);
+    assert_eq!(words(all.next(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
+    all.loaded(&name("old"), secs(1));
+    all.read(&name("old"), held(8));
+    // Of 40 somebody else has 14: 26 less the 8 of one and 2 of the other.
+    all.wants(&name("small"), true);
+    all.wants(&name("more"), true);
+    assert_eq!(words(all.next(secs(2), Some(&gpus(&[16])), idle)), ["+small", "+more"], "12 of 16 are owed");
+    all.set(&name("x"), model(1));
+    all.wants(&name("x"), false);
+    assert_eq!(words(all.next(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
+}
+
+#[test]
+fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobody_out() {
+    let all_of = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(10));
+    all.wants(&name("b"), true);
+    assert_eq!(words(all.next(secs(100), Some(&all_of(54)), idle)), ["+b"]);
+    all.wants(&name("c"), true);
+    all.loaded(&name("b"), secs(110));
+    // It has its 40 GiB, as is seen by what is free; how much is whose is not known yet.
+    assert_eq!(words(all.next(secs(110), Some(&all_of(14)), idle)), ["+c"]);
+    all.read(&name("b"), holds(40));
+    all.loaded(&name("c"), secs(115));
+    all.gone(&name("c"));
+    all.wants(&name("c"), true);
+    assert_eq!(words(all.next(secs(116), Some(&all_of(14)), idle)), ["+c"]);
+    all.loaded(&name("c"), secs(117));
+    // Nobody reads it: after a while it has what it was promised, and who leaves unread leaves so much.
+    assert_eq!(words(all.next(secs(130), Some(&all_of(2)), idle)), [""; 0]);
+    assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
+}
+
+#[test]
+fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    load(&mut all, &["a", "x"]);
+    for (of, gib) in [("a", 8), ("x", 14)] {
+        all.read(&name(of), holds(gib));
+    }
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
+    assert!(all.is_moving());
+    let mut patient = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    std::mem::swap(&mut all, &mut patient);
+    patient.gone(&name("x"));
+    assert_eq!(orders(&mut patient, 205, &[]), ["=a"]);
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
+    load(&mut all, &["a", "x"]);
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 209, &[]), [""; 0]);
+    assert_eq!(orders(&mut all, 210, &[]), ["~a"], "its process may be needed meanwhile");
+}
+
+#[test]
+fn each_of_many_processes_has_its_own_place() {
+    let mut all = loading(&[24; 12], &[("a", Spec { replicas: 12, ..model(20) })]);
+    load(&mut all, &["a"]);
+    let before = all.models[&name("a")].places.clone();
+    remake(&mut all, "a", Spec { replicas: 12, ..model(21) });
+    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+        panic!()
+    };
+    assert_eq!(places, before);
+}
+
+#[test]
+fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
+    all.wants(&name("a"), true);
+    assert_eq!(words(all.next(secs(0), Some(&free(80)), idle)), ["+a"]);
+    // It has 30 of its 40 by now.
+    all.wants(&name("b"), true);
+    assert_eq!(words(all.next(secs(5), Some(&free(50)), idle)), ["+b"]);
+    all.loaded(&name("a"), secs(6));
+    all.read(&name("a"), holds(40));
+    // b has 15 of its 20: 80 - 40 - 15 are free, 20 are left.
+    all.wants(&name("c"), true);
+    assert_eq!(words(all.next(secs(7), Some(&free(25)), idle)), ["+c"]);
+}

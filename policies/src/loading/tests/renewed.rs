@@ -1,0 +1,185 @@
+//! Models that are made anew: with other settings, in other places.
+
+use super::*;
+
+#[test]
+fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_like_everybody() {
+    let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(3))]);
+    load(&mut all, &["a", "b"]);
+    for (of, gib) in [("a", 8), ("b", 10)] {
+        all.read(&name(of), holds(gib));
+    }
+    remake(&mut all, "a", model(13));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.wants(&name("c"), false);
+    // Its old process is read once more.
+    all.read(&name("a"), Reading { outdated: true, ..holds(8) });
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "what it was promised is nobody else's");
+    all.read(&name("a"), holds(12));
+    assert_eq!(orders(&mut all, 202, &[]), [""; 0], "24 - 12 - 10 = 2");
+    all.gone(&name("c"));
+    remake(&mut all, "a", model(15));
+    assert_eq!(orders(&mut all, 203, &[]), ["~a"], "12 + 2 are not enough");
+    assert_eq!(orders(&mut all, 204, &[]), [""; 0]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 205, &[]), ["-b"]);
+    all.gone(&name("b"));
+    assert_eq!(orders(&mut all, 206, &[]), ["+a"]);
+}
+
+#[test]
+fn who_becomes_smaller_keeps_what_it_has_until_it_has_less() {
+    let mut all = loading(&[24], &[("a", model(20)), ("b", model(10))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(20));
+    remake(&mut all, "a", model(9));
+    all.wants(&name("b"), false);
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.read(&name("a"), Reading { outdated: true, ..holds(20) });
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0]);
+    all.read(&name("a"), holds(9));
+    assert_eq!(orders(&mut all, 202, &[]), ["+b"]);
+}
+
+#[test]
+fn one_that_is_alone_leaves_for_nobody_and_one_that_can_do_with_less_starts_over() {
+    let mut all = loading(&[24], &[("a", model(20))]);
+    load(&mut all, &["a"]);
+    remake(&mut all, "a", model(30));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"], "the book may be wrong");
+    assert_eq!(all.models[&name("a")].promised.gpus, [24 * GIB]);
+    all.read(&name("a"), holds(18));
+    assert_eq!(all.models[&name("a")].promised.gpus, [18 * GIB]);
+    remake(&mut all, "a", Spec { can_do_with_less: true, ..model(30) });
+    assert_eq!(orders(&mut all, 201, &[]), ["~a"]);
+}
+
+#[test]
+fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_there_leaves() {
+    let mut all = loading(&[24, 24], &[("a", model(10))]);
+    load(&mut all, &["a"]);
+    let place = all.models[&name("a")].places.clone();
+    remake(&mut all, "a", Spec { replicas: 3, ..model(12) });
+    let Some(Order::Stay { places, .. }) = all.next(secs(100), None, |_| Seen::default()).pop() else {
+        panic!()
+    };
+    assert_eq!(places[0], place[0]);
+    assert_eq!(places.len(), 3);
+    assert_eq!(all.models[&name("a")].promised.gpus.iter().sum::<u64>(), 36 * GIB);
+    let other = 1 - place[0][0];
+    remake(&mut all, "a", Spec { gpus: vec![other], ..model(12) });
+    assert_eq!(orders(&mut all, 101, &[]), ["~a"]);
+}
+
+#[test]
+fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_gone_is_free() {
+    let pinned = |gib: u64| Spec { pin: true, ..model(gib) };
+    let mut all = loading(&[24], &[("a", pinned(10)), ("b", model(8)), ("c", model(14))]);
+    load(&mut all, &["a", "b"]);
+    all.wants(&name("c"), true);
+    let busy = [("b", IN_USE)];
+    assert_eq!(orders(&mut all, 71, &busy), [""; 0], "it has its turn");
+    remake(&mut all, "a", pinned(9));
+    assert_eq!(orders(&mut all, 71, &busy), ["=a"]);
+    all.read(&name("a"), holds(9));
+    // Nobody waits any more.
+    all.gone(&name("c"));
+    remake(&mut all, "a", pinned(15));
+    assert_eq!(orders(&mut all, 72, &busy), ["=a"], "24 - 8");
+}
+
+#[test]
+fn a_reload_that_is_taken_back_while_its_process_comes_keeps_what_that_takes() {
+    let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(6))]);
+    load(&mut all, &["a", "b"]);
+    for (of, gib) in [("a", 8), ("b", 10)] {
+        all.read(&name(of), holds(gib));
+    }
+    for gib in [13, 8] {
+        remake(&mut all, "a", model(gib));
+        assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    }
+    all.wants(&name("c"), false);
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0], "a process of 13 may be on its way");
+    all.read(&name("a"), holds(8));
+    assert_eq!(orders(&mut all, 202, &[]), ["+c"]);
+}
+
+#[test]
+fn one_that_is_alone_goes_to_a_gpu_that_is_large_enough() {
+    let mut all = loading(&[24, 48], &[("a", model(10))]);
+    load(&mut all, &["a"]);
+    assert_eq!(all.models[&name("a")].places, [[0]]);
+    remake(&mut all, "a", model(30));
+    assert_eq!(orders(&mut all, 200, &[]), ["~a"]);
+    all.gone(&name("a"));
+    all.wants(&name("a"), false);
+    assert_eq!(orders(&mut all, 201, &[]), ["+a"]);
+    assert_eq!(all.models[&name("a")].places, [[1]]);
+}
+
+#[test]
+fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
+    let mut all = loading(&[24], &[("a", model(20))]);
+    load(&mut all, &["a"]);
+    let unknown = Reading { gpus_unknown: true, ..Reading::default() };
+    all.read(&name("a"), unknown.clone());
+    remake(&mut all, "a", model(9));
+    assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
+    all.read(&name("a"), unknown);
+    assert_eq!(all.models[&name("a")].promised.gpus, [9 * GIB]);
+}
+
+#[test]
+fn the_file_of_a_model_is_counted_once_when_it_is_made_anew() {
+    let needs =
+        |gib: u64| Needs { mapped: 40 * GIB, host: vec![(Part::Cache, gib * GIB)], ..Needs::default() };
+    let own = |gib: u64| Spec { needs: Some(needs(gib)), replicas: 1, ..Spec::default() };
+    let mut all = Loading::new(numbers());
+    all.set_capacity(Amounts { host: 60 * GIB, gpus: Vec::new() });
+    all.set(&name("a"), own(4));
+    load(&mut all, &["a"]);
+    remake(&mut all, "a", own(8));
+    assert_eq!(orders(&mut all, 100, &[]), ["=a"]);
+    all.set(&name("b"), own(0));
+    remake(&mut all, "a", own(19));
+    assert_eq!(orders(&mut all, 101, &[]), ["=a"], "40 + 19 of 60");
+}
+
+#[test]
+fn while_both_processes_are_there_both_have_their_room() {
+    let mut all = loading(&[80], &[("a", model(20)), ("b", model(40))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), holds(20));
+    remake(&mut all, "a", model(24));
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    let told = all.next(secs(100), Some(&free(60)), idle);
+    assert!(matches!(&told[..], [Order::Stay { beside: true, .. }]), "{told:?}");
+    all.wants(&name("b"), false);
+    // The new one has 10 by now.
+    assert_eq!(words(all.next(secs(105), Some(&free(50)), idle)), [""; 0], "20 + 24 + 40 are more than 80");
+    all.read(&name("a"), holds(24));
+    assert_eq!(words(all.next(secs(110), Some(&free(56)), idle)), ["+b"]);
+}
+
+#[test]
+fn who_waits_to_be_made_anew_came_first_and_whose_process_does_not_come_has_what_it_had() {
+    let mut all = loading(&[24], &[("a", model(8)), ("x", model(14)), ("c", model(10))]);
+    load(&mut all, &["a", "x"]);
+    for (of, gib) in [("a", 8), ("x", 14)] {
+        all.read(&name(of), holds(gib));
+    }
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+    assert_eq!(orders(&mut all, 200, &[]), [""; 0]);
+    all.wants(&name("c"), false);
+    assert_eq!(orders(&mut all, 201, &[]), [""; 0]);
+    all.gone(&name("x"));
+    assert_eq!(orders(&mut all, 202, &[]), ["=a"]);
+    all.kept(&name("a"));
+    assert_eq!(all.models[&name("a")].renewed, None);
+    assert_eq!(all.models[&name("a")].promised.gpus, [20 * GIB], "it is tried again");
+}
