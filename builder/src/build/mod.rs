@@ -123,7 +123,20 @@ impl Builder {
     ///
     /// It is not in the cache and pip cannot fetch it, or its hash is another than the pinned one.
     pub async fn sdist(&self, pin: &sdist::Pin) -> Result<PathBuf> {
-        sdist::obtain(pin, &self.dirs.cache, &self.env, &self.reporter, &self.cancel).await
+        self.pip().obtain(pin).await
+    }
+
+    /// The newest source archive of llama-cpp-python that pip finds, and its version; the pinned one, if none is newer.
+    ///
+    /// # Errors
+    ///
+    /// pip cannot say which that is, or cannot fetch it.
+    pub async fn newest_sdist(&self, pinned: &sdist::Pin) -> Result<(String, PathBuf)> {
+        self.pip().newest(pinned).await
+    }
+
+    fn pip(&self) -> sdist::Pip<'_> {
+        sdist::Pip { cache: &self.dirs.cache, env: &self.env, reporter: &self.reporter, cancel: &self.cancel }
     }
 
     /// A commit as a source, fetched where that is needed.

@@ -3,7 +3,7 @@
 //! ```text
 //!  builds/.chosen.json    chosen:   those that were brought in, the last one in use, the one before it the way back
 //!                         rejected: those that were found worse, which nobody tries again by himself
-//!                         watched:  the one in use, while somebody still looks whether it holds
+//!  builds/.chosen.json.move   a build that is brought in, or taken back, while somebody still sees to it that everybody does it
 //! ```
 //!
 //! Without such a file the newest build is in use. Once a build was chosen, a newer one waits until it is chosen, too: what is in
@@ -11,10 +11,11 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BuildId, CHOSEN, Provenance, Store};
+use super::{BuildId, CHOSEN, MOVE, Provenance, Store};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
 use crate::whole::{self, Loss};
@@ -44,15 +45,21 @@ pub struct Choices {
     pub chosen: Vec<Decided>,
     /// Those that were found worse, the oldest first.
     pub rejected: Vec<Decided>,
-    /// The one in use, if whoever brought it in has not yet seen that it holds: nobody looks any more if he was killed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub watched: Option<BuildId>,
 }
 
 impl Default for Choices {
     fn default() -> Self {
-        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new(), watched: None }
+        Self { schema: SCHEMA, chosen: Vec::new(), rejected: Vec::new() }
     }
+}
+
+/// A build that is brought in, or taken back. If nobody sees to it any more, because whoever did was killed, the next one can.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The build.
+    pub build: BuildId,
+    /// It is taken back, and some may still run it; else it was chosen, and some may not run it yet.
+    pub back: bool,
 }
 
 impl Choices {
@@ -104,10 +111,18 @@ impl Store {
     /// # Errors
     /// There is no such build, or the file of choices cannot be read or written.
     pub fn choose(&self, build: &BuildId, why: &str) -> Result<()> {
-        self.choose_as(build, why, false)
+        self.choose_as(build, why, None)
     }
 
-    fn choose_as(&self, build: &BuildId, why: &str, watched: bool) -> Result<()> {
+    /// The same for one whose caller is going to tell everybody: until [`Store::moved`] the next one can see that it has to be seen through.
+    ///
+    /// # Errors
+    /// As for [`Store::choose`].
+    pub fn bring_in(&self, build: &BuildId, why: &str) -> Result<()> {
+        self.choose_as(build, why, Some(&Move { build: build.clone(), back: false }))
+    }
+
+    fn choose_as(&self, build: &BuildId, why: &str, moving: Option<&Move>) -> Result<()> {
         self.show(build)?;
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
@@ -117,51 +132,70 @@ impl Store {
             choices.chosen.push(decided(build, why));
         }
         choices.rejected.retain(|one| one.build != *build);
-        choices.watched = watched.then(|| build.clone());
+        // First: one that comes to nothing is seen not to be the build in use.
+        self.write_move(moving)?;
         self.write_choices(choices)
     }
 
-    /// Brings a build in that its caller is going to watch: until [`Store::holds`] everybody can see that nobody knows yet.
-    ///
-    /// # Errors
-    /// As for [`Store::choose`].
-    pub fn choose_watched(&self, build: &BuildId, why: &str) -> Result<()> {
-        self.choose_as(build, why, true)
-    }
-
-    /// The build in use was watched long enough.
-    ///
-    /// # Errors
-    /// The file of choices cannot be read or written.
-    pub fn holds(&self, build: &BuildId) -> Result<()> {
-        let _lock = self.lock()?;
-        let mut choices = self.choices()?;
-        if choices.watched.as_ref() != Some(build) {
-            return Ok(());
-        }
-        choices.watched = None;
-        self.write_choices(choices)
-    }
-
-    /// Goes back to the build before the one in use, which is rejected if it is said why. The build that is in use then.
+    /// Goes back from `left`, the build in use, to the one before it, and remembers that everybody is to be told. `left` is rejected if it is
+    /// said why. The build that is in use then: if another than `left` was chosen meanwhile, that one.
     ///
     /// # Errors
     /// There is no usable build before it, or the file of choices cannot be read or written.
-    pub fn go_back(&self, why: Option<&str>) -> Result<BuildId> {
+    pub fn go_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
         let usable = |one: &Decided| self.show(&one.build).is_ok();
         let last = choices.chosen.iter().rposition(usable);
-        let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
-        let (Some(last), Some(before)) = (last, before) else {
-            return Err(Error::NoWayBack { store: self.root.clone() });
+        let back = match last.map(|last| choices.chosen[last].build.clone()) {
+            Some(other) if other != *left => other,
+            _ => {
+                let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
+                let before = before.ok_or_else(|| Error::NoWayBack { store: self.root.clone() })?;
+                choices.chosen.truncate(before + 1);
+                choices.chosen[before].build.clone()
+            }
         };
-        let (left, back) = (choices.chosen[last].build.clone(), choices.chosen[before].build.clone());
-        choices.chosen.truncate(before + 1);
-        choices.watched = None;
-        choices.rejected.extend(why.map(|why| decided(&left, why)));
+        if let Some(why) = why {
+            choices.rejected.retain(|one| one.build != *left);
+            choices.rejected.push(decided(left, why));
+        }
+        self.write_move(Some(&Move { build: left.clone(), back: true }))?;
         self.write_choices(choices)?;
         Ok(back)
+    }
+
+    /// A build that is brought in or taken back and was not seen through, if there is one. A file that cannot be understood is none.
+    pub fn moving(&self) -> Option<Move> {
+        let moving: Move = serde_json::from_slice(&fs::read(self.move_path()).ok()?).ok()?;
+        let in_use = self.in_use().ok()??.id;
+        // One that is brought in is in use; one that is taken back is not any more.
+        (moving.back != (moving.build == in_use)).then_some(moving)
+    }
+
+    /// Everybody runs what he is to run.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub fn moved(&self) -> Result<()> {
+        let _lock = self.lock()?;
+        self.write_move(None)
+    }
+
+    fn move_path(&self) -> PathBuf {
+        self.root.join(MOVE)
+    }
+
+    fn write_move(&self, moving: Option<&Move>) -> Result<()> {
+        let path = self.move_path();
+        let write = || match moving {
+            Some(moving) => whole::write(&path, &serde_json::to_vec(moving)?, Loss::Final),
+            None => match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+        };
+        write().map_err(io_error("writing", &path))
     }
 
     /// Remembers that a build was found worse.
@@ -175,7 +209,6 @@ impl Store {
         choices.rejected.push(decided(build, why));
         // One that was chosen once, removed, and built again.
         choices.chosen.retain(|one| one.build != *build);
-        choices.watched = choices.watched.filter(|one| one != build);
         self.write_choices(choices)
     }
 

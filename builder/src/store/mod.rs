@@ -21,7 +21,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use chosen::{Choices, Decided};
+pub use chosen::{Choices, Decided, Move};
 pub use gc::{Keep, Sweep};
 pub use id::{BuildId, NotAnId};
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
@@ -39,6 +39,8 @@ const INCOMING: &str = ".incoming-";
 const LOCK: &str = ".lock";
 /// Which build is in use.
 const CHOSEN: &str = ".chosen.json";
+/// Beside it, with the same beginning: no stranger and no build.
+const MOVE: &str = ".chosen.json.move";
 /// All that we write into a build's folder, and so all that is removed with it.
 const FILES: [&str; 2] = [BINARY, PROVENANCE];
 

@@ -83,7 +83,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     let (store, ids) = store(folder.path(), &times);
     let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
     assert_eq!(in_use(), ids[2]);
-    assert!(store.go_back(Some("no")).unwrap_err().to_string().contains("no build to go back to"));
+    assert!(store.go_back(&ids[2], Some("no")).unwrap_err().to_string().contains("no build to go back to"));
     store.choose(&ids[0], "by hand").unwrap();
     assert_eq!((in_use(), store.kept_by_choice()), (ids[0].clone(), vec![ids[0].clone()]));
     store.choose(&ids[2], "it is better").unwrap();
@@ -91,10 +91,13 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     assert_eq!((in_use(), store.kept_by_choice()), (ids[2].clone(), vec![ids[2].clone(), ids[0].clone()]));
     // The file is no stranger, and no build.
     assert!(store.list().unwrap().foreign.is_empty());
-    assert_eq!(store.go_back(Some("it leaks")).unwrap(), ids[0]);
+    // One that was left by hand meanwhile does not come again.
+    assert_eq!(store.go_back(&ids[1], None).unwrap(), ids[2]);
+    assert_eq!((in_use(), store.choices().unwrap().rejected.len()), (ids[2].clone(), 0));
+    assert_eq!(store.go_back(&ids[2], Some("it leaks")).unwrap(), ids[0]);
     assert_eq!(in_use(), ids[0]);
     assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
-    assert!(store.go_back(Some("again")).is_err(), "there is nothing before it");
+    assert!(store.go_back(&ids[0], Some("again")).is_err(), "there is nothing before it");
     // Chosen after all.
     store.choose(&ids[2], "by hand").unwrap();
     assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
@@ -114,12 +117,36 @@ fn a_build_that_is_rejected_is_in_use_for_nobody_who_has_another() {
     for build in [&ids[0], &ids[1], &ids[0]] {
         store.choose(build, "x").unwrap();
     }
-    assert_eq!(store.go_back(None).unwrap(), ids[1]);
+    assert_eq!(store.go_back(&ids[0], None).unwrap(), ids[1]);
     assert!(store.choices().unwrap().rejected(&ids[0]).is_none());
     store.reject(&ids[1], "after all").unwrap();
     assert!(store.kept_by_choice().is_empty());
     store.remove(&ids[0]).unwrap();
     assert_eq!(in_use(), ids[1], "better than none");
+}
+
+#[test]
+fn who_was_killed_over_a_move_leaves_word_and_another_choice_ends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]);
+    let moving = || store.moving().map(|moving| (moving.build, moving.back));
+    store.choose(&ids[0], "by hand").unwrap();
+    assert_eq!(moving(), None);
+    store.bring_in(&ids[1], "it is new").unwrap();
+    assert_eq!(moving(), Some((ids[1].clone(), false)));
+    assert!(store.list().unwrap().foreign.is_empty());
+    store.moved().unwrap();
+    store.moved().unwrap();
+    assert_eq!(moving(), None);
+    store.go_back(&ids[1], None).unwrap();
+    assert_eq!(moving(), Some((ids[1].clone(), true)));
+    store.choose(&ids[1], "by hand").unwrap();
+    assert_eq!(moving(), None);
+    // The word came, and the choice did not.
+    fs::write(store.root().join(MOVE), format!("{{\"build\":\"{}\",\"back\":false}}", ids[0])).unwrap();
+    assert_eq!(moving(), None);
+    fs::write(store.root().join(MOVE), "{}").unwrap();
+    assert_eq!(moving(), None);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a canary that was watched was worse |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
 //! | 5 | `diagnose` had too few readings to say whether anything leaks; `--between` found no single commit; `--against` cannot tell; nor was it known of a canary |
-//! | 130 | `diagnose` was interrupted, and has shown what it knew by then |
+//! | 130 | it was interrupted; `diagnose` has shown what it knew by then |
 
 use std::process::ExitCode;
 
@@ -53,6 +53,9 @@ pub(crate) enum Failure {
     /// A patch set does not fit a source, or nobody has looked whether it does.
     #[error("{message}")]
     Refused { message: String, hint: String },
+    /// Somebody wanted it to end.
+    #[error("{message}")]
+    Interrupted { message: String },
     /// The output says it all; only the exit code is left to give.
     #[error("exit code {code}")]
     Told { code: u8 },
@@ -82,6 +85,7 @@ impl Failure {
             Self::Config(_) | Self::Usage { .. } => USAGE,
             Self::Refused { .. } => REFUSED,
             Self::Told { code } => *code,
+            Self::Interrupted { .. } => INTERRUPTED,
             Self::Failed { .. } | Self::Pipe => FAILURE,
         }
     }
@@ -99,6 +103,7 @@ impl Failure {
             }
             Self::Usage { message, hint } | Self::Refused { message, hint } => pair(message, Some(hint)),
             Self::Failed { message, hint } => pair(message, hint.as_deref()),
+            Self::Interrupted { message } => pair(message, None),
             Self::Told { .. } | Self::Pipe => Vec::new(),
         }
     }
@@ -144,9 +149,8 @@ impl From<warden_builder::Error> for Failure {
         match error.kind() {
             warden_builder::Kind::Input => Self::usage(message, hint.unwrap_or_default()),
             warden_builder::Kind::Refused => Self::Refused { message, hint: hint.unwrap_or_default() },
-            warden_builder::Kind::Machine | warden_builder::Kind::Build | warden_builder::Kind::Cancelled => {
-                Self::Failed { message, hint }
-            }
+            warden_builder::Kind::Cancelled => Self::Interrupted { message },
+            warden_builder::Kind::Machine | warden_builder::Kind::Build => Self::Failed { message, hint },
         }
     }
 }

@@ -183,7 +183,9 @@ fn compile(parts: &Parts) -> Outcome {
 
 #[tokio::test]
 async fn the_sidecar_compiles_with_the_structs_of_eighteen_months() -> Outcome {
-    for era in ERAS {
+    // The oldest, the newest, and one between them; all of them at night.
+    let step = if warden_rig::is_long() { 1 } else { 4 };
+    for era in ERAS.iter().rev().step_by(step).chain(&ERAS[..1]) {
         let tree = era.tree().await?;
         compile_against(tree.path()).context(format!("llama-cpp-python {}", era.version))?;
     }

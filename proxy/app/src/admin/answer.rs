@@ -46,6 +46,9 @@ pub(crate) struct Status {
     /// know.
     #[serde(default)]
     pub(crate) binaries: Option<Binaries>,
+    /// Models that the configuration binds to a build or a program of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bound: Vec<String>,
     /// The access log, if it has a file of its own.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
@@ -98,6 +101,8 @@ pub(crate) struct Told {
     /// How the servers are started.
     pub(crate) servers: Servers,
     pub(crate) binaries: Binaries,
+    /// Models that are bound to theirs.
+    pub(crate) bound: Vec<String>,
     /// What a canary is made by.
     pub(crate) tries: Tries,
 }
@@ -238,6 +243,7 @@ impl Admin {
             advice: advice.collect(),
             mitigations: shown.filter(|(_, shown)| !shown.is_empty()).collect(),
             binaries,
+            bound: told.bound,
             access_log,
             fleet,
         }

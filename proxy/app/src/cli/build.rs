@@ -68,7 +68,7 @@ pub(crate) fn sets(loaded: &Loaded, machine: &Machine) -> Result<Catalogue, Fail
 }
 
 /// The archive that the defaults pin.
-fn pin(build: &Build) -> sdist::Pin {
+pub(crate) fn pin(build: &Build) -> sdist::Pin {
     sdist::Pin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 

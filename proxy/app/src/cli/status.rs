@@ -307,6 +307,7 @@ mod tests {
             cure: "mend what the message names".into(),
         });
         let status = Status {
+            bound: Vec::new(),
             instance: Instance {
                 pid: 1,
                 version: "0.1.0".into(),

@@ -99,6 +99,7 @@ impl Server {
             budgets: budgets(&resolved.fleet.models),
             servers: resolved.servers(machine),
             binaries: next_binaries(&resolved.fleet.models),
+            bound: resolved.bound(),
             tries: tries(&resolved),
         };
         let (tell, told) = watch::channel(now);
@@ -223,6 +224,7 @@ impl Server {
             budgets: budgets(&fleet.models),
             servers,
             binaries,
+            bound: new.bound(),
             tries: tries(&new),
         });
         self.gateway.update(live(&new, &self.recorders));

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use warden_policies::canary::{Exchange, Trial, Verdict};
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::world::SplitMix;
-use warden_policies::{ModelName, QuickMap};
+use warden_policies::{GenerationId, ModelName, QuickMap};
 
 use super::{Change, Fleet};
 use crate::clock;
@@ -74,6 +74,8 @@ pub(super) struct Running {
     pub(super) name: ModelName,
     pub(super) spec: CanarySpec,
     seed: u64,
+    /// Its processes are made after this one.
+    pub(super) after: GenerationId,
     began: Instant,
     began_at: String,
     pub(super) trial: Mutex<Trial>,
@@ -83,13 +85,14 @@ pub(super) struct Running {
 }
 
 impl Running {
-    fn new(model: ModelName, spec: CanarySpec, seed: u64) -> Self {
+    fn new(model: ModelName, spec: CanarySpec, seed: u64, after: GenerationId) -> Self {
         let trial = Trial::new(spec.numbers, spec.traffic == Traffic::Shadow);
         Self {
             name: name_of(&model),
             model,
             spec,
             seed,
+            after,
             began: Instant::now(),
             began_at: clock::wall(),
             trial: Mutex::new(trial),
@@ -267,7 +270,7 @@ impl Fleet {
         super::check(&with_canaries(&change.configured, &with))?;
         change.canaries = with;
         let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
-        let running = Arc::new(Running::new(model.clone(), spec, seed));
+        let running = Arc::new(Running::new(model.clone(), spec, seed, inner.context.last_generation()));
         let share = running.view().share;
         let binary = running.spec.binary.clone();
         // Before its model's task is there, so that no event of it is missed.

@@ -74,6 +74,10 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     } else {
         return None;
     };
+    // What an earlier canary of the model left behind says nothing of this one.
+    if arm == Arm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
+        return None;
+    }
     let runs = *running.stage.borrow() == Stage::Runs;
     match (arm, &event.kind) {
         (Arm::Canary, EventKind::Starting { .. }) => running.reaches(Stage::Starts),

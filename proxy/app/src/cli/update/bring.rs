@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use warden_builder::{BuildId, Store};
+use warden_builder::{BuildId, Move, Store};
 
 use super::told::{Outcome, UpdateReport};
 use super::{RollbackArgs, Run, configured, live, only_one, pinned};
@@ -26,6 +26,17 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Waits until they may, if nobody waits for us.
+    async fn quietly(&self, signals: &mut Signals) -> Result<(), Failure> {
+        if !self.args.scheduled {
+            return Ok(());
+        }
+        tokio::select! {
+            quiet = self.until_quiet() => quiet,
+            () = signals.leave() => Err(INTERRUPTED),
+        }
+    }
+
     /// Chooses it, tells every instance, and watches; what dies is taken back.
     pub(super) async fn bring_in(
         &self,
@@ -34,13 +45,8 @@ impl Run<'_> {
         id: &BuildId,
         signals: &mut Signals,
     ) -> Result<UpdateReport, Failure> {
-        if self.args.scheduled {
-            tokio::select! {
-                quiet = self.until_quiet() => quiet?,
-                () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
-            }
-        }
-        self.store.choose_watched(id, &report.news())?;
+        self.quietly(signals).await?;
+        self.store.bring_in(id, &report.news())?;
         match self.told(instances, id, signals).await? {
             Told::Holds(by) => {
                 report.used_by = by;
@@ -82,55 +88,99 @@ impl Run<'_> {
                 live::Wrong::Interrupted => Outcome::Interrupted,
             };
             let why = wrong.into_why();
-            let back = self.store.go_back(Some(why.as_str()).filter(|_| outcome == Outcome::TakenBack))?;
-            let back = self.store.binary(&back)?;
+            let back =
+                self.store.go_back(id, Some(why.as_str()).filter(|_| outcome == Outcome::TakenBack))?;
             let mut reasons = vec![why];
-            // Also those that were not told yet: they may have read their configuration by themselves.
-            for live in instances {
-                if let Err(wrong) = live.takes(&back, numbers).await {
-                    reasons.push(format!("on the way back: {}", wrong.into_why()));
-                }
-            }
+            let wrong = self.taken_back(instances, &back, signals).await?;
+            reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));
             return Ok(Told::Back { outcome, reasons });
         }
-        self.store.holds(id)?;
+        self.store.moved()?;
         Ok(Told::Holds(by))
     }
 
-    /// Sees an update through that was killed when its build had been chosen. What became of it, if there was one.
-    pub(super) async fn finish(
+    /// Tells instances of a build that is in use again, and waits until they run it. What went wrong; if somebody wants us to end meanwhile,
+    /// the next one goes on.
+    async fn taken_back(
         &self,
-        id: &BuildId,
+        instances: &[live::Live],
+        back: &BuildId,
         signals: &mut Signals,
-    ) -> Result<Option<String>, Failure> {
-        if self.store.choices()?.watched.as_ref() != Some(id) {
-            return Ok(None);
+    ) -> Result<Vec<String>, Failure> {
+        let numbers = &self.loaded.settings.update;
+        let binary = self.store.binary(back)?;
+        // All at once: also those that were not told yet may have read their configuration by themselves, and we may not come as far as them.
+        for live in instances {
+            drop(live.reload().await);
         }
+        let mut wrong = Vec::new();
+        for live in instances {
+            let taken = tokio::select! {
+                taken = live.takes(&binary, numbers) => taken,
+                () = signals.leave() => return Err(INTERRUPTED),
+            };
+            wrong.extend(taken.err().map(live::Wrong::into_why));
+        }
+        // Once more would come to the same.
+        self.store.moved()?;
+        Ok(wrong)
+    }
+
+    /// Sees a build through whose update was killed when it was chosen, or on the way back. What became of it, if there was one.
+    pub(super) async fn finish(&self, signals: &mut Signals) -> Result<Option<String>, Failure> {
+        let (Some(moving), Some(in_use)) = (self.store.moving(), self.store.in_use()?) else {
+            return Ok(None);
+        };
+        let Move { build, back } = moving;
         out::error_line(&format!(
-            "update: build {id} was chosen by one that did not see it through; it goes on"
+            "update: build {build} was {} by one that did not see it through; it goes on",
+            if back { "taken back" } else { "chosen" }
         ));
-        let both = self.store.kept_by_choice();
-        let binaries = both.iter().map(|id| self.store.binary(id)).collect::<Result<Vec<_>, _>>()?;
         let pinned = pinned(&self.args.config, self.loaded, self.machine)?;
+        let late = if back { vec![build.clone()] } else { self.store.kept_by_choice() };
+        let binaries: Vec<PathBuf> = late.iter().filter_map(|id| self.store.binary(id).ok()).collect();
         let instances = live::using(self.dirs, self.machine, &binaries, &pinned, true).await?;
-        match self.told(&instances, id, signals).await? {
+        if back {
+            let wrong = self.taken_back(&instances, &in_use.id, signals).await?;
+            let all: Vec<String> = instances.iter().map(live::Live::name).collect();
+            return match wrong.first() {
+                None if all.is_empty() => Ok(None),
+                None => Ok(Some(format!(
+                    "Build {build}, which was taken back, is not run by {} any more",
+                    all.join("; ")
+                ))),
+                Some(_) => Err(Failure::hinted(
+                    format!("build {build}, which was taken back, is still run: {}", wrong.join("; ")),
+                    "restart that llama-warden, or see what its log says",
+                )),
+            };
+        }
+        self.quietly(signals).await?;
+        match self.told(&instances, &build, signals).await? {
             Told::Holds(by) if by.is_empty() => Ok(Some(format!(
-                "Build {id}, which an earlier update had chosen, is used by no running instance"
+                "Build {build}, which an earlier update had chosen, is used by no running instance"
             ))),
             Told::Holds(by) => Ok(Some(format!(
-                "Build {id}, which an earlier update had chosen, is in use by {}",
+                "Build {build}, which an earlier update had chosen, is in use by {}",
                 by.join("; ")
             ))),
             Told::Back { outcome, reasons } => {
-                out::error_line(&format!(
-                    "update: build {id}, which an earlier one had chosen, was taken back: {}",
+                let text = format!(
+                    "build {build}, which an earlier update had chosen, was taken back: {}",
                     reasons.join("; ")
-                ));
+                );
+                out::error_line(&format!("update: {text}"));
+                if self.args.json {
+                    out::json(&serde_json::json!({ "outcome": outcome, "reasons": reasons }))?;
+                }
                 Err(Failure::Told { code: outcome.code() })
             }
         }
     }
 }
+
+/// Somebody wants us to end, and has been told what there is to tell.
+const INTERRUPTED: Failure = Failure::Told { code: crate::exit::INTERRUPTED };
 
 /// What became of a build that was brought in.
 enum Told {
@@ -156,22 +206,23 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
         // One that was broken off, or was not heard by everybody: its instances still run what was left, and it goes no further back.
-        let rejected = store.choices()?.rejected;
-        let left: Vec<PathBuf> = rejected.iter().filter_map(|one| store.binary(&one.build).ok()).collect();
-        let late = live::using(&dirs, &machine, &left, &pinned, false).await?;
         let in_use = store.in_use()?;
+        let left =
+            store.moving().filter(|moving| moving.back).and_then(|moving| store.binary(&moving.build).ok());
+        let late = live::using(&dirs, &machine, left.as_slice(), &pinned, false).await?;
         let (instances, back) = match in_use {
             Some(in_use) if !late.is_empty() => {
                 out::line(&format!("build {} is in use already; not all run it yet", in_use.id))?;
                 (late, in_use.id)
             }
-            in_use => {
-                let binary = in_use.and_then(|build| store.binary(&build.id).ok());
+            Some(in_use) => {
+                let binary = store.binary(&in_use.id).ok();
                 let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
-                let back = store.go_back(Some("it was taken back by hand"))?;
+                let back = store.go_back(&in_use.id, Some("it was taken back by hand"))?;
                 out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
                 (instances, back)
             }
+            None => return Err(warden_builder::Error::NoWayBack { store: store.root().to_owned() }.into()),
         };
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
@@ -182,6 +233,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
                 Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
             }
         }
+        // Those who did not take it would not the next time: another `rollback` goes further back.
+        store.moved()?;
         failed
     })?
 }

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 use warden_policies::defaults::Update;
-use warden_supervisor::{ModelState, ModelView};
+use warden_supervisor::{BackendView, ModelState, ModelView};
 
 use crate::admin::answer::{Instance, Status};
 use crate::admin::client::Client;
@@ -26,8 +26,8 @@ pub(super) struct Live {
     pub(super) models: Vec<String>,
 }
 
-/// Instances that use this store, and models whose next process would be one of `binaries`, but for those that are `pinned` to it. One that
-/// does not answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
+/// Instances that use this store, and models whose next process would be one of `binaries`, but for those that a configuration binds to it: their
+/// own, or ours (`pinned`), for an instance that does not say. One that does not answer is named: nobody knows what it needs. `strict`: it is an error, else a warning.
 pub(super) async fn using(
     dirs: &Dirs,
     machine: &Machine,
@@ -54,10 +54,11 @@ pub(super) async fn using(
         };
         // Canaries are none of them.
         let names = status.fleet.models.iter().map(|model| model.name.as_str());
-        let own = names.filter(|name| {
+        let is_bound = |name: &&str| pinned.iter().chain(&status.bound).any(|one| one == name);
+        let own = names.filter(|name| !is_bound(name)).filter(|name| {
             status.next_binary(name).is_some_and(|next| binaries.iter().any(|binary| binary == next))
         });
-        let models = own.filter(|name| !pinned.iter().any(|one| one == name)).map(str::to_owned).collect();
+        let models = own.map(str::to_owned).collect();
         all.push(Live { instance, client, models });
     }
     all.retain(|live| !live.models.is_empty());
@@ -66,6 +67,8 @@ pub(super) async fn using(
 
 /// How the models of an instance stood before it was asked to read its configuration again.
 pub(super) struct Before {
+    /// Their newest generation: for instances that do not tell the program of a process.
+    newest: u64,
     /// Deaths of each so far.
     crashes: BTreeMap<String, u64>,
     /// Those that did not serve even then.
@@ -99,17 +102,24 @@ impl Live {
 
     /// Has it read its configuration again, and waits until all of its models run `binary` and nothing else.
     pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
-        let before = self.before(numbers).await?;
+        let before = self.before(binary, numbers).await?;
         self.reload().await.map_err(Wrong::NotTaken)?;
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
+        let mut silent = 0;
         loop {
             if let Some(status) = self.client.status().await {
+                silent = 0;
                 if let Some(why) = self.wrong(&status, &before) {
                     return Err(Wrong::Ill(why));
                 }
-                if self.has_taken(&status, binary) {
+                if self.has_taken(&status, binary, before.newest) {
                     return Ok(before);
+                }
+            } else {
+                silent += 1;
+                if silent >= TRIES {
+                    return Err(self.is_silent());
                 }
             }
             if Instant::now() >= until {
@@ -139,24 +149,33 @@ impl Live {
             }
             sleep(numbers.look).await;
         }
-        if looked {
-            Ok(())
-        } else {
-            Err(Wrong::NotTaken(format!("{} does not answer any more", self.name())))
-        }
+        if looked { Ok(()) } else { Err(self.is_silent()) }
     }
 
-    async fn before(&self, numbers: &Update) -> Result<Before, Wrong> {
+    async fn before(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
         for _ in 0..TRIES {
             if let Some(status) = self.client.status().await {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
-                let down =
-                    self.own(&status).filter(|model| is_down(model)).map(|model| model.name.to_string());
-                return Ok(Before { crashes: crashes.collect(), down: down.collect() });
+                // One that is to run the build already is down because of it.
+                let has_it = |model: &ModelView| status.next_binary(model.name.as_str()) == Some(binary);
+                let down = self.own(&status).filter(|model| is_down(model) && !has_it(model));
+                let down = down.map(|model| model.name.to_string());
+                let all = self.own(&status).flat_map(|model| &model.backends);
+                let newest =
+                    all.filter_map(|backend| backend.generation).map(|generation| generation.0).max();
+                return Ok(Before {
+                    newest: newest.unwrap_or(0),
+                    crashes: crashes.collect(),
+                    down: down.collect(),
+                });
             }
             sleep(numbers.look).await;
         }
-        Err(Wrong::NotTaken(format!("{} does not answer", self.name())))
+        Err(self.is_silent())
+    }
+
+    fn is_silent(&self) -> Wrong {
+        Wrong::NotTaken(format!("{} does not answer any more", self.name()))
     }
 
     /// Its models, as they are shown.
@@ -165,17 +184,20 @@ impl Live {
     }
 
     /// Whether all of its models are to be started as `binary`, and no process of another is left.
-    fn has_taken(&self, status: &Status, binary: &Path) -> bool {
+    fn has_taken(&self, status: &Status, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
-        let mut programs =
-            self.own(status).flat_map(|model| &model.backends).filter_map(|one| one.program.as_deref());
+        // Older instances do not tell the program.
+        let is_its = |backend: &BackendView| match (&backend.program, backend.generation) {
+            (Some(program), _) => program == binary,
+            (None, generation) => generation.is_none_or(|generation| generation.0 > before),
+        };
         is_next
-            && programs.all(|program| program == binary)
+            && self.own(status).flat_map(|model| &model.backends).all(is_its)
             && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
     /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace.
-    async fn reload(&self) -> Result<(), String> {
+    pub(super) async fn reload(&self) -> Result<(), String> {
         let gone = |error: &dyn std::fmt::Display| {
             format!("{} cannot be told to read its configuration again: {error}", self.name())
         };

@@ -62,7 +62,7 @@ pub(crate) struct UpdateArgs {
     /// Folder or archive with llama.cpp in it, in place of a repository.
     #[arg(long, value_name = "PATH", conflicts_with = "sdist")]
     source: Option<PathBuf>,
-    /// Takes the pinned source archive of llama-cpp-python, through pip.
+    /// Takes the newest source archive of llama-cpp-python that pip finds; with --offline the pinned one.
     #[arg(long)]
     sdist: bool,
     /// What it computes on. Default: what the build in use does.
@@ -145,9 +145,12 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
     if args.scheduled {
         // What is being served comes first; that it cannot be helped is no reason to stop.
         rustix::process::nice(BESIDE).ok();
-        end_with_whoever_wants_it();
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
+        if args.scheduled {
+            // Not sooner: the builder listens for the same signal by now.
+            end_with_whoever_wants_it();
+        }
         let store = builder.store();
         let run = Run { args: &args, machine: &machine, loaded: &loaded, dirs: &dirs, builder, store };
         Box::pin(run.all(nursery, &mut signals)).await
@@ -193,13 +196,13 @@ struct Run<'a> {
 impl Run<'_> {
     async fn all(&self, nursery: NurseryHandle, signals: &mut Signals) -> Result<UpdateReport, Failure> {
         let numbers = &self.loaded.settings.update;
+        let finished = if self.args.plan { None } else { self.finish(signals).await? };
         let old = self.store.in_use()?.ok_or_else(|| {
             Failure::hinted(
                 format!("there is no build in {} to be renewed", self.store.root().display()),
                 "make the first one with `llama-warden build`",
             )
         })?;
-        let finished = if self.args.plan { None } else { self.finish(&old.id, signals).await? };
         let new = source::newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)
             .await?;
         let request = self.request(new.source.clone(), &old)?;
@@ -322,7 +325,5 @@ fn configured(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result
 /// Models that the configuration binds to a build or a program of their own.
 fn pinned(config: &ConfigArgs, loaded: &Loaded, machine: &Machine) -> Result<Vec<String>, Failure> {
     let Some(resolved) = configured(config, loaded, machine)? else { return Ok(Vec::new()) };
-    let all = resolved.choices.iter().zip(&resolved.fleet.models);
-    let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
-    Ok(bound.map(|(_, model)| model.name.as_str().to_owned()).collect())
+    Ok(resolved.bound())
 }

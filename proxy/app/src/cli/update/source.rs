@@ -25,13 +25,19 @@ pub(super) async fn newest(
     track: &str,
     old: &Provenance,
 ) -> Result<New, Failure> {
-    if args.source.is_some() || args.sdist {
-        let source = build::source(builder, args.source.as_deref(), numbers).await?;
-        let follows = match &args.source {
-            Some(path) => path.display().to_string(),
-            None => format!("llama-cpp-python {}", numbers.sdist_version),
+    if let Some(path) = &args.source {
+        let source = Source::at(path)?;
+        return Ok(New { source, follows: path.display().to_string(), commits: None });
+    }
+    if args.sdist {
+        let pin = build::pin(numbers);
+        let (version, archive) = if args.offline {
+            (pin.version.clone(), builder.sdist(&pin).await?)
+        } else {
+            builder.newest_sdist(&pin).await?
         };
-        return Ok(New { source, follows, commits: None });
+        let source = Source::at(&archive)?;
+        return Ok(New { source, follows: format!("llama-cpp-python {version}"), commits: None });
     }
     let named = Named::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
     let wanted = args.to.as_deref().unwrap_or(track);

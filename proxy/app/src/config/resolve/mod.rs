@@ -95,6 +95,13 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
+    /// Models that are bound to a build or a program of their own.
+    pub(crate) fn bound(&self) -> Vec<String> {
+        let all = self.choices.iter().zip(&self.fleet.models);
+        let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
+        bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
+    }
+
     /// How each model's server is started, for advice.
     pub(crate) fn servers(&self, machine: &Machine) -> Servers {
         let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
