@@ -124,7 +124,7 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     assert!(!work().is_empty(), "the build has a work folder with its id: {:?}", names(&cache));
     kid.signal(Signal::INT);
     let code = kid.exit(LONG).await?;
-    assert_eq!(code, 1, "{}", kid.output());
+    assert_eq!(code, 130, "{}", kid.output());
     assert_eq!(work(), Vec::<OsString>::new(), "the work folder is gone");
     assert!(!names(&data.join("builds")).contains(&OsString::from(&id)), "not in the store");
     assert!(before.is_subset(&names(&data.join("builds"))), "other builds stay");

@@ -105,13 +105,15 @@ impl Renewed {
         let program = warden_rig::binaries::llama_warden()?;
         let mut updating =
             Kid::start(&program, &args, &home.env, home.path(), home.path().join("killed.log"))?;
-        let moving = home.path().join("data/builds/.chosen.json.move");
         let chosen = home.path().join("data/builds/.chosen.json");
-        let before = std::fs::read_to_string(&chosen).ok();
+        let moving = chosen.with_extension("json.move");
+        let read = |path: &Path| serde_json::from_slice::<Value>(&std::fs::read(path).ok()?).ok();
         wait_until("a build is chosen and seen to", LONG, async || {
             let ended = updating.ended();
             assert!(ended.is_none(), "{ended:?}: {}", updating.output());
-            moving.exists() && std::fs::read_to_string(&chosen).ok() != before
+            let (Some(moving), Some(chosen)) = (read(&moving), read(&chosen)) else { return false };
+            let last = chosen["chosen"].as_array().and_then(|all| all.last());
+            last.is_some_and(|last| last["build"] == moving["build"])
         })
         .await?;
         updating.signal(Signal::KILL);
