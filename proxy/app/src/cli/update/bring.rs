@@ -116,7 +116,7 @@ impl Run<'_> {
         let mut wrong = Vec::new();
         for live in instances {
             let taken = tokio::select! {
-                taken = live.takes(&binary, numbers) => taken,
+                taken = live.takes_back(&binary, numbers) => taken,
                 () = signals.leave() => return Err(INTERRUPTED),
             };
             wrong.extend(taken.err().map(live::Wrong::into_why));
@@ -227,8 +227,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
         for live in &instances {
-            match live.takes(&binary, numbers).await {
-                Ok(_) => out::line(&format!("{} runs it", live.name()))?,
+            match live.takes_back(&binary, numbers).await {
+                Ok(()) => out::line(&format!("{} runs it", live.name()))?,
                 // The other instances take it all the same.
                 Err(wrong) => failed = failed.and(Err(Failure::failed(wrong.into_why()))),
             }

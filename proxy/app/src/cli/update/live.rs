@@ -102,7 +102,18 @@ impl Live {
 
     /// Has it read its configuration again, and waits until all of its models run `binary` and nothing else.
     pub(super) async fn takes(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
-        let before = self.before(binary, numbers).await?;
+        // One that is to run the build already, because an earlier update told it, is down because of it.
+        let before = self.before(Some(binary), numbers).await?;
+        self.changes(binary, before, numbers).await
+    }
+
+    /// The same for a build that was in use before: who is down is so because of what he leaves, whatever he has read by now.
+    pub(super) async fn takes_back(&self, binary: &Path, numbers: &Update) -> Result<(), Wrong> {
+        let before = self.before(None, numbers).await?;
+        self.changes(binary, before, numbers).await.map(drop)
+    }
+
+    async fn changes(&self, binary: &Path, before: Before, numbers: &Update) -> Result<Before, Wrong> {
         self.reload().await.map_err(Wrong::NotTaken)?;
         out::error_line(&format!("update: {} takes the build; nothing is cut", self.name()));
         let until = Instant::now() + numbers.within;
@@ -152,12 +163,12 @@ impl Live {
         if looked { Ok(()) } else { Err(self.is_silent()) }
     }
 
-    async fn before(&self, binary: &Path, numbers: &Update) -> Result<Before, Wrong> {
+    async fn before(&self, taken: Option<&Path>, numbers: &Update) -> Result<Before, Wrong> {
         for _ in 0..TRIES {
             if let Some(status) = self.client.status().await {
                 let crashes = self.own(&status).map(|model| (model.name.to_string(), model.crashes));
-                // One that is to run the build already is down because of it.
-                let has_it = |model: &ModelView| status.next_binary(model.name.as_str()) == Some(binary);
+                let has_it =
+                    |model: &ModelView| taken.is_some() && status.next_binary(model.name.as_str()) == taken;
                 let down = self.own(&status).filter(|model| is_down(model) && !has_it(model));
                 let down = down.map(|model| model.name.to_string());
                 let all = self.own(&status).flat_map(|model| &model.backends);
