@@ -70,7 +70,7 @@ impl Pip<'_> {
         let venv = Venv::new(self.cache);
         venv.ready(self.env, self.reporter, self.cancel).await?;
         let mut asking = venv.pip(self.env);
-        // What it answers is a remark to pip, which is told to make none.
+        // `-v` takes back the `-q` that pip is always run with: with that it would print no versions.
         asking.args(["-v", "index", "versions", "--no-binary", PROJECT, PROJECT]);
         let doing = format!("asking for the newest version of {PROJECT}");
         let said = finish(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;

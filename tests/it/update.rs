@@ -73,35 +73,26 @@ impl Renewed {
     }
 
     async fn update(&self, more: &[&str]) -> Result<(Ran, Value), Trouble> {
-        let own: [OsString; 6] = [
-            "update".into(),
-            "--config".into(),
-            self.config.clone().into(),
-            "--git".into(),
-            self.history.folder.clone().into(),
-            "--json".into(),
-        ];
-        let args = own.into_iter().chain(more.iter().map(OsString::from));
-        let ran = self.warden.setup.home.warden(args, LONG).await?;
+        self.update_of(&[&["--git", &self.history.folder.to_string_lossy()], more].concat()).await
+    }
+
+    /// The same of another source.
+    async fn update_of(&self, more: &[&str]) -> Result<(Ran, Value), Trouble> {
+        let ran = self.warden.home().warden(self.words(&[&["--json"], more].concat()), LONG).await?;
         let report = serde_json::from_str(&ran.stdout).context(ran.all())?;
         Ok((ran, report))
     }
 
-    /// One that is killed when it has chosen a build, before anybody was told.
+    fn words(&self, more: &[&str]) -> Vec<OsString> {
+        let own: [OsString; 3] = ["update".into(), "--config".into(), self.config.clone().into()];
+        own.into_iter().chain(more.iter().map(OsString::from)).collect()
+    }
+
+    /// Runs an update and kills it as soon as it has chosen a build: no instance was told of that build.
     async fn update_killed_at_the_choice(&self, to: &str) -> Outcome {
         let home = self.warden.home();
-        let args: Vec<OsString> = [
-            "update".into(),
-            "--config".into(),
-            self.config.clone().into(),
-            "--git".into(),
-            self.history.folder.clone().into(),
-            "--to".into(),
-            to.into(),
-            "--no-canary".into(),
-            "--unproved".into(),
-        ]
-        .into();
+        let git = self.history.folder.to_string_lossy();
+        let args = self.words(&["--git", &git, "--to", to, "--no-canary", "--unproved"]);
         let program = warden_rig::binaries::llama_warden()?;
         let mut updating =
             Kid::start(&program, &args, &home.env, home.path(), home.path().join("killed.log"))?;
@@ -280,9 +271,8 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
     // The next one dies while it is watched by nobody but the update that sees it through.
     renewed.update_killed_at_the_choice("b9002").await?;
     let http = renewed.warden.http.clone();
-    let again = ["update", "--to", "b9002", "--json", "--config"].map(OsString::from);
-    let git = [renewed.config.clone().into(), "--git".into(), renewed.history.folder.clone().into()];
-    let ran = under_load(&http, renewed.warden.home().warden(again.into_iter().chain(git), LONG)).await?;
+    let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002"])).await?;
+    assert_eq!(report["outcome"], "taken_back", "{}", ran.all());
     assert!(ran.code == 3 && ran.stderr.contains("was taken back"), "{}", ran.all());
     assert_eq!(renewed.serves().as_ref(), Some(&second), "{}", ran.all());
 
@@ -326,24 +316,12 @@ async fn the_newest_source_archive_that_pip_finds_comes_in_under_load() -> Outco
     let env = &mut renewed.warden.setup.home.env;
     env.insert("PIP_NO_INDEX".into(), "1".into());
     env.insert("PIP_FIND_LINKS".into(), index.clone().into());
-    let args = [
-        "update".into(),
-        "--config".into(),
-        renewed.config.clone().into_os_string(),
-        "--sdist".into(),
-        "--json".into(),
-    ];
-    let update = async || {
-        let ran = renewed.warden.home().warden(&args, LONG).await?;
-        let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
-        Ok::<_, Trouble>((ran, report))
-    };
     let http = renewed.warden.http.clone();
-    let (ran, report) = under_load(&http, update()).await?;
+    let (ran, report) = under_load(&http, renewed.update_of(&["--sdist"])).await?;
     assert_eq!((ran.code, &report["outcome"]), (0, &json!("in_use")), "{}", ran.all());
     assert_eq!(report["follows"], format!("llama-cpp-python {version}"), "{}", ran.all());
     assert!(renewed.serves().is_some_and(|build| build != old), "{}", ran.all());
-    let (ran, report) = update().await?;
+    let (ran, report) = renewed.update_of(&["--sdist"]).await?;
     assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
     Ok(())
 }

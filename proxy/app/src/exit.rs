@@ -65,6 +65,9 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// It was ended, and has told what there was to tell.
+    pub(crate) const INTERRUPTED: Self = Self::Told { code: INTERRUPTED };
+
     /// A wrong use, with its cure.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: hint.into() }

@@ -88,6 +88,21 @@ fn holds(gib: u64) -> Reading {
     Reading { held: Amounts { host: 0, gpus: vec![gib * GIB] }, ..Reading::default() }
 }
 
+/// Loads models one after another, each of which is then read to hold so many GiB.
+fn load_read(all: &mut Loading, models: &[(&str, u64)]) {
+    load(all, &models.iter().map(|(of, _)| *of).collect::<Vec<_>>());
+    for (of, gib) in models {
+        all.read(&name(of), holds(*gib));
+    }
+}
+
+/// `x` leaves the place that `a`, which is made anew with 20 GiB at 200 s, needs.
+fn waits_for_who_leaves(all: &mut Loading) {
+    all.leaves(&name("x"));
+    all.set(&name("a"), model(20));
+    all.remade(&name("a"), secs(200));
+}
+
 /// A model has other settings, and its processes are to be made anew.
 fn remake(all: &mut Loading, of: &str, spec: Spec) {
     all.set(&name(of), spec);

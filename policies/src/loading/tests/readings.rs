@@ -213,24 +213,15 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
 #[test]
 fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
-    load(&mut all, &["a", "x"]);
-    for (of, gib) in [("a", 8), ("x", 14)] {
-        all.read(&name(of), holds(gib));
-    }
-    all.leaves(&name("x"));
-    all.set(&name("a"), model(20));
-    all.remade(&name("a"), secs(200));
+    load_read(&mut all, &[("a", 8), ("x", 14)]);
+    waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
     assert!(all.is_moving());
-    let mut patient = loading(&[24], &[("a", model(8)), ("x", model(14))]);
-    std::mem::swap(&mut all, &mut patient);
-    patient.gone(&name("x"));
-    assert_eq!(orders(&mut patient, 205, &[]), ["=a"]);
+    all.gone(&name("x"));
+    assert_eq!(orders(&mut all, 205, &[]), ["=a"]);
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
     load(&mut all, &["a", "x"]);
-    all.leaves(&name("x"));
-    all.set(&name("a"), model(20));
-    all.remade(&name("a"), secs(200));
+    waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 209, &[]), [""; 0]);
     assert_eq!(orders(&mut all, 210, &[]), ["~a"], "its process may be needed meanwhile");
 }

@@ -5,10 +5,7 @@ use super::*;
 #[test]
 fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_like_everybody() {
     let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(3))]);
-    load(&mut all, &["a", "b"]);
-    for (of, gib) in [("a", 8), ("b", 10)] {
-        all.read(&name(of), holds(gib));
-    }
+    load_read(&mut all, &[("a", 8), ("b", 10)]);
     remake(&mut all, "a", model(13));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
     all.wants(&name("c"), false);
@@ -92,10 +89,7 @@ fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_go
 #[test]
 fn a_reload_that_is_taken_back_while_its_process_comes_keeps_what_that_takes() {
     let mut all = loading(&[24], &[("a", model(8)), ("b", model(10)), ("c", model(6))]);
-    load(&mut all, &["a", "b"]);
-    for (of, gib) in [("a", 8), ("b", 10)] {
-        all.read(&name(of), holds(gib));
-    }
+    load_read(&mut all, &[("a", 8), ("b", 10)]);
     for gib in [13, 8] {
         remake(&mut all, "a", model(gib));
         assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
@@ -167,13 +161,8 @@ fn while_both_processes_are_there_both_have_their_room() {
 #[test]
 fn who_waits_to_be_made_anew_came_first_and_whose_process_does_not_come_has_what_it_had() {
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14)), ("c", model(10))]);
-    load(&mut all, &["a", "x"]);
-    for (of, gib) in [("a", 8), ("x", 14)] {
-        all.read(&name(of), holds(gib));
-    }
-    all.leaves(&name("x"));
-    all.set(&name("a"), model(20));
-    all.remade(&name("a"), secs(200));
+    load_read(&mut all, &[("a", 8), ("x", 14)]);
+    waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 200, &[]), [""; 0]);
     all.wants(&name("c"), false);
     assert_eq!(orders(&mut all, 201, &[]), [""; 0]);

@@ -77,15 +77,15 @@ impl Renewing {
         }
     }
 
-    /// Wants no more of it: one under way is told to end, in its own way. A compiler that is killed with its parent alone goes on, and a build
-    /// that was half brought in is told to nobody.
+    /// Tells a running update to end. It is not killed: its compilers would go on without it, and instances that have a half brought-in build would
+    /// not go back.
     pub(super) fn leave(&mut self) {
         if let Some(running) = &mut self.running {
             running.wanted = None;
         }
     }
 
-    /// Waits some time until one that was told to end has ended.
+    /// Waits until the update that was told to end has ended, for ten seconds at most.
     pub(super) async fn ended(mut self) {
         if let Some(running) = &mut self.running
             && timeout(PATIENCE, running.end()).await.is_err()

@@ -91,12 +91,10 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
         (Arm::Canary, EventKind::MakesRoom { wanted }) => {
             return Some(Verdict::undecided(format!("there is no room for it: `{wanted}` needs it")));
         }
-        (Arm::Canary, EventKind::Crashed { failure, .. } | EventKind::Failed { failure }) if !runs => {
-            return Some(did_not_start(failure));
+        (Arm::Canary, EventKind::Crashed { failure, .. }) if !runs => {
+            return Some(does_not_start(failure, runs));
         }
-        (Arm::Canary, EventKind::Failed { failure }) => {
-            return Some(Verdict::worse(format!("it does not start again: {}", failure.message)));
-        }
+        (Arm::Canary, EventKind::Failed { failure }) => return Some(does_not_start(failure, runs)),
         (arm, EventKind::Crashed { outside: false, .. }) => lock(&running.trial).died(arm),
         (arm, EventKind::Unwell { reason, .. }) => {
             lock(&running.trial).is_unwell(arm, reason.to_string());
@@ -106,9 +104,11 @@ fn told(running: &Running, event: &Event) -> Option<Verdict> {
     None
 }
 
-/// Of a process that never was ready.
-fn did_not_start(failure: &Failure) -> Verdict {
-    if failure.kind == FailureKind::OutOfMemory {
+/// Of a process that did not come up; `again`: one had been ready before it.
+fn does_not_start(failure: &Failure, again: bool) -> Verdict {
+    if again {
+        Verdict::worse(format!("it does not start again: {}", failure.message))
+    } else if failure.kind == FailureKind::OutOfMemory {
         Verdict::undecided(format!("there is no room for it: {}", failure.message))
     } else {
         Verdict::worse(format!("it does not start: {}", failure.message))
@@ -133,11 +133,7 @@ fn seen(running: &Running, view: &FleetView) -> Option<Verdict> {
         running.reaches(Stage::Starts);
     }
     let failure = canary.last_failure.as_ref().filter(|_| canary.state == ModelState::Failed)?;
-    Some(if canary.was_ready {
-        Verdict::worse(format!("it does not start again: {}", failure.message))
-    } else {
-        did_not_start(failure)
-    })
+    Some(does_not_start(failure, canary.was_ready))
 }
 
 /// Of all its processes: each series as the worst of them has it.

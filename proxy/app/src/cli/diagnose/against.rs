@@ -59,7 +59,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let machine = Machine::read();
     let (old, new) = tokio::select! {
         found = both(args, &machine, old) => found?,
-        () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
+        () = signals.leave() => return Err(Failure::INTERRUPTED),
     };
     let report = Box::pin(prove(args, nursery, &mut signals, old, new)).await?;
     show(args, &report)?;

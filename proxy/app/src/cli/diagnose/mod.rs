@@ -177,7 +177,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let mut tracing = args.trace.then(|| Tracing::prepare(args.tracer.as_ref())).transpose()?;
     let mut target = tokio::select! {
         target = Target::find(&args, &machine) => target?,
-        () = signals.leave() => return Err(Failure::Told { code: crate::exit::INTERRUPTED }),
+        () = signals.leave() => return Err(Failure::INTERRUPTED),
     };
     for warning in &target.warnings {
         out::error_line(&format!("warning: {warning}"));
@@ -324,7 +324,7 @@ async fn interruptible<T>(
             done = &mut running => return Ok(done),
             () = signals.leave() => {
                 if stop.is_cancelled() {
-                    return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+                    return Err(Failure::INTERRUPTED);
                 }
                 stop.cancel();
             }
@@ -393,7 +393,7 @@ impl From<DiagnoseError> for Failure {
         let (message, hint) = (error.to_string(), error.hint());
         match error {
             DiagnoseError::Recording { .. } => Self::usage(message, hint.unwrap_or_default()),
-            DiagnoseError::Interrupted => Self::Told { code: crate::exit::INTERRUPTED },
+            DiagnoseError::Interrupted => Self::INTERRUPTED,
             DiagnoseError::Start(_) | DiagnoseError::CannotDo { .. } | DiagnoseError::Own { .. } => {
                 Self::Failed { message, hint }
             }

@@ -33,7 +33,7 @@ impl Run<'_> {
         }
         tokio::select! {
             quiet = self.until_quiet() => quiet,
-            () = signals.leave() => Err(INTERRUPTED),
+            () = signals.leave() => Err(Failure::INTERRUPTED),
         }
     }
 
@@ -117,7 +117,7 @@ impl Run<'_> {
         for live in instances {
             let taken = tokio::select! {
                 taken = live.takes_back(&binary, numbers) => taken,
-                () = signals.leave() => return Err(INTERRUPTED),
+                () = signals.leave() => return Err(Failure::INTERRUPTED),
             };
             wrong.extend(taken.err().map(live::Wrong::into_why));
         }
@@ -178,9 +178,6 @@ impl Run<'_> {
         }
     }
 }
-
-/// Somebody wants us to end, and has been told what there is to tell.
-const INTERRUPTED: Failure = Failure::Told { code: crate::exit::INTERRUPTED };
 
 /// What became of a build that was brought in.
 enum Told {

@@ -41,7 +41,7 @@ pub(super) async fn worse(
             view = ended(live, &path, numbers) => view?,
             () = signals.leave() => {
                 drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
-                return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+                return Err(Failure::INTERRUPTED);
             }
         };
         let requests = view.report.canary.requests;

@@ -6,8 +6,8 @@
 //!   rejected, the way back <── something dies ── watched <── every instance reads its configuration again <── canary <── chosen
 //! ```
 //!
-//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store, and one that was
-//! chosen and not yet watched to the end is told to everybody and watched first of all.
+//! Nothing changes for anybody before the last step, and each step may be broken off: the next run finds the build in the store. If a run was killed
+//! after it chose a build, the next run first brings that build to every instance and watches it.
 
 mod bring;
 mod canary;

@@ -32,7 +32,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// What whoever looks at the exit code alone is told.
+    /// The exit code that stands for it.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::InUse | Self::NothingNew | Self::Planned => 0,

@@ -273,7 +273,7 @@ impl Between<'_> {
         self.tidy(&report.conclusion, kept.built(), &in_use);
         written?;
         if stop.is_cancelled() {
-            return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+            return Err(Failure::INTERRUPTED);
         }
         end(&report.conclusion)
     }
@@ -325,7 +325,7 @@ impl Between<'_> {
         let (workload, control) = symptom.work();
         let Ok(target) = self.target(ill).await else {
             let trouble = lock(&self.trouble).take();
-            return Err(trouble.unwrap_or(Failure::Told { code: crate::exit::INTERRUPTED }));
+            return Err(trouble.unwrap_or(Failure::INTERRUPTED));
         };
         let mut spec = target.spec.clone();
         if control {
@@ -336,7 +336,7 @@ impl Between<'_> {
         let outcome: Outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
         display.close();
         if outcome.interrupted {
-            return Err(Failure::Told { code: crate::exit::INTERRUPTED });
+            return Err(Failure::INTERRUPTED);
         }
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
