@@ -124,12 +124,12 @@ pub fn proof(cached: u64, evaluated: u64) -> Proof {
 }
 
 /// How long a server may take to show that it has a prompt of so many tokens, at so many milliseconds a token. Where somebody waits
-/// for that, much less than evaluating it takes, and long enough for one that is busy; where nobody does, long enough to evaluate it.
-pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool) -> Duration {
-    const LEAST: Duration = Duration::from_secs(1);
+/// for that, much less than evaluating it takes, and `least`, which is long enough for one that is busy; where nobody does, long
+/// enough to evaluate it.
+pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool, least: Duration) -> Duration {
     let whole = per_token_ms.map_or(0.0, |each| exact(tokens) * each / 1000.0);
     let part = if nobody_waits { 1.5 } else { 0.25 };
-    Duration::try_from_secs_f64(whole * part).map_or(LEAST, |share| share.max(LEAST))
+    Duration::try_from_secs_f64(whole * part).map_or(least, |share| share.max(least))
 }
 
 /// How much of a prompt is evaluated at a time behind the gate, where whoever comes waits for the end of it.

@@ -58,6 +58,7 @@ fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
 #[test]
 fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
     let second = Duration::from_secs(1);
+    let patience = |tokens, per_token_ms, nobody_waits| patience(tokens, per_token_ms, nobody_waits, second);
     assert_eq!(patience(8000, Some(1.0), false), 2 * second);
     assert_eq!(patience(8000, Some(1.0), true), 12 * second, "nobody waits for it");
     assert_eq!(

@@ -13,9 +13,9 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
 /// Crashes are forgiven fast, readings come often, and nobody waits long for a canary that says nothing.
-const HASTY: &str = "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\
+pub(crate) const HASTY: &str = "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\
                      args = [\"-np\", \"8\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
-const OFTEN: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
+pub(crate) const OFTEN: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
                      internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
                      internal.canary.patience_least = \"500ms\"";
 
@@ -33,7 +33,7 @@ async fn started(own: &Value, canary: &Value, top: &str) -> Result<(Warden, Path
 }
 
 /// A program that is a fake-llama with another script.
-fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
+pub(crate) fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
     let script = setup.home.file("scripts/m-canary.json", script.to_string())?;
     let text = format!(
         "#!/bin/sh\nFAKE_LLAMA_SCRIPT='{}' exec '{}' \"$@\"\n",
@@ -45,7 +45,11 @@ fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
 }
 
 /// Starts a canary, and waits until it gets requests.
-async fn start(warden: &Warden, binary: &std::path::Path, more: &[&str]) -> Result<Value, Trouble> {
+pub(crate) async fn start(
+    warden: &Warden,
+    binary: &std::path::Path,
+    more: &[&str],
+) -> Result<Value, Trouble> {
     let binary = binary.to_string_lossy();
     let mut args = vec!["canary", "start", "m", "--json", "--binary", &*binary];
     args.extend(more);
@@ -60,12 +64,12 @@ async fn start(warden: &Warden, binary: &std::path::Path, more: &[&str]) -> Resu
     .await
 }
 
-async fn view_of(warden: &Warden) -> Result<Value, Trouble> {
+pub(crate) async fn view_of(warden: &Warden) -> Result<Value, Trouble> {
     warden.admin().get("/models/m/canary").await?.json()
 }
 
 /// The canary once it has ended.
-async fn ended(warden: &Warden) -> Result<Value, Trouble> {
+pub(crate) async fn ended(warden: &Warden) -> Result<Value, Trouble> {
     wait_for("the canary has ended", SOON, async || {
         let view = view_of(warden).await.ok()?;
         (view["state"] == "ended").then_some(view)
@@ -74,7 +78,7 @@ async fn ended(warden: &Warden) -> Result<Value, Trouble> {
 }
 
 /// Processes of the canary.
-fn canaries(warden: &Warden) -> Vec<ProcessId> {
+pub(crate) fn canaries(warden: &Warden) -> Vec<ProcessId> {
     let is_one = |process: &ProcessId| {
         let script = process.variable("FAKE_LLAMA_SCRIPT");
         script.is_some_and(|script| script.to_string_lossy().ends_with("m-canary.json"))
@@ -98,7 +102,7 @@ async fn load_until_ended(warden: &Warden, tokens: u64) -> Result<Value, Trouble
 }
 
 /// By which processes requests were executed, by their names.
-fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>, Trouble> {
+pub(crate) fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>, Trouble> {
     let mut by: BTreeMap<String, Vec<i32>> = BTreeMap::new();
     for line in warden.ledger().lines()?.into_iter().filter(|line| line.event == "begun") {
         by.entry(line.id).or_default().push(line.pid);
@@ -107,7 +111,7 @@ fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>, Trouble> {
 }
 
 /// What one undisturbed server answers.
-async fn undisturbed(requests: &[Value], script: &Value) -> Result<Answers, Trouble> {
+pub(crate) async fn undisturbed(requests: &[Value], script: &Value) -> Result<Answers, Trouble> {
     let fake = Fake::start(script, &["-np", "8"]).await?;
     Ok(swarm(&fake.http, requests, 6).await)
 }

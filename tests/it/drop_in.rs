@@ -9,7 +9,7 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, binaries, wait_until};
 
 /// A home where `llama-server` in PATH is a fake one.
-fn setup() -> Result<Setup, Trouble> {
+pub(crate) fn setup() -> Result<Setup, Trouble> {
     let mut setup = Setup::new()?;
     let bin = setup.home.path().join("bin");
     std::fs::create_dir(&bin)?;
@@ -24,7 +24,7 @@ fn setup() -> Result<Setup, Trouble> {
     Ok(setup)
 }
 
-fn words(text: &[&str]) -> Vec<OsString> {
+pub(crate) fn words(text: &[&str]) -> Vec<OsString> {
     text.iter().map(OsString::from).collect()
 }
 

@@ -1,11 +1,9 @@
 //! What may happen while answers go on: a thousand streams at once, a slow reader, HTTP/2 over TLS, keys with rates, and
 //! operators who want the next process replaced, too.
 
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::Full;
 use hyper::Request;
-use hyper::client::conn::http2;
 use hyper::header::AUTHORIZATION;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use procfs::process::Process;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -13,8 +11,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use warden_rig::http::{Flow, json_request};
+use warden_rig::http2::Http2;
 use warden_rig::ledger::End;
-use warden_rig::sse::Events;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Answer, Context as _, Identity, Outcome, Trouble, Warden, wait_until};
 
@@ -168,32 +166,12 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
         body["stream"] = json!(false);
         wanted.push(warden.https(&identity).post(CHAT, &body).await?.answer()?.text);
     }
-    let stream = identity.connect(warden.address(), &["h2"]).await?;
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move { drop(connection.await) });
+    let connection = Http2::over_tls(&identity, warden.address()).await?;
     let mut readers = JoinSet::new();
     for number in 0..8 {
-        let mut sender = sender.clone();
-        let url = format!("https://localhost:{}{CHAT}", warden.address().port());
-        let request = json_request(&url, &asked[number % 2](&format!("h{number}")))?;
-        // Sent before the next one is, so that all are at the server when it dies.
-        let mut body = sender.send_request(request).await?.into_body();
-        let (mut events, mut answer) = (Events::default(), Answer::default());
-        while answer.text.is_empty() {
-            let frame = body.frame().await.context("an end before the first token")??;
-            for event in frame.into_data().map(|data| events.feed(&data)).unwrap_or_default() {
-                answer.event(&event);
-            }
-        }
-        readers.spawn(async move {
-            while let Some(frame) = body.frame().await {
-                for event in frame?.into_data().map(|data| events.feed(&data)).unwrap_or_default() {
-                    answer.event(&event);
-                }
-            }
-            Ok::<_, Trouble>((answer, number % 2))
-        });
+        // Begun before the next one is sent, so that all are at the server when it dies.
+        let begun = connection.begin(CHAT, &asked[number % 2](&format!("h{number}"))).await?;
+        readers.spawn(async move { Ok::<_, Trouble>((begun.whole().await?, number % 2)) });
     }
     kill(&warden);
     while let Some(answer) = readers.join_next().await {

@@ -6,6 +6,7 @@ mod bad_input;
 mod between;
 mod build;
 mod canary;
+mod canary_under;
 mod cancel;
 mod clients;
 mod continued;

@@ -127,7 +127,11 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], how: How) ->
         model.display(),
         args.join(", ")
     );
-    let warden = setup.top("log.children = false").model("m", &lines).start().await?;
+    let warden = setup
+        .top("log.children = false\ninternal.lifecycle.slot_shows_within = \"4s\"")
+        .model("m", &lines)
+        .start()
+        .await?;
     warden.until_ready(1).await?;
     let mut talks = Talks::new();
     for (round, expected) in expected.iter().enumerate() {

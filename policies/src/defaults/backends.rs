@@ -48,6 +48,8 @@ section!(
         recheck: Duration = "duration",
         /// How often the files that such a backend needs are looked at; a change starts it.
         look_interval: Duration = "duration",
+        /// A slot that was restored has this long, at least, to show that it is used. One that does not counts as unproven.
+        slot_shows_within: Duration = "duration",
         /// Ready for this long forgets earlier crashes.
         stable_after: Duration = "duration",
         /// Start failures in a row after which waiting requests are told.
@@ -171,6 +173,8 @@ section!(
         host_kept: f64,
         /// The share of each GPU's memory that is left to its display, and for what fragments.
         gpu_kept: f64,
+        /// What an ended process held is free again so soon. Until then nobody is unloaded in its place.
+        returns_within: Duration = "duration",
         /// While somebody waits for room it is looked for this often.
         look: Duration = "duration",
         /// How often it is noted who was asked how often.

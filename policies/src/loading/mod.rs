@@ -23,6 +23,7 @@ mod give_back;
 mod guests;
 mod next;
 mod renew;
+mod returning;
 mod room;
 pub mod simulate;
 mod state;
@@ -35,6 +36,7 @@ use std::time::Duration;
 pub use self::demand::Demand;
 pub use self::facts::{Lacks, Order, Reading, Seen, Spec, Who};
 use self::next::{Kept, Place, Wish};
+use self::returning::Returning;
 pub use self::room::{Amounts, Never};
 use self::state::{Model, State};
 use crate::units;
@@ -66,6 +68,10 @@ pub struct Loading {
     kept: Kept,
     /// What would be free if those that are taking their memory had nothing of it yet.
     before: Option<Amounts>,
+    /// What was free at the last look.
+    seen_free: Option<Amounts>,
+    /// What those held that are gone, as long as it is not free again.
+    returning: Option<Returning>,
 }
 
 impl Loading {
@@ -79,6 +85,8 @@ impl Loading {
             wishes: 0,
             kept,
             before: None,
+            seen_free: None,
+            returning: None,
         }
     }
 
@@ -281,6 +289,7 @@ impl Loading {
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);
             self.since_others_came(|before| before.plus(&returned));
+            self.returns(&returned);
         }
     }
 

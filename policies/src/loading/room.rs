@@ -129,7 +129,7 @@ impl Ledger {
         models: &BTreeMap<Who, Model>,
         capacity: &Amounts,
         before: Option<&Amounts>,
-        free: Option<&Amounts>,
+        (free, returning): (Option<&Amounts>, Option<&Amounts>),
         leave: &[&Who],
     ) -> Self {
         let known = || models.iter().filter(|(_, model)| model.is_there());
@@ -163,6 +163,7 @@ impl Ledger {
             // While one comes, what is free says little about what will be: nobody is driven out for that.
             if comes().next().is_none() {
                 let returns = all(&mut leaves(), &held);
+                let returns = returning.map_or_else(|| returns.clone(), |gone| returns.plus(gone));
                 soon = soon.min(&free.plus(&returns).minus(&owed));
             }
         }
@@ -194,6 +195,7 @@ pub(super) fn kept_for_others(kept: &[(Who, Amounts)], name: &Who) -> Amounts {
 impl Loading {
     /// What is left, as if `leave` were on their way out, too.
     pub(super) fn ledger(&self, free: Option<&Amounts>, leave: &[&Who]) -> Ledger {
+        let free = (free, self.returning());
         Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
     }
 

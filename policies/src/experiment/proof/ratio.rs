@@ -13,12 +13,16 @@
 //!
 //! - `false_worse`: that a build which takes at most `limit` more is said to take more;
 //! - `missed_worse`: that one which takes more is said not to.
+//!
+//! Memory that only one of the builds holds (one of them took another GPU) has no ratio: it counts where each process of that build holds
+//! more of it than the slack.
 
 use serde::{Deserialize, Serialize};
 
 use super::super::student;
 use super::{Metric, ProofPolicy, Ruling, Visit};
 use crate::growth::{Interval, stats};
+use crate::sample::MemoryKind;
 use crate::units::exact;
 
 /// One metric of both builds.
@@ -30,16 +34,16 @@ pub struct Ratio {
     pub old: f64,
     /// Of the new build.
     pub new: f64,
-    /// New by old, with the ends of the interval that the test uses; `None` with fewer than two rounds.
+    /// New by old, with the ends of the interval that the test uses; `None` with fewer than two rounds, and where only one build has it.
     pub ratio: Option<Interval>,
     /// How it stands.
     pub ruling: Ruling,
 }
 
-/// All metrics that both builds have.
+/// All metrics that both builds have, and memory that either holds.
 pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
     let mut metrics: Vec<Metric> = Vec::new();
-    for (metric, _) in old.iter().flat_map(|visit| &visit.measured) {
+    for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
             metrics.push(*metric);
         }
@@ -56,9 +60,8 @@ fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Opt
     let pairs: Vec<(f64, f64)> =
         old.iter().zip(new).filter_map(|(old, new)| Some((value(old)?, value(new)?))).collect();
     if pairs.is_empty() {
-        return None;
+        return alone(policy, metric, old, new);
     }
-    let median = |mut values: Vec<f64>| stats::median(&mut values).unwrap_or(0.0);
     let (before, after) = (
         median(pairs.iter().map(|pair| pair.0).collect()),
         median(pairs.iter().map(|pair| pair.1).collect()),
@@ -67,6 +70,40 @@ fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Opt
     let judged = judge(policy, &logs, limit(policy, metric, before));
     let (ratio, ruling) = judged.map_or((None, Ruling::Unknown), |(ratio, ruling)| (Some(ratio), ruling));
     Some(Ratio { metric, old: before, new: after, ratio, ruling })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    stats::median(&mut values).unwrap_or(0.0)
+}
+
+/// Memory that only one build holds, in rounds in which memory was read of both: a prompt that one of them refuses tells nothing.
+fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+    let held = |visit: &Visit| match metric {
+        Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
+        Metric::AtLongest(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtLongest(_))),
+        _ => None,
+    };
+    let pairs = old.iter().zip(new).filter_map(|(old, new)| Some((held(old)?, held(new)?)));
+    let (old, new): (Vec<f64>, Vec<f64>) = pairs.unzip();
+    let (rounds, slack) = (old.len(), exact(policy.memory_slack.0));
+    let more = |values: &[f64]| values.iter().filter(|value| **value > slack).count();
+    let ruling = match (more(&old), more(&new)) {
+        (0, 0) => Ruling::Same,
+        _ if rounds < policy.rounds_least => Ruling::Unknown,
+        (0, all) if all == rounds => Ruling::Worse,
+        (all, 0) if all == rounds => Ruling::Better,
+        _ => Ruling::Unknown,
+    };
+    (rounds > 0).then(|| Ratio { metric, old: median(old), new: median(new), ratio: None, ruling })
+}
+
+/// Bytes of this memory; none at all where others were read and this was not among them.
+fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<f64> {
+    let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
+    read.peek()?;
+    let own = read
+        .find(|(metric, _)| matches!(*metric, Metric::AtReady(own) | Metric::AtLongest(own) if own == kind));
+    Some(own.map_or(0.0, |(_, value)| *value))
 }
 
 /// What the new build may take more, as a share of `old`.

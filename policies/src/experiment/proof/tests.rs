@@ -1,6 +1,7 @@
 //! Builds that are made up: what a proof says of those that are known to be equal, slower, larger, or to answer otherwise.
 
 use super::*;
+use crate::sample::GpuIndex;
 use crate::world::SplitMix;
 
 fn policy() -> ProofPolicy {
@@ -63,6 +64,31 @@ fn quiet_builds_are_told_after_the_fewest_rounds_and_no_build_takes_more_than_th
     let of = |scatter| rounds(&policy, 0.01, 0.01, scatter, &mut SplitMix::new(3)).count();
     assert_eq!(of(0.0005), policy.rounds_least);
     assert_eq!(of(0.3), policy.rounds_most);
+}
+
+#[test]
+fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not() {
+    use MemoryKind::{Host, Vram};
+    use Metric::{AtLongest, AtReady};
+    let (gib, second_gpu) = (f64::from(1 << 30), Vram(GpuIndex(1)));
+    let rulings = |old: &[(Metric, f64)], new: &[(Metric, f64)]| {
+        let mut rounds = Rounds::new(&policy());
+        while let Next::Visit { side, .. } = rounds.next() {
+            let measured = if side == Side::Old { old } else { new }.to_vec();
+            rounds.observe(side, Visit { measured, replies: Vec::new() });
+        }
+        let told = rounds.ratios().into_iter().map(|ratio| (ratio.metric, ratio.ruling));
+        (told.collect::<Vec<_>>(), rounds.count())
+    };
+    let (least, host) = (policy().rounds_least, (AtReady(Host), gib));
+    let second = |bytes| [host, (AtReady(second_gpu), bytes)];
+    let of = |ruling| (vec![(AtReady(Host), Ruling::Same), (AtReady(second_gpu), ruling)], least);
+    assert_eq!(rulings(&[host], &second(gib)), of(Ruling::Worse));
+    assert_eq!(rulings(&second(gib), &[host]), of(Ruling::Better));
+    // Less than the slack is what a driver keeps for whoever looks at a GPU.
+    assert_eq!(rulings(&[host], &second(gib / 64.0)), of(Ruling::Same));
+    let refused = rulings(&[host, (AtLongest(Host), gib)], &[host]);
+    assert_eq!(refused.0, [(AtReady(Host), Ruling::Same)], "nobody knows what it would have held");
 }
 
 #[test]

@@ -25,6 +25,42 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
 }
 
 #[test]
+fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
+    let guest = Spec { guest: true, ..model(8) };
+    let mut all = loading(&[24], &[("a", model(8)), ("g", guest), ("b", model(12))]);
+    let free = |gib: u64| gpus(&[gib]);
+    let held = |gib: u64| Reading { held: Amounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() };
+    let look = |all: &mut Loading, ms: u64, gib: u64| {
+        let idle = |_: &Who| Seen { idle_for: secs(1000), waiting: 1, ..Seen::default() };
+        words(all.next(secs(500) + Duration::from_millis(ms), Some(&free(gib)), idle))
+    };
+    load(&mut all, &["a", "g"]);
+    for of in ["a", "g"] {
+        all.read(&name(of), held(8));
+    }
+    all.wants(&name("b"), true);
+    assert_eq!(look(&mut all, 0, 8), ["-g"]);
+    all.gone(&name("g"));
+    // Its process is gone, and what it held is not free yet.
+    for ms in [3, 40, 200] {
+        assert_eq!(look(&mut all, ms, 8), [""; 0], "after {ms} ms");
+    }
+    assert_eq!(look(&mut all, 220, 16), ["+b"]);
+    // Where it never comes back, somebody else has it.
+    let mut all = loading(&[24], &[("a", model(8)), ("g", model(8)), ("b", model(12))]);
+    load(&mut all, &["a", "g"]);
+    for of in ["a", "g"] {
+        all.read(&name(of), held(8));
+    }
+    all.leaves(&name("g"));
+    all.wants(&name("b"), true);
+    assert_eq!(look(&mut all, 0, 8), [""; 0]);
+    all.gone(&name("g"));
+    assert_eq!(look(&mut all, 3, 8), [""; 0]);
+    assert_eq!(look(&mut all, 400, 8), ["-a"]);
+}
+
+#[test]
 fn where_a_guest_is_not_enough_it_leaves_along_with_whom_it_takes_and_counts_as_room() {
     let guest = Spec { guest: true, ..model(8) };
     let mut all = loading(&[24], &[("a", model(14)), ("g", guest), ("b", model(20)), ("c", model(10))]);

@@ -239,7 +239,15 @@ fn shown(metric: Metric, value: f64) -> String {
 
 /// `+4.0 % (+1.0 to +7.1)`: of tokens per second where those are shown.
 fn change(ratio: &Ratio) -> String {
-    let Some(interval) = ratio.ratio else { return "measured once".to_owned() };
+    let Some(interval) = ratio.ratio else {
+        let none = |value: f64| value <= 0.0;
+        let told = match (none(ratio.old), none(ratio.new)) {
+            (true, false) => "only the new one has any",
+            (false, true) => "only the old one has any",
+            _ => "measured once",
+        };
+        return told.to_owned();
+    };
     let is_rate = matches!(ratio.metric, Metric::Prefill | Metric::Decode);
     let share = |value: f64| if is_rate { 1.0 / value - 1.0 } else { value - 1.0 } * 100.0;
     let (low, high) = if is_rate { (interval.high, interval.low) } else { (interval.low, interval.high) };

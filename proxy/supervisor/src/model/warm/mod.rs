@@ -139,6 +139,7 @@ impl Model {
             bytes: self.spec.run.warm_bytes.0,
             available: self.context.world.available(),
             pace: self.leases.turns.pace(),
+            shows_within: self.spec.lifecycle.slot_shows_within,
             alone,
             until: clock::after(Instant::now(), warden_policies::defaults().warmth.before_gate / 2),
         })
@@ -286,6 +287,7 @@ impl Model {
             cell: Arc::clone(&live.cell),
             files: live.slot_files.clone(),
             no_file,
+            shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
             // Its start has an end, and being made warm is a part of it.
             start: unit.timer.filter(|(timer, _)| *timer == Timer::Start).map(|(_, at)| at),

@@ -31,6 +31,8 @@ pub(in crate::model) struct Packing {
     pub(in crate::model) available: Option<u64>,
     /// Milliseconds that a token of prompt takes, at best.
     pub(in crate::model) pace: Option<f64>,
+    /// How long a prompt that is there may take to show it, at least.
+    pub(in crate::model) shows_within: Duration,
     /// Nobody else uses it.
     pub(in crate::model) alone: bool,
     pub(in crate::model) until: Instant,
@@ -218,7 +220,8 @@ impl Packing {
                 continue;
             };
             // What is there takes a moment; more than a part of what evaluating takes is none.
-            let patience = warmth::patience(kept.turn.tokens, self.pace, false).min(self.left());
+            let patience =
+                warmth::patience(kept.turn.tokens, self.pace, false, self.shows_within).min(self.left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;
             let Touched::Counted(cached, evaluated) = touched else { return };
             if warmth::proof(cached, evaluated) != Proof::Reused {

@@ -42,6 +42,8 @@ pub(in crate::model) struct Unpacking {
     pub(in crate::model) files: Option<Arc<SlotFiles>>,
     /// Why there are no files, if that is known before.
     pub(in crate::model) no_file: Option<NoFile>,
+    /// How long a slot that was restored may take to show that it is used, at least.
+    pub(in crate::model) shows_within: Duration,
     /// Memory runs out meanwhile.
     pub(in crate::model) urgent: bool,
     /// When it has to be ready.
@@ -245,7 +247,8 @@ impl Unpacking {
             return Use::Shown;
         };
         let nobody_waits = beside && !self.urgent;
-        let patience = warmth::patience(kept.turn.tokens, self.leases.turns.pace(), nobody_waits).min(left);
+        let pace = self.leases.turns.pace();
+        let patience = warmth::patience(kept.turn.tokens, pace, nobody_waits, self.shows_within).min(left);
         let touched = evaluated(process, &kept, &request, None, patience).await;
         let none_before = done.warmth.carried == 0;
         match touched {
