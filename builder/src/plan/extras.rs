@@ -179,7 +179,11 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
     let mut choice = Choice::default();
     let own = [PAGE_OPTION, OLD_PAGE_OPTION].into_iter().any(&decided);
     choice.words.page = match (&offers.page, &tools.npm) {
-        _ if own => "as the options say".to_owned(),
+        _ if own => {
+            // Whoever says no says it to a source that knows the old name only, too.
+            choice.old_switch_off = offers.old_switch && !decided(OLD_PAGE_OPTION);
+            "as the options say".to_owned()
+        }
         (Page::None, _) => "none: this source has none".to_owned(),
         (Page::Lacks(file), _) => {
             choice.old_switch_off = offers.old_switch;

@@ -14,7 +14,8 @@ pub(super) struct Returning {
     held: Amounts,
     /// What was free before the first of them was gone. What is free more than that has come back.
     before: Amounts,
-    /// Until when it is waited for; `None`: nobody has looked since the last of them was gone.
+    /// Until when it is waited for, whoever goes meanwhile: else somebody who takes what came back would hold up everybody. `None`: nobody has
+    /// looked yet.
     until: Option<Duration>,
     /// What is missing at the last look.
     left: Amounts,
@@ -28,7 +29,6 @@ impl Loading {
             self.returning.get_or_insert_with(|| Returning { before: seen.clone(), ..Returning::default() });
         returning.held = returning.held.plus(held);
         returning.left = returning.held.clone();
-        returning.until = None;
     }
 
     /// Looks at what has come back.

@@ -342,8 +342,16 @@ async fn show(
 fn untold(error: warden_builder::Error) -> Result<String, Failure> {
     match error {
         warden_builder::Error::Cancelled => Err(error.into()),
-        error => Ok(error.to_string().lines().next().unwrap_or_default().to_owned()),
+        error => Ok(briefly(&error.to_string())),
     }
+}
+
+/// The first line, and the next one where that is what the first one announces.
+fn briefly(text: &str) -> String {
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    let next = lines.next().filter(|_| first.ends_with(':'));
+    next.map_or_else(|| first.to_owned(), |next| format!("{first} {next}"))
 }
 
 /// The tool that watches a GPU's memory: in PATH, or in the toolkit.
@@ -368,6 +376,19 @@ mod tests {
         fn revision(&self) -> warden_patches::Revision {
             warden_patches::Revision::default()
         }
+    }
+
+    #[test]
+    fn why_a_build_failed_is_told_in_one_line() {
+        let failed = warden_builder::Error::Build {
+            phase: "compiling",
+            excerpt: "\n  ggml.h:187:22: error: invalid use of 'extern'\n  187 | extern".to_owned(),
+            log: "/logs/1.log".into(),
+            killed: false,
+        };
+        let told = untold(failed).unwrap();
+        assert_eq!(told, "compiling failed: ggml.h:187:22: error: invalid use of 'extern'");
+        assert_eq!(briefly("one line\nanother"), "one line");
     }
 
     #[test]
