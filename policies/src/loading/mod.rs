@@ -68,15 +68,15 @@ pub struct Loading {
     kept: Kept,
     /// What would be free if those that are taking their memory had nothing of it yet.
     before: Option<Amounts>,
-    /// What was free at the last look.
-    seen_free: Option<Amounts>,
     /// What those held that are gone, as long as it is not free again.
-    returning: Option<Returning>,
+    returning: Returning,
+    /// What of it comes back by itself; as long as it is looked for room.
+    comes_back: Option<Amounts>,
 }
 
 impl Loading {
     /// Nobody is loaded, and nothing is known of the machine: it may have everything.
-    pub const fn new(numbers: Numbers) -> Self {
+    pub fn new(numbers: Numbers) -> Self {
         let kept = Kept::new();
         Self {
             numbers,
@@ -85,8 +85,8 @@ impl Loading {
             wishes: 0,
             kept,
             before: None,
-            seen_free: None,
-            returning: None,
+            returning: Returning::default(),
+            comes_back: None,
         }
     }
 
@@ -198,6 +198,22 @@ impl Loading {
         }
     }
 
+    /// One that comes was not read yet, and goes: it has what is missing since the first of those who come, at most its promise.
+    fn has_what_vanished(&mut self, who: &Who) {
+        let missing =
+            self.before.as_ref().zip(self.returning.free()).map(|(before, free)| before.minus(free));
+        let Some(model) = self.models.get_mut(who).filter(|model| matches!(model.state, State::Comes { .. }))
+        else {
+            return;
+        };
+        if let Some(held) =
+            missing.map(|missing| missing.min(&model.promised)).filter(|_| model.reading.is_none())
+        {
+            model.reading = Some(Reading { held: held.clone(), ..Reading::default() });
+            self.since_others_came(|before| before.minus(&held));
+        }
+    }
+
     /// What would be free if those that are taking their memory had nothing of it yet. The first of them has it as it is.
     fn free_before_taking(&self, free: &Amounts) -> Amounts {
         let before = self.before.as_ref().filter(|_| self.models.values().any(Model::is_taking));
@@ -213,6 +229,7 @@ impl Loading {
     /// It is on its way out from now on.
     fn part(&mut self, who: &Who) {
         self.has_all(who);
+        self.has_what_vanished(who);
         if let Some(model) = self.models.get_mut(who) {
             (model.state, model.remade) = (State::Leaves, None);
         }
@@ -289,7 +306,7 @@ impl Loading {
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);
             self.since_others_came(|before| before.plus(&returned));
-            self.returns(&returned);
+            self.returning.add(returned);
         }
     }
 

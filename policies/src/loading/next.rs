@@ -11,7 +11,7 @@ use super::{Amounts, Loading, Order, Seen, Who};
 impl Loading {
     /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
     pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
-        self.see_returned(now, free);
+        self.comes_back = self.returning.look(now, free, self.numbers.returns_within);
         let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);
@@ -114,7 +114,7 @@ impl Loading {
                 Place::Nowhere => {}
             }
         }
-        self.kept = kept;
+        (self.kept, self.comes_back) = (kept, None);
         orders
     }
 

@@ -5,47 +5,57 @@
 
 use std::time::Duration;
 
-use super::{Amounts, Loading, Numbers};
+use super::room::Amounts;
 
 /// What has not come back yet.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Returning {
-    /// What they held.
-    held: Amounts,
+    /// What those held that are gone, each waited for until then; `None`: nobody has looked since.
+    gone: Vec<(Amounts, Option<Duration>)>,
     /// What was free before the first of them was gone. What is free more than that has come back.
     before: Amounts,
-    /// Until when it is waited for, whoever goes meanwhile: else somebody who takes what came back would hold up everybody. `None`: nobody has
-    /// looked yet.
-    until: Option<Duration>,
-    /// What is missing at the last look.
-    left: Amounts,
+    /// The last look, and what was free then.
+    seen: Option<(Duration, Amounts)>,
 }
 
-impl Loading {
+/// What of a process's memory is missing still is this part of it at least: other programs move, too.
+const MISSING: u64 = 16;
+
+impl Returning {
+    /// What was free at the last look.
+    pub(super) fn free(&self) -> Option<&Amounts> {
+        self.seen.as_ref().map(|(_, free)| free)
+    }
+
     /// One that held this is gone.
-    pub(super) fn returns(&mut self, held: &Amounts) {
-        let Some(seen) = &self.seen_free else { return };
-        let returning =
-            self.returning.get_or_insert_with(|| Returning { before: seen.clone(), ..Returning::default() });
-        returning.held = returning.held.plus(held);
-        returning.left = returning.held.clone();
-    }
-
-    /// Looks at what has come back.
-    pub(super) fn see_returned(&mut self, now: Duration, free: Option<&Amounts>) {
-        if let Some((returning, free)) = self.returning.as_mut().zip(free) {
-            returning.left = returning.held.minus(&free.minus(&returning.before));
-            let Numbers { returns_within, .. } = self.numbers;
-            let until = *returning.until.get_or_insert_with(|| now.saturating_add(returns_within));
-            if now >= until || returning.left.is_within(&Amounts::none()) {
-                self.returning = None;
-            }
+    pub(super) fn add(&mut self, held: Amounts) {
+        let Some((_, free)) = &self.seen else { return };
+        if self.gone.is_empty() {
+            self.before = free.clone();
         }
-        self.seen_free = free.cloned();
+        self.gone.push((held, None));
     }
 
-    /// What comes back by itself.
-    pub(super) fn returning(&self) -> Option<&Amounts> {
-        self.returning.as_ref().map(|returning| &returning.left)
+    /// Looks at what has come back. What has not, and is waited for.
+    pub(super) fn look(
+        &mut self,
+        now: Duration,
+        free: Option<&Amounts>,
+        within: Duration,
+    ) -> Option<Amounts> {
+        // Of long ago: who is gone may have taken its memory since then, or given it back.
+        let is_old = |seen: &(Duration, Amounts)| now.saturating_sub(seen.0) > within;
+        let is_stale = self.seen.as_ref().is_none_or(is_old);
+        self.seen = free.map(|free| (now, free.clone()));
+        for (_, until) in &mut self.gone {
+            until.get_or_insert_with(|| if is_stale { now } else { now.saturating_add(within) });
+        }
+        self.gone.retain(|(_, until)| until.is_some_and(|until| now < until));
+        let all = self.gone.iter().fold(Amounts::none(), |sum, (held, _)| sum.plus(held));
+        let left = all.minus(&free?.minus(&self.before));
+        if left.is_within(&all.part(MISSING)) {
+            self.gone.clear();
+        }
+        (!self.gone.is_empty()).then_some(left)
     }
 }

@@ -65,6 +65,11 @@ impl Amounts {
         self.both(other, u64::saturating_sub)
     }
 
+    /// One part of so many.
+    pub(super) fn part(&self, of: u64) -> Self {
+        Self { host: self.host / of, gpus: self.gpus.iter().map(|bytes| bytes / of).collect() }
+    }
+
     pub(super) fn max(&self, other: &Self) -> Self {
         self.both(other, u64::max)
     }
@@ -195,7 +200,7 @@ pub(super) fn kept_for_others(kept: &[(Who, Amounts)], name: &Who) -> Amounts {
 impl Loading {
     /// What is left, as if `leave` were on their way out, too.
     pub(super) fn ledger(&self, free: Option<&Amounts>, leave: &[&Who]) -> Ledger {
-        let free = (free, self.returning());
+        let free = (free, self.comes_back.as_ref());
         Ledger::of(&self.models, &self.capacity, self.before.as_ref(), free, leave)
     }
 

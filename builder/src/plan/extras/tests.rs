@@ -91,7 +91,10 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
     assert_eq!(choice.versions, [STAND_IN]);
     let old = Offers { old_switch: true, stand_in: false, ..lacks };
     assert!(choose(&old, &tools, |_| false).old_switch_off);
-    assert!(choose(&old, &tools, |option| option == PAGE_OPTION).old_switch_off, "by the name that it has now");
+    assert!(
+        choose(&old, &tools, |option| option == PAGE_OPTION).old_switch_off,
+        "by the name that it has now"
+    );
     assert!(!choose(&old, &tools, |option| option == OLD_PAGE_OPTION).old_switch_off, "as it was decided");
 }
 

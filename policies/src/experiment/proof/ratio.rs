@@ -14,8 +14,8 @@
 //! - `false_worse`: that a build which takes at most `limit` more is said to take more;
 //! - `missed_worse`: that one which takes more is said not to.
 //!
-//! Memory that only one of the builds holds (one of them took another GPU) has no ratio: it counts where each process of that build holds
-//! more of it than the slack.
+//! Memory that a build holds at times only (it took another GPU) has no ratio: it counts where, in three rounds of four, one build holds more of it than
+//! the other by the limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub struct Ratio {
     pub old: f64,
     /// Of the new build.
     pub new: f64,
-    /// New by old, with the ends of the interval that the test uses; `None` with fewer than two rounds, and where only one build has it.
+    /// New by old, with the ends of the interval that the test uses; `None` with fewer than two rounds, and where a build has none of it.
     pub ratio: Option<Interval>,
     /// How it stands.
     pub ruling: Ruling,
@@ -59,8 +59,12 @@ fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Opt
     };
     let pairs: Vec<(f64, f64)> =
         old.iter().zip(new).filter_map(|(old, new)| Some((value(old)?, value(new)?))).collect();
-    if pairs.is_empty() {
-        return alone(policy, metric, old, new);
+    let (rounds, has_all) = (old.len().min(new.len()), pairs.len() == old.len().min(new.len()));
+    if let Some(told) = (!has_all).then(|| alone(policy, metric, old, new)).flatten() {
+        return Some(told);
+    }
+    if pairs.is_empty() || rounds == 0 {
+        return None;
     }
     let (before, after) = (
         median(pairs.iter().map(|pair| pair.0).collect()),
@@ -76,25 +80,34 @@ fn median(mut values: Vec<f64>) -> f64 {
     stats::median(&mut values).unwrap_or(0.0)
 }
 
-/// Memory that only one build holds, in rounds in which memory was read of both: a prompt that one of them refuses tells nothing.
+/// Memory that a build does not hold in all rounds in which memory was read of both: a prompt that one of them refuses tells nothing.
 fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
     let held = |visit: &Visit| match metric {
         Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
         Metric::AtLongest(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtLongest(_))),
         _ => None,
     };
-    let pairs = old.iter().zip(new).filter_map(|(old, new)| Some((held(old)?, held(new)?)));
-    let (old, new): (Vec<f64>, Vec<f64>) = pairs.unzip();
-    let (rounds, slack) = (old.len(), exact(policy.memory_slack.0));
-    let more = |values: &[f64]| values.iter().filter(|value| **value > slack).count();
-    let ruling = match (more(&old), more(&new)) {
+    let pairs: Vec<(f64, f64)> =
+        old.iter().zip(new).filter_map(|(old, new)| Some((held(old)?, held(new)?))).collect();
+    let slack = |bytes: f64| bytes * (1.0 + policy.more_memory) + exact(policy.memory_slack.0);
+    let more = pairs.iter().filter(|(old, new)| *new > slack(*old)).count();
+    let less = pairs.iter().filter(|(old, new)| *old > slack(*new)).count();
+    let most = |count: usize| count >= policy.rounds_least && 4 * count >= 3 * pairs.len();
+    let ruling = match (more, less) {
         (0, 0) => Ruling::Same,
-        _ if rounds < policy.rounds_least => Ruling::Unknown,
-        (0, all) if all == rounds => Ruling::Worse,
-        (all, 0) if all == rounds => Ruling::Better,
+        _ if most(more) => Ruling::Worse,
+        (0, less) if most(less) => Ruling::Better,
+        (0, _) if pairs.len() >= policy.rounds_least => Ruling::Same,
         _ => Ruling::Unknown,
     };
-    (rounds > 0).then(|| Ratio { metric, old: median(old), new: median(new), ratio: None, ruling })
+    let (before, after) = pairs.iter().copied().unzip();
+    (!pairs.is_empty()).then(|| Ratio {
+        metric,
+        old: median(before),
+        new: median(after),
+        ratio: None,
+        ruling,
+    })
 }
 
 /// Bytes of this memory; none at all where others were read and this was not among them.

@@ -87,6 +87,18 @@ fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not
     assert_eq!(rulings(&second(gib), &[host]), of(Ruling::Better));
     // Less than the slack is what a driver keeps for whoever looks at a GPU.
     assert_eq!(rulings(&[host], &second(gib / 64.0)), of(Ruling::Same));
+    // A context that the old one had there once changes nothing.
+    let mut rounds = Rounds::new(&policy());
+    while let Next::Visit { side, .. } = rounds.next() {
+        let once = side == Side::Old && rounds.count() == 1;
+        let measured = match side {
+            Side::New => second(10.0 * gib).to_vec(),
+            Side::Old if once => second(gib / 14.0).to_vec(),
+            Side::Old => vec![host],
+        };
+        rounds.observe(side, Visit { measured, replies: Vec::new() });
+    }
+    assert_eq!(rounds.ratios()[1].ruling, Ruling::Worse, "{:?}", rounds.ratios());
     let refused = rulings(&[host, (AtLongest(Host), gib)], &[host]);
     assert_eq!(refused.0, [(AtReady(Host), Ruling::Same)], "nobody knows what it would have held");
 }

@@ -24,40 +24,74 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     assert_eq!(orders(&mut all, 1002, &[("g", waits)]), ["+c"], "it came later, and is served first");
 }
 
-#[test]
-fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
-    let guest = Spec { guest: true, ..model(8) };
-    let mut all = loading(&[24], &[("a", model(8)), ("g", guest), ("b", model(12))]);
-    let free = |gib: u64| gpus(&[gib]);
-    let held = |gib: u64| Reading { held: Amounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() };
-    let look = |all: &mut Loading, ms: u64, gib: u64| {
-        let idle = |_: &Who| Seen { idle_for: secs(1000), waiting: 1, ..Seen::default() };
-        words(all.next(secs(500) + Duration::from_millis(ms), Some(&free(gib)), idle))
-    };
+fn look(all: &mut Loading, ms: u64, gib: u64) -> Vec<String> {
+    let idle = |_: &Who| Seen { idle_for: secs(1000), waiting: 1, ..Seen::default() };
+    words(all.next(secs(500) + Duration::from_millis(ms), Some(&gpus(&[gib])), idle))
+}
+
+fn held(gib: u64) -> Reading {
+    Reading { held: Amounts { host: 0, ..gpus(&[gib]) }, ..Reading::default() }
+}
+
+/// Of 24 GiB `a` has 8 and `g` has 8, and `b` needs 12.
+fn two_of_three(guest: bool) -> Loading {
+    let second = Spec { guest, ..model(8) };
+    let mut all = loading(&[24], &[("a", model(8)), ("g", second), ("b", model(12))]);
     load(&mut all, &["a", "g"]);
     for of in ["a", "g"] {
         all.read(&name(of), held(8));
     }
+    all
+}
+
+#[test]
+fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
+    let mut all = two_of_three(true);
     all.wants(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), ["-g"]);
     all.gone(&name("g"));
     // Its process is gone, and what it held is not free yet.
     for ms in [3, 40, 200] {
         assert_eq!(look(&mut all, ms, 8), [""; 0], "after {ms} ms");
+        let roomy = all.roomy(Some(&gpus(&[8])));
+        assert!(!roomy.contains(&name("b")), "it is not there: {roomy:?}");
     }
     assert_eq!(look(&mut all, 220, 16), ["+b"]);
-    // Where it never comes back, somebody else has it.
-    let mut all = loading(&[24], &[("a", model(8)), ("g", model(8)), ("b", model(12))]);
-    load(&mut all, &["a", "g"]);
-    for of in ["a", "g"] {
-        all.read(&name(of), held(8));
-    }
+}
+
+#[test]
+fn what_does_not_come_back_in_time_is_somebody_elses() {
+    let mut all = two_of_three(false);
     all.leaves(&name("g"));
     all.wants(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), [""; 0]);
     all.gone(&name("g"));
     assert_eq!(look(&mut all, 3, 8), [""; 0]);
     assert_eq!(look(&mut all, 400, 8), ["-a"]);
+    // Of one that is gone for long nothing is expected: what was seen last was seen before.
+    let mut all = two_of_three(false);
+    assert_eq!(look(&mut all, 0, 8), [""; 0]);
+    all.leaves(&name("g"));
+    all.gone(&name("g"));
+    all.wants(&name("b"), true);
+    assert_eq!(look(&mut all, 60_000, 8), ["-a"]);
+}
+
+#[test]
+fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
+    let guest = Spec { guest: true, ..model(8) };
+    let mut all = loading(&[24], &[("a", model(8)), ("g", guest), ("b", model(12))]);
+    load(&mut all, &["a"]);
+    all.read(&name("a"), held(8));
+    all.wants(&name("g"), true);
+    assert_eq!(look(&mut all, 0, 16), ["+g"]);
+    // It has 7 of its 8.
+    assert_eq!(look(&mut all, 20, 9), [""; 0]);
+    all.wants(&name("b"), true);
+    assert_eq!(look(&mut all, 40, 9), ["-g"]);
+    all.gone(&name("g"));
+    assert_eq!(look(&mut all, 60, 9), [""; 0]);
+    assert_eq!(look(&mut all, 80, 16), ["+b"]);
 }
 
 #[test]
