@@ -37,7 +37,7 @@ pub struct Ratio {
 }
 
 /// All metrics that both builds have.
-pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
+pub(in crate::experiment) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
     let mut metrics: Vec<Metric> = Vec::new();
     for (metric, _) in old.iter().flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
@@ -49,12 +49,9 @@ pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Rat
 }
 
 fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
-    let value = |visit: &Visit| {
-        let own = visit.measured.iter().find(|(own, _)| *own == metric);
-        own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
-    };
+    let both = old.iter().zip(new);
     let pairs: Vec<(f64, f64)> =
-        old.iter().zip(new).filter_map(|(old, new)| Some((value(old)?, value(new)?))).collect();
+        both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect();
     if pairs.is_empty() {
         return None;
     }

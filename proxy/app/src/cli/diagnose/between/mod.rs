@@ -1,4 +1,4 @@
-//! `diagnose --between A..B`: which commit brought a leak or a crash, or ended it.
+//! `diagnose --between A..B`: which commit brought a leak, a crash, a slowdown or other answers, or ended it.
 //!
 //! ```text
 //!   A..B ── repository ──> the line of commits ──> Line (warden_diagnose) ── which revision? ──> build ──> the server of that build
@@ -15,16 +15,17 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
 use warden_builder::{BackendWish, BuildId, Builder, Request, Source};
 use warden_diagnose::between::{Line, Searching, Serving, resumed};
+use warden_diagnose::proof;
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report, without_prompt_cache};
 use warden_patches::{Catalogue, Selection, Sets};
 use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended};
+use warden_policies::experiment::between::{Aim, Ask, Conclusion, Outcome as Ended, Rules, Symptom};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
@@ -34,7 +35,7 @@ use super::display::Display;
 use super::target::Target;
 use super::{DiagnoseArgs, folder, interruptible, outputs};
 use crate::admin::instance;
-use crate::cli::build;
+use crate::cli::{build, builds_between};
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
@@ -44,7 +45,7 @@ use crate::serve::Signals;
 /// What `--between` takes.
 #[derive(Debug, Args)]
 pub(crate) struct BetweenArgs {
-    /// Which commit brought a leak or a crash, or ended it: builds and tries those between two, halfway each time.
+    /// Which commit brought a leak or a crash, or what --for names, or ended it: builds and tries those between two, halfway each time.
     ///
     /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same command goes on where it was
     /// broken off.
@@ -54,6 +55,10 @@ pub(crate) struct BetweenArgs {
         conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
     )]
     between: Option<Range>,
+    /// What is looked for between them: growth of a memory or a crash under the workloads, a slowdown, or other answers, as a proof of two builds
+    /// finds these.
+    #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
+    aim: For,
     /// Where the commits are: a URL, a folder, or a name from `[build.sources]`.
     #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
     git: Option<String>,
@@ -63,6 +68,28 @@ pub(crate) struct BetweenArgs {
     /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
     backend: BackendWish,
+}
+
+/// What `--for` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum For {
+    /// What workloads show: a memory that grows, a crash.
+    #[default]
+    Growth,
+    /// Prompts, tokens or the first token take longer.
+    Slowdown,
+    /// The questions of a proof are answered otherwise.
+    Answers,
+}
+
+impl For {
+    const fn aim(self) -> Aim {
+        match self {
+            Self::Growth => Aim::Growth,
+            Self::Slowdown => Aim::Slowdown,
+            Self::Answers => Aim::Answers,
+        }
+    }
 }
 
 /// Two ends of a line.
@@ -111,12 +138,35 @@ impl DiagnoseArgs {
     pub(super) const fn searches(&self) -> bool {
         self.between.between.is_some()
     }
+
+    const fn aim(&self) -> Aim {
+        self.between.aim.aim()
+    }
+
+    /// The work under which a line is searched: none for what needs none.
+    fn searched(&self) -> Result<Vec<Workload>, Failure> {
+        if self.aim().is_growth() {
+            return self.workloads();
+        }
+        let given = [
+            ("--workload", !self.workload.is_empty()),
+            ("--requests", self.requests.is_some()),
+            ("--replay", self.replay.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => Err(Failure::usage(
+                format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
+                format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
+            )),
+            None => Ok(Vec::new()),
+        }
+    }
 }
 
 /// Runs it.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
-    let workloads = args.workloads()?;
+    let workloads = args.searched()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
     outputs::prepare(args)?;
     let mut signals = Signals::new()?;
@@ -127,7 +177,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let numbers = &loaded.settings.build;
     build::with_builder(&loaded, &machine, async |mut builder| {
         // Never the builds that somebody serves with.
-        builder.dirs.data = builder.dirs.data.join("between");
+        builder.dirs.data = builds_between::folder(&builder.dirs.data);
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
             location: named.location.clone(),
@@ -201,7 +251,9 @@ impl Between<'_> {
         let mut kept = Kept::open(&self.configured.dirs.state, &self.what(&workloads, steps).await?)?;
         let in_use = self.in_use()?;
         let known = kept.known();
-        let (search, used) = resumed(&numbers, last, &known);
+        let proof = self.configured.proof.clone();
+        let rules = Rules { cure: &numbers.cure, crash: &numbers.crash, proof: &proof };
+        let (search, used) = resumed(rules, self.args.aim(), last, &known);
         kept.keep(used)?;
         if used > 0 {
             out::error_line(&format!(
@@ -213,7 +265,7 @@ impl Between<'_> {
         let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
         let model = &self.configured.fleet.models[self.index];
         let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
-        let lab = Lab { numbers, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
+        let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
         let spec = SoloSpec {
             command: model.command.clone(),
             oom_score_adj: model.oom_score_adj,
@@ -322,26 +374,51 @@ impl Between<'_> {
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let (workload, control) = symptom.work();
         let Ok(target) = self.target(ill).await else {
             let trouble = lock(&self.trouble).take();
             return Err(trouble.unwrap_or(Failure::INTERRUPTED));
         };
         let mut spec = target.spec.clone();
-        if control {
-            without_prompt_cache(&mut spec);
-        }
-        let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
-        let mut display = Display::new(1);
-        let outcome: Outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
-        display.close();
+        let (outcome, sent) = match symptom.work() {
+            Some((workload, control)) => {
+                if control {
+                    without_prompt_cache(&mut spec);
+                }
+                let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
+                let mut display = Display::new(1);
+                let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
+                display.close();
+                (outcome, Vec::new())
+            }
+            None => (Outcome::default(), self.requests(symptom, &spec, lab, stop).await?),
+        };
         if outcome.interrupted {
             return Err(Failure::INTERRUPTED);
         }
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
         report.about.system = folder::system(&target, &outcome).await;
-        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref())
+        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref(), &sent)
+    }
+
+    /// The requests that show what no workload shows.
+    async fn requests(
+        &self,
+        symptom: &Symptom,
+        spec: &SoloSpec,
+        lab: &Lab,
+        stop: &CancellationToken,
+    ) -> Result<Vec<proof::Sent>, Failure> {
+        let questions: &[String] = match symptom {
+            Symptom::Answers { requests } => requests,
+            _ => &[],
+        };
+        let sent = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Failure::INTERRUPTED),
+            sent = proof::requests(lab, spec, questions) => sent?,
+        };
+        sent.map_err(|why| Failure::failed(format!("--report: the requests could not be written: {why}")))
     }
 }
 
@@ -359,6 +436,7 @@ fn end(conclusion: &Conclusion) -> Result<(), Failure> {
         | Ended::Unsteady { .. }
         | Ended::BothIll
         | Ended::NeitherIll { .. }
+        | Ended::Alike { .. }
         | Ended::NotAgain => crate::exit::TOO_FEW,
     };
     Err(Failure::Told { code })
