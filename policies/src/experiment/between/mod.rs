@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Where on the line is looked is the same for every symptom. How the ends differ, and how a revision stands beside them, is a
-//! judge's business: [`work`] for growth and deaths under some work, [`pace`] for speed, [`replies`] for answers.
+//! judge's business: `work` for growth and deaths under some work, `pace` for speed, `replies` for answers.
 //! The first revision with a part of the symptom is the one that is looked for, also where later ones added more.
 //!
 //! It never runs anything: whoever has it asks [`Search::next`], runs that, and tells [`Search::observe`]. The same observations lead to

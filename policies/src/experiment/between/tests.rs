@@ -5,6 +5,7 @@ mod replies;
 
 use super::*;
 use crate::experiment::crash::{self, Again, Crash, Run};
+use crate::experiment::proof::{Metric, Reply, Visit};
 use crate::experiment::{Ended, SeriesFinding, Settles, Speed, Workload};
 use crate::growth::{Interval, Verdict};
 use crate::sample::{MemoryKind, Work};
@@ -302,4 +303,18 @@ fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_
         }
     };
     assert_eq!(found.outcome, Outcome::Found { revision: 1 }, "{found:#?}");
+}
+
+#[test]
+fn what_was_told_of_growth_is_read_as_before_and_a_visit_as_it_was_told() {
+    let before = r#"{"revision":3,"is_end":true,"whole":false,"control":false,"workload":null}"#;
+    let ask: Ask = serde_json::from_str(before).unwrap();
+    assert_eq!(ask.aim, Aim::Growth);
+    assert_eq!(serde_json::to_string(&ask).unwrap(), before);
+    let ask = Ask { aim: Aim::Answers, ..ask };
+    let reply = Reply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..Reply::default() };
+    let visit = Visit { measured: vec![(Metric::Decode, 0.25)], replies: vec![reply] };
+    let told = serde_json::to_string(&(ask, Seen::Visit(visit.clone()))).unwrap();
+    let (asked, seen): (Ask, Seen) = serde_json::from_str(&told).unwrap();
+    assert_eq!((asked, seen), (ask, Seen::Visit(visit)));
 }

@@ -2,7 +2,6 @@
 //! a part of it.
 
 use super::*;
-use crate::experiment::proof::{Metric, Visit};
 
 /// How a machine disturbs.
 #[derive(Clone, Copy, Debug)]

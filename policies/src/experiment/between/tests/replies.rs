@@ -2,7 +2,7 @@
 //! they say.
 
 use super::*;
-use crate::experiment::proof::{Reply, Strictness, Token, Visit};
+use crate::experiment::proof::{Strictness, Token};
 
 /// So many questions.
 const ALL: usize = 10;

@@ -6,34 +6,34 @@
 //!                                                    └──> the file of the search, for the next time
 //! ```
 
+mod args;
 mod kept;
 mod servers;
 mod what;
+mod written;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
-use warden_builder::{BackendWish, BuildId, Builder, Request, Source};
+use warden_builder::{BuildId, Builder, Request, Source};
 use warden_diagnose::between::{Line, Searching, Serving, resumed};
-use warden_diagnose::proof;
 use warden_diagnose::report::{BetweenReport, Revision};
-use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report, without_prompt_cache};
+use warden_diagnose::{Experiment, Lab, Recording};
 use warden_patches::{Catalogue, Selection, Sets};
 use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Aim, Ask, Conclusion, Outcome as Ended, Rules, Symptom};
+use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Rules};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
+pub(crate) use self::args::BetweenArgs;
 use self::kept::Kept;
 use self::servers::text_of;
 use super::display::Display;
 use super::target::Target;
-use super::{DiagnoseArgs, folder, interruptible, outputs};
+use super::{DiagnoseArgs, interruptible, outputs};
 use crate::admin::instance;
 use crate::cli::{build, builds_between};
 use crate::config::machine::Machine;
@@ -41,76 +41,6 @@ use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
-
-/// What `--between` takes.
-#[derive(Debug, Args)]
-pub(crate) struct BetweenArgs {
-    /// Which commit brought a leak or a crash, or what --for names, or ended it: builds and tries those between two, halfway each time.
-    ///
-    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same command goes on where it was
-    /// broken off.
-    #[arg(
-        long,
-        value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
-    )]
-    between: Option<Range>,
-    /// What is looked for between them: growth of a memory or a crash under the workloads, a slowdown, or other answers, as a proof of two builds
-    /// finds these.
-    #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
-    aim: For,
-    /// Where the commits are: a URL, a folder, or a name from `[build.sources]`.
-    #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
-    git: Option<String>,
-    /// Never uses the network for them.
-    #[arg(long, requires = "between")]
-    offline: bool,
-    /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
-    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
-    backend: BackendWish,
-}
-
-/// What `--for` takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum For {
-    /// What workloads show: a memory that grows, a crash.
-    #[default]
-    Growth,
-    /// Prompts, tokens or the first token take longer.
-    Slowdown,
-    /// The questions of a proof are answered otherwise.
-    Answers,
-}
-
-impl For {
-    const fn aim(self) -> Aim {
-        match self {
-            Self::Growth => Aim::Growth,
-            Self::Slowdown => Aim::Slowdown,
-            Self::Answers => Aim::Answers,
-        }
-    }
-}
-
-/// Two ends of a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    older: String,
-    newer: String,
-}
-
-impl FromStr for Range {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once("..") {
-            Some((older, newer)) if !older.is_empty() && !newer.is_empty() && !newer.starts_with('.') => {
-                Ok(Self { older: older.to_owned(), newer: newer.to_owned() })
-            }
-            _ => Err("it takes two commits, the older one first, as A..B".to_owned()),
-        }
-    }
-}
 
 /// A search: what it is about, and what its servers come from.
 struct Between<'a> {
@@ -131,36 +61,6 @@ struct Between<'a> {
     built: Mutex<(BTreeMap<usize, BuildId>, Vec<BuildId>)>,
     /// What is wrong with the machine or the configuration, and with no revision.
     trouble: Mutex<Option<Failure>>,
-}
-
-impl DiagnoseArgs {
-    /// Whether a line of commits is to be searched.
-    pub(super) const fn searches(&self) -> bool {
-        self.between.between.is_some()
-    }
-
-    const fn aim(&self) -> Aim {
-        self.between.aim.aim()
-    }
-
-    /// The work under which a line is searched: none for what needs none.
-    fn searched(&self) -> Result<Vec<Workload>, Failure> {
-        if self.aim().is_growth() {
-            return self.workloads();
-        }
-        let given = [
-            ("--workload", !self.workload.is_empty()),
-            ("--requests", self.requests.is_some()),
-            ("--replay", self.replay.is_some()),
-        ];
-        match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => Err(Failure::usage(
-                format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
-                format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
-            )),
-            None => Ok(Vec::new()),
-        }
-    }
 }
 
 /// Runs it.
@@ -362,64 +262,6 @@ impl Between<'_> {
         }
         out::write(&text)
     }
-
-    /// The folder for others: about the revision that has it.
-    async fn write(
-        &self,
-        path: &Path,
-        ill: usize,
-        between: &BetweenReport,
-        base: &Experiment,
-        lab: &Lab,
-        stop: &CancellationToken,
-    ) -> Result<(), Failure> {
-        let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let Ok(target) = self.target(ill).await else {
-            let trouble = lock(&self.trouble).take();
-            return Err(trouble.unwrap_or(Failure::INTERRUPTED));
-        };
-        let mut spec = target.spec.clone();
-        let (outcome, sent) = match symptom.work() {
-            Some((workload, control)) => {
-                if control {
-                    without_prompt_cache(&mut spec);
-                }
-                let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
-                let mut display = Display::new(1);
-                let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
-                display.close();
-                (outcome, Vec::new())
-            }
-            None => (Outcome::default(), self.requests(symptom, &spec, lab, stop).await?),
-        };
-        if outcome.interrupted {
-            return Err(Failure::INTERRUPTED);
-        }
-        let about = target.about(crate::clock::now_text(), self.machine);
-        let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
-        report.about.system = folder::system(&target, &outcome).await;
-        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref(), &sent)
-    }
-
-    /// The requests that show what no workload shows.
-    async fn requests(
-        &self,
-        symptom: &Symptom,
-        spec: &SoloSpec,
-        lab: &Lab,
-        stop: &CancellationToken,
-    ) -> Result<Vec<proof::Sent>, Failure> {
-        let questions: &[String] = match symptom {
-            Symptom::Answers { requests } => requests,
-            _ => &[],
-        };
-        let sent = tokio::select! {
-            biased;
-            () = stop.cancelled() => return Err(Failure::INTERRUPTED),
-            sent = proof::requests(lab, spec, questions) => sent?,
-        };
-        sent.map_err(|why| Failure::failed(format!("--report: the requests could not be written: {why}")))
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -440,20 +282,4 @@ fn end(conclusion: &Conclusion) -> Result<(), Failure> {
         | Ended::NotAgain => crate::exit::TOO_FEW,
     };
     Err(Failure::Told { code })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_has_two_ends() {
-        let range = |text: &str| text.parse::<Range>();
-        let ends = |older: &str, newer: &str| Range { older: older.to_owned(), newer: newer.to_owned() };
-        assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
-        assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
-        for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {
-            assert!(range(wrong).unwrap_err().contains("A..B"), "{wrong}");
-        }
-    }
 }

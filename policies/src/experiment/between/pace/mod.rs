@@ -12,10 +12,12 @@
 //! among the figures and the looks at the ends, and then once more among the revisions that a search has to judge and the looks
 //! at each. One that is still too close to the middle after the last round, but sure to have a part of the difference, is ill.
 
+mod rounds;
+
 use serde::{Deserialize, Serialize};
 
+use self::rounds::{Round, Scatter, Test, robust, undisturbed};
 use super::super::proof::{self, Metric, ProofPolicy, Ratio, Ruling, Visit};
-use super::super::student;
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Ends, Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
@@ -29,10 +31,6 @@ const TESTS: f64 = 6.0;
 const LEAST: usize = 2;
 /// Rounds, by those of a proof: a search takes builds, which are dearer than some more processes.
 const LONGER: usize = 2;
-/// A round that is farther from the middle of its like than so many deviations was disturbed, by something that lasted longer than a request.
-const DISTURBED: f64 = 5.0;
-/// Of so many rounds one may be left out.
-const SPARED: usize = 4;
 /// Who has a larger part of the difference than this, and cannot be told from half of it, is ill.
 const PART: f64 = 0.2;
 
@@ -49,31 +47,6 @@ pub struct Pace {
     pub share: Option<Interval>,
 }
 
-/// A visit of each, one behind the other: seconds.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    good: f64,
-    own: f64,
-    bad: f64,
-}
-
-impl Round {
-    /// How far it is from this share of the way from good to bad, in logarithms.
-    fn beyond(&self, share: f64) -> f64 {
-        self.own.ln() - (1.0 - share) * self.good.ln() - share * self.bad.ln()
-    }
-
-    /// How far the ends are apart.
-    fn span(&self) -> f64 {
-        (self.bad / self.good).ln()
-    }
-}
-
-/// Variance of [`Round::beyond`] where that of one process is 1.
-fn weight(share: f64) -> f64 {
-    1.0 + (1.0 - share).powi(2) + share.powi(2)
-}
-
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -88,7 +61,7 @@ struct Open {
     revision: usize,
     rounds: Vec<Round>,
     /// What the round so far gave.
-    taken: Vec<f64>,
+    taken: Vec<(Turn, f64)>,
     processes: usize,
 }
 
@@ -106,63 +79,13 @@ impl Open {
 
     /// Takes one more, which may be the last one of a round.
     fn take(&mut self, seconds: f64) {
-        self.taken.push(seconds);
-        let &[first, second, third] = self.taken.as_slice() else { return };
-        let (good, own, bad) = match self.rounds.len() {
-            0 => (second, first, third),
-            round if round % 2 == 1 => (third, second, first),
-            _ => (first, second, third),
-        };
-        self.rounds.push(Round { good, own, bad });
-        self.taken.clear();
+        self.taken.push((self.turn(), seconds));
+        let of = |turn| self.taken.iter().find(|(own, _)| *own == turn).map(|(_, seconds)| *seconds);
+        if let (Some(good), Some(own), Some(bad)) = (of(Turn::Good), of(Turn::Own), of(Turn::Bad)) {
+            self.rounds.push(Round { good, own, bad });
+            self.taken.clear();
+        }
     }
-}
-
-/// How much processes of one build differ, from many small groups of them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Scatter {
-    squares: f64,
-    freedom: f64,
-}
-
-impl Scatter {
-    /// Values whose variance is so many times that of one process.
-    fn with(mut self, values: &[f64], times: f64) -> Self {
-        let (_, variance, freedom) = moments(values);
-        self.squares += variance * freedom / times;
-        self.freedom += freedom;
-        self
-    }
-
-    fn variance(self) -> f64 {
-        self.squares / self.freedom.max(1.0)
-    }
-}
-
-/// Mean, variance, and the degrees of freedom of that.
-fn moments(values: &[f64]) -> (f64, f64, f64) {
-    let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX)).max(1.0);
-    let mean = values.iter().sum::<f64>() / count;
-    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-    let freedom = count - 1.0;
-    (mean, squares / freedom.max(1.0), freedom)
-}
-
-/// Those that are not far from the middle. Nothing is left out of a few.
-fn undisturbed(values: &[f64], deviation: f64) -> Vec<bool> {
-    let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
-    let mut far: Vec<usize> =
-        (0..values.len()).filter(|at| (values[*at] - middle).abs() > DISTURBED * deviation).collect();
-    far.sort_by(|one, other| (values[*other] - middle).abs().total_cmp(&(values[*one] - middle).abs()));
-    far.truncate(values.len() / SPARED);
-    (0..values.len()).map(|at| !far.contains(&at)).collect()
-}
-
-/// A deviation of values of which some may be disturbed: that of the normal distribution with the same median of distances.
-fn robust(values: &[f64], least: f64) -> f64 {
-    let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
-    let mut distances: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
-    (1.4826 * stats::median(&mut distances).unwrap_or(0.0)).max(least)
 }
 
 /// The ends, once it is known how they differ.
@@ -406,17 +329,8 @@ impl ByPace {
         self.proof.false_worse / f64::from(looks) / self.steps
     }
 
-    /// By all rounds that were not disturbed.
     fn test(&self, open: &Open) -> Test {
-        let all: Vec<f64> = open.rounds.iter().map(|round| round.beyond(0.5)).collect();
-        let known = (self.scatter.variance() * weight(0.5)).sqrt();
-        let kept = undisturbed(&all, known.max(self.proof.least_noise));
-        let rounds: Vec<Round> =
-            open.rounds.iter().zip(kept).filter(|(_, kept)| *kept).map(|(round, _)| *round).collect();
-        let beyond: Vec<f64> = rounds.iter().map(|round| round.beyond(0.5)).collect();
-        let spans: Vec<f64> = rounds.iter().map(Round::span).collect();
-        let pooled = self.scatter.with(&beyond, weight(0.5)).with(&spans, 2.0);
-        Test { rounds, spans, pooled, least: self.proof.least_noise }
+        Test::of(&open.rounds, self.scatter, self.proof.least_noise)
     }
 
     fn close(&mut self, standing: Standing) -> Heard {
@@ -431,47 +345,5 @@ impl ByPace {
         self.spans.extend(test.spans);
         let judged = Judged::new(open.revision, standing, open.processes);
         Heard::Stands(Box::new(Judged { pace, ..judged }))
-    }
-}
-
-/// On which side of a share of the way from the one end to the other a revision is.
-#[derive(Debug)]
-struct Test {
-    rounds: Vec<Round>,
-    /// How far the ends are apart in them.
-    spans: Vec<f64>,
-    pooled: Scatter,
-    /// However close rounds lie by chance, they differ by this much.
-    least: f64,
-}
-
-impl Test {
-    /// Mean, and its error.
-    fn mean(&self, share: f64) -> (f64, f64) {
-        let values: Vec<f64> = self.rounds.iter().map(|round| round.beyond(share)).collect();
-        let (mean, own, freedom) = moments(&values);
-        let variance = own.max(self.pooled.variance() * weight(share)).max(self.least.powi(2));
-        (mean, (variance / (freedom + 1.0)).sqrt())
-    }
-
-    /// The chance of what was seen, or more, if it were at this share or nearer to the faster end.
-    fn above(&self, share: f64) -> f64 {
-        let (mean, error) = self.mean(share);
-        student::tail(mean / error, self.pooled.freedom)
-    }
-
-    /// The same, if it were nearer to the slower one.
-    fn below(&self, share: f64) -> f64 {
-        let (mean, error) = self.mean(share);
-        student::tail(-mean / error, self.pooled.freedom)
-    }
-
-    fn share(&self, spans: &[f64], chance: f64) -> Option<Interval> {
-        let all: Vec<f64> = spans.iter().chain(&self.spans).copied().collect();
-        let span = moments(&all).0;
-        let (mean, error) = self.mean(0.5);
-        let wide = student::quantile(chance, self.pooled.freedom) * error / span;
-        let value = 0.5 + mean / span;
-        (span > 0.0).then_some(Interval { value, low: value - wide, high: value + wide })
     }
 }
