@@ -24,17 +24,27 @@ const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.
 const PLAIN: &str =
     "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
 
+/// Few and short requests, for builds that differ by much.
+const VISITS: &str = "internal.proof.rounds_most = 4\ninternal.proof.repeats = 2\ninternal.proof.answer = 8\n\
+    internal.proof.prompt = 64\n";
+
 /// A configuration, and the tools for builds as the other tests have them.
 fn setup() -> Result<(Setup, PathBuf), Trouble> {
-    let mut setup = Setup::new()?.top(DETECTOR);
+    let mut setup = Setup::new()?.top(&format!("{DETECTOR}{VISITS}"));
     tools(&mut setup.home)?;
     // The other one has a server of its own.
-    let setup = setup.fake("m", &json!({ "report": "none" }), PLAIN)?.fake("other", &json!({}), PLAIN)?;
+    let script = json!({ "report": "none", "ms_per_token": 3 });
+    let setup = setup.fake("m", &script, PLAIN)?.fake("other", &json!({}), PLAIN)?;
     let config = setup.home.file("warden.toml", setup.config())?;
     Ok((setup, config))
 }
 
 fn arguments(config: &Path, history: &History, range: &str, more: &[&str]) -> Vec<OsString> {
+    let usual = ["--workload", "short-text", "--requests", "80"];
+    plain_arguments(config, history, range, &[&usual[..], more].concat())
+}
+
+fn plain_arguments(config: &Path, history: &History, range: &str, more: &[&str]) -> Vec<OsString> {
     let own: Vec<OsString> = vec![
         "diagnose".into(),
         "--config".into(),
@@ -44,8 +54,17 @@ fn arguments(config: &Path, history: &History, range: &str, more: &[&str]) -> Ve
         "--between".into(),
         range.into(),
     ];
-    let usual = ["--model", "m", "--backend", "cpu", "--workload", "short-text", "--requests", "80"];
+    let usual = ["--model", "m", "--backend", "cpu"];
     own.into_iter().chain(usual.iter().chain(more).map(OsString::from)).collect()
+}
+
+/// What the script of a report says, run from another folder and without us.
+async fn reproduced(setup: &Setup, report: &Path) -> Result<String, Trouble> {
+    let (port, script) = (warden_rig::ports::free()?, report.join("reproduce.sh"));
+    let line = format!("cd / && PORT={port} sh '{}' 1", script.display());
+    let ran = setup.home.run(Path::new("sh"), ["-c", line.as_str()], SOON * 2).await?;
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.all());
+    Ok(ran.stdout)
 }
 
 /// How many builds are kept for searches.
@@ -72,6 +91,9 @@ async fn the_commit_that_brought_a_leak_is_found_past_one_that_does_not_build_an
     let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
     // Both ends are known then.
     kid.says("6 commits left", LONG).await?;
+    // Nothing is taken from under it.
+    let gc = setup.home.warden(["builds", "gc", "--between"], SOON).await?;
+    assert!(gc.code == 1 && gc.stderr.contains("a search runs"), "{}", gc.all());
     kid.signal(Signal::INT);
     let code = kid.exit(SOON).await?;
     assert_eq!(code, 130, "{}", kid.output());
@@ -136,6 +158,127 @@ async fn ends_that_do_not_fit_are_told_before_anything_is_built() -> Outcome {
     let ran =
         setup.home.warden(arguments(&config, &history, "b9000..b9001", &["--model", "none"]), SOON).await?;
     assert_eq!(ran.code, 2, "{}", ran.all());
+    assert_eq!(builds(&setup), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_first_commit_that_changed_answers_is_found_and_that_another_one_did_is_told() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let (other, third) = (sets("TOKEN_BYTES", "24"), sets("TOKEN_BYTES", "40"));
+    let folder = setup.home.path().join("history");
+    let history = History::new(folder, &["", "    this is no C;", "", &other, &other, &third, &third])?;
+    let report = setup.home.path().join("report");
+    let more = ["--for", "answers", "--report", report.to_str().context("a path is text")?];
+    let ran = setup.home.warden(plain_arguments(&config, &history, "b9000..b9004", &more), LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    let found = |ran: &str| {
+        ran.starts_with("between: b9003 (")
+            && ran.contains("brought other answers to “text 1”, ")
+            && ran.contains(": server : change number 3")
+    };
+    assert!(found(&ran.stdout), "{}", ran.all());
+    assert!(
+        ran.stdout.contains("b9002 (") && ran.stdout.contains("answers as the older end does"),
+        "{}",
+        ran.all()
+    );
+    assert!(!ran.stdout.contains("more than one revision"), "{}", ran.all());
+    let text = std::fs::read_to_string(report.join("report.md"))?;
+    assert!(
+        text.contains("# Answers of llama-server") && text.contains("### What the ends answer"),
+        "{text}"
+    );
+    let script = std::fs::read_to_string(report.join("reproduce.sh"))?;
+    assert!(script.contains("brought other answers"), "{script}");
+    let sent: Value = serde_json::from_slice(&std::fs::read(report.join("requests/0.json"))?)?;
+    assert_eq!(sent["temperature"], 0, "{sent}");
+    let shown = reproduced(&setup, &report).await?;
+    assert!(shown.contains("request 0: status 200, ") && shown.contains("\"content\""), "{shown}");
+    // Nothing is run a second time.
+    let again = plain_arguments(&config, &history, "b9000..b9004", &["--for", "answers", "--json"]);
+    let ran = setup.home.warden(again, SOON * 3).await?;
+    let told: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!(told["conclusion"]["outcome"], json!({ "kind": "found", "revision": 3 }), "{}", ran.all());
+    assert!(!ran.stderr.contains(", next "), "{}", ran.all());
+    let ran = setup
+        .home
+        .warden(plain_arguments(&config, &history, "b9000..b9006", &["--for", "answers"]), LONG)
+        .await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(
+        found(&ran.stdout) && ran.stdout.contains("more than one revision changed answers"),
+        "{}",
+        ran.all()
+    );
+    let alike = plain_arguments(&config, &history, "b9003..b9004", &["--for", "answers"]);
+    let ran = setup.home.warden(alike, LONG).await?;
+    assert_eq!(ran.code, 5, "{}", ran.all());
+    assert!(ran.stdout.contains("both ends answer the same"), "{}", ran.all());
+    // What searches leave is told, and goes when it is asked for.
+    let told = format!("for searches: {} builds of `diagnose --between`, ", builds(&setup));
+    let ran = setup.home.warden(["builds", "list"], SOON).await?;
+    assert!(ran.stdout.contains("no builds in ") && ran.stdout.contains(&told), "{}", ran.all());
+    let ran = setup.home.warden(["builds", "gc", "--between", "--dry-run"], SOON).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("that would free "), "{}", ran.all());
+    let ran = setup.home.warden(["builds", "gc", "--between"], SOON).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("freed ") && builds(&setup) == 0, "{}", ran.all());
+    let ran = setup.home.warden(["builds", "list"], SOON).await?;
+    assert!(!ran.stdout.contains("for searches"), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_commit_that_made_it_slower_is_found_and_the_one_that_ended_it() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let slow = sets("MS_PER_TOKEN", "30");
+    let history = History::new(setup.home.path().join("history"), &["", "", "", &slow, &slow, "", ""])?;
+    let report = setup.home.path().join("report");
+    let more = ["--for", "slowdown", "--report", report.to_str().context("a path is text")?];
+    let ran = setup.home.warden(plain_arguments(&config, &history, "b9000..b9004", &more), LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9003 ("), "{}", ran.all());
+    let brought = "brought the slowdown of ";
+    assert!(ran.stdout.contains(brought) && ran.stdout.contains("change number 3"), "{}", ran.all());
+    let row = ran.stdout.lines().find(|line| line.starts_with("b9003")).context(ran.all())?;
+    assert!(row.contains("ill: ") && row.contains(" % of the slowdown"), "{row}");
+    let text = std::fs::read_to_string(report.join("report.md"))?;
+    assert!(text.contains("# Speed of llama-server") && text.contains(brought), "{text}");
+    let shown = reproduced(&setup, &report).await?;
+    assert!(shown.contains("request 1: status 200, ") && shown.contains("\"predicted_ms\":"), "{shown}");
+    let ended = plain_arguments(&config, &history, "b9004..main", &["--for", "slowdown"]);
+    let ran = setup.home.warden(ended, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(
+        ran.stdout.starts_with("between: b9005 (") && ran.stdout.contains("ended the slowdown of "),
+        "{}",
+        ran.all()
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_search_that_needs_no_work_takes_none() -> Outcome {
+    let (setup, config) = setup()?;
+    let history = History::new(setup.home.path().join("history"), &["", ""])?;
+    for (more, says) in [
+        (
+            &["--for", "answers", "--workload", "short-text"][..],
+            "--workload says nothing of a slowdown or of answers",
+        ),
+        (&["--for", "slowdown", "--requests", "9"], "--requests says nothing"),
+        (&["--for", "weather"], "weather"),
+    ] {
+        let ran = setup.home.warden(plain_arguments(&config, &history, "b9000..b9001", more), SOON).await?;
+        assert_eq!(ran.code, 2, "{more:?}: {}", ran.all());
+        assert!(ran.stderr.contains(says), "{more:?}: {}", ran.all());
+    }
     assert_eq!(builds(&setup), 0);
     Ok(())
 }

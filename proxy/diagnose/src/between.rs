@@ -1,8 +1,8 @@
 //! Runs what a [`Search`] asks for: fresh processes of revisions, until it is known which one brought a symptom, or ended it.
 //!
 //! ```text
-//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), or one leg ──> findings ──> Search ── … ──> Conclusion
-//!                                                                                             └──> told, to be kept: what is known is not run again
+//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit of a proof ──> Seen ──> Search ── … ──> Conclusion
+//!                                                                                                           └──> told, to be kept: what is known is not run again
 //! ```
 //!
 //! Where a server of a revision comes from is the caller's business.
@@ -11,8 +11,7 @@ use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_policies::defaults::Diagnose;
-use warden_policies::experiment::between::{Ask, Conclusion, Search, Seen, Step};
+use warden_policies::experiment::between::{Aim, Ask, Conclusion, Rules, Search, Seen, Step};
 use warden_policies::experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
@@ -20,6 +19,7 @@ use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
 use crate::leg::{Leg, Progress, run_leg, told};
+use crate::proof::visit::{self, Wanted};
 
 /// The server of a revision; why there is none, if there is none.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer>> + Send + 'a>>;
@@ -75,8 +75,8 @@ pub enum Searching<'a> {
 }
 
 /// A search with what is known so far, and how much of that it could use: what does not fit is not used, nor what comes after it.
-pub fn resumed(numbers: &Diagnose, last: usize, known: &[Told]) -> (Search, usize) {
-    let mut search = Search::new(&numbers.cure, &numbers.crash, last);
+pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[Told]) -> (Search, usize) {
+    let mut search = Search::new(rules, aim, last);
     for (used, told) in known.iter().enumerate() {
         if search.next() != Step::Run(told.ask) {
             return (search, used);
@@ -134,6 +134,21 @@ impl Line<'_> {
             Err(NoServer::Cannot(why)) => return Ok(Some(Seen::Cannot(why))),
             Err(NoServer::Interrupted) => return Ok(None),
         };
+        match ask.aim {
+            Aim::Growth => self.work(lab, ask, &spec, watch, stop).await,
+            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, watch, stop).await,
+        }
+    }
+
+    /// What comes of a process that works.
+    async fn work(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: &SoloSpec,
+        watch: &mut (dyn FnMut(Searching<'_>) + Send),
+        stop: &CancellationToken,
+    ) -> Result<Option<Seen>, DiagnoseError> {
         let mut without_cache = spec.clone();
         without_prompt_cache(&mut without_cache);
         let mut tried = 0;
@@ -199,6 +214,32 @@ impl Line<'_> {
         let finding = run_leg(lab, &leg, show, stop).await?.finding;
         let interrupted = finding.ended == Ended::Interrupted;
         Ok((vec![Finding { control: ask.control, ..finding }], interrupted))
+    }
+}
+
+/// What comes of a process that is timed or asked questions; `None` if somebody asked for an end.
+async fn visit(
+    lab: &Lab,
+    ask: Ask,
+    spec: &SoloSpec,
+    watch: &mut (dyn FnMut(Searching<'_>) + Send),
+    stop: &CancellationToken,
+) -> Result<Option<Seen>, DiagnoseError> {
+    let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
+    let wanted = Wanted { answers, pace, ..Wanted::default() };
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let seen = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(None),
+            seen = visit::run(lab, spec, wanted) => seen?,
+        };
+        match seen {
+            Ok(visited) => return Ok(Some(Seen::Visit(visited.visit))),
+            Err(why) if tried >= TRIES => return Ok(Some(Seen::Cannot(why))),
+            Err(why) => watch(Searching::OnceMore(&why)),
+        }
     }
 }
 

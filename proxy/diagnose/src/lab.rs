@@ -1,6 +1,7 @@
 //! What all legs share: where processes come from, and by which numbers they are judged.
 
 use warden_policies::defaults::{Diagnose, Proof};
+use warden_policies::experiment::between::Rules;
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::Starter;
 
@@ -22,5 +23,10 @@ impl Lab {
     pub fn new(starter: Starter, growth: GrowthPolicy) -> Self {
         let defaults = warden_policies::defaults();
         Self { starter, growth, numbers: defaults.diagnose.clone(), proof: defaults.proof.clone() }
+    }
+
+    /// Those for revisions of a line.
+    pub const fn rules(&self) -> Rules<'_> {
+        Rules { cure: &self.numbers.cure, crash: &self.numbers.crash, proof: &self.proof }
     }
 }

@@ -3,10 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::crash::{Again, Run};
+use super::super::proof::{Metric, Ratio};
 use super::super::sequential::Judgement;
 use super::super::trial::Track;
 use super::super::{Finding, Workload};
-use super::tracks;
+use super::Aim;
+use super::pace::Pace;
+use super::replies::{Otherwise, Said};
 use crate::growth::Verdict;
 
 /// What one end does and the other does not.
@@ -26,6 +29,16 @@ pub enum Symptom {
         workload: Workload,
         /// Without the prompt cache.
         control: bool,
+    },
+    /// It takes longer for the same.
+    Slowdown {
+        /// What takes longer.
+        metric: Metric,
+    },
+    /// It answers otherwise. The newer end always has it: no answer is the right one.
+    Answers {
+        /// The questions that show it.
+        requests: Vec<String>,
     },
 }
 
@@ -91,18 +104,19 @@ impl Symptom {
         }
     }
 
-    /// The work under which it shows, and whether without the prompt cache.
-    pub const fn work(&self) -> (Workload, bool) {
+    /// The work under which it shows, and whether without the prompt cache; `None`: it needs none.
+    pub const fn work(&self) -> Option<(Workload, bool)> {
         match self {
-            Self::Growth { track, control } => (track.workload, *control),
-            Self::Crash { workload, control } => (*workload, *control),
+            Self::Growth { track, control } => Some((track.workload, *control)),
+            Self::Crash { workload, control } => Some((*workload, *control)),
+            Self::Slowdown { .. } | Self::Answers { .. } => None,
         }
     }
 
     /// Those findings of an end that are about it.
     pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
-        let (workload, control) = self.work();
-        let is_own = |finding: &&Finding| finding.workload == workload && finding.control == control;
+        let work = self.work();
+        let is_own = |finding: &&Finding| work == Some((finding.workload, finding.control));
         all.iter().filter(is_own).cloned().collect()
     }
 }
@@ -152,6 +166,11 @@ pub enum Outcome {
         /// A memory is suspected.
         suspected: bool,
     },
+    /// Both ends are equally fast, or answer the same.
+    Alike {
+        /// It is shown; else they may differ by what chance hides.
+        sure: bool,
+    },
     /// The crash did not come again.
     NotAgain,
     /// An end cannot be had or told.
@@ -185,6 +204,27 @@ pub struct Judged {
     pub runs: Vec<Run>,
     /// It was judged once more.
     pub again: bool,
+    /// How fast it is beside the ends, where that is looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pace: Option<Pace>,
+    /// How it answers beside the ends, where that is looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answers: Option<Said>,
+}
+
+impl Judged {
+    pub(super) const fn new(revision: usize, standing: Standing, legs: usize) -> Self {
+        Self {
+            revision,
+            standing,
+            legs,
+            judgement: None,
+            runs: Vec::new(),
+            again: false,
+            pace: None,
+            answers: None,
+        }
+    }
 }
 
 /// All of it.
@@ -192,6 +232,9 @@ pub struct Judged {
 pub struct Conclusion {
     /// How it ended.
     pub outcome: Outcome,
+    /// What was wanted.
+    #[serde(default, skip_serializing_if = "Aim::is_growth")]
+    pub aim: Aim,
     /// What was looked for.
     pub symptom: Option<Symptom>,
     /// Whether the newer end has it: then a revision brought it, else one ended it.
@@ -204,6 +247,19 @@ pub struct Conclusion {
     pub newer: Vec<Finding>,
     /// What the older one did.
     pub older: Vec<Finding>,
+    /// How fast the newer end is beside the older one, where that is looked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ratios: Vec<Ratio>,
+    /// What the ends answer otherwise, where that is looked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub differences: Vec<Otherwise>,
     /// Processes that were run.
     pub legs: usize,
+}
+
+/// One memory of one kind of work: what both ends are compared by.
+fn tracks(found: &[Finding]) -> impl Iterator<Item = (Track, &Finding)> {
+    let all =
+        found.iter().flat_map(|finding| finding.series.iter().map(move |series| (finding, series.series)));
+    all.map(|(finding, series)| (Track { workload: finding.workload, series }, finding))
 }

@@ -1,13 +1,68 @@
 //! Searches in made-up histories: what was planted is found, whatever cannot be built, and no oftener than it must something else is named.
 
+mod pace;
+mod replies;
+
 use super::*;
-use crate::experiment::crash::{Again, Crash};
-use crate::experiment::{SeriesFinding, Settles, Speed, Workload};
+use crate::experiment::crash::{self, Again, Crash, Run};
+use crate::experiment::proof::{Metric, Reply, Visit};
+use crate::experiment::{Ended, SeriesFinding, Settles, Speed, Workload};
 use crate::growth::{Interval, Verdict};
 use crate::sample::{MemoryKind, Work};
 use crate::world::SplitMix;
 
 const KIB: f64 = 1024.0;
+
+/// The numbers of the product.
+fn rules() -> Rules<'static> {
+    let all = crate::defaults();
+    Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
+}
+
+/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same.
+fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
+    let mut search = Search::new(rules(), aim, last);
+    let mut told: Vec<(Ask, Seen)> = Vec::new();
+    let found = loop {
+        let ask = match search.next() {
+            Step::Done(conclusion) => break conclusion,
+            Step::Run(ask) => ask,
+        };
+        assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
+        let seen = process(ask);
+        search.observe(ask, seen.clone());
+        told.push((ask, seen));
+        assert!(told.len() < 2000, "it does not end");
+    };
+    let mut again = Search::new(rules(), aim, last);
+    for (ask, seen) in told {
+        assert_eq!(again.next(), Step::Run(ask));
+        again.observe(ask, seen);
+    }
+    assert_eq!(again.next(), Step::Done(found.clone()));
+    found
+}
+
+/// Where something is planted in a made-up line.
+struct Place {
+    random: SplitMix,
+    last: usize,
+    at: usize,
+    /// An eighth of them does not build.
+    broken: Vec<usize>,
+}
+
+impl Place {
+    fn new(seed: u64) -> Self {
+        let mut random = SplitMix::new(seed);
+        let last = 1 + usize::try_from(random.below(400)).unwrap();
+        let at = 1 + usize::try_from(random.below(last as u64)).unwrap();
+        let mut broken: Vec<usize> = (1..last).filter(|_| random.below(8) == 0).collect();
+        // Not the two that matter: then nobody can say more than a range.
+        broken.retain(|one| *one != at && *one + 1 != at);
+        Self { random, last, at, broken }
+    }
+}
 
 /// What was planted.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +85,7 @@ struct History {
 
 impl History {
     fn new(seed: u64, planted: Planted) -> Self {
-        let mut random = SplitMix::new(seed);
-        let last = 1 + usize::try_from(random.below(400)).unwrap();
-        let at = 1 + usize::try_from(random.below(last as u64)).unwrap();
-        let mut broken: Vec<usize> = (1..last).filter(|_| random.below(8) == 0).collect();
-        // Not the two that matter: then nobody can say more than a range.
-        broken.retain(|one| *one != at && *one + 1 != at);
+        let Place { random, last, at, broken } = Place::new(seed);
         Self { random, last, at, planted, broken }
     }
 
@@ -78,28 +128,7 @@ impl History {
     }
 
     fn search(&mut self) -> Conclusion {
-        let all = crate::defaults().diagnose.clone();
-        let mut search = Search::new(&all.cure, &all.crash, self.last);
-        let mut told: Vec<(Ask, Seen)> = Vec::new();
-        let found = loop {
-            let ask = match search.next() {
-                Step::Done(conclusion) => break conclusion,
-                Step::Run(ask) => ask,
-            };
-            assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
-            let seen = self.process(ask);
-            search.observe(ask, seen.clone());
-            told.push((ask, seen));
-            assert!(told.len() < 600, "it does not end");
-        };
-        // Taken up again from what was told it says the same.
-        let mut again = Search::new(&all.cure, &all.crash, self.last);
-        for (ask, seen) in told {
-            assert_eq!(again.next(), Step::Run(ask));
-            again.observe(ask, seen);
-        }
-        assert_eq!(again.next(), Step::Done(found.clone()));
-        found
+        run(Aim::Growth, self.last, &mut |ask| self.process(ask))
     }
 }
 
@@ -219,8 +248,7 @@ fn ends_that_are_alike_are_told() {
 fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
     let mut history = History::new(11, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (64, 50, Vec::new());
-    let all = crate::defaults().diagnose.clone();
-    let mut search = Search::new(&all.cure, &all.crash, history.last);
+    let mut search = Search::new(rules(), Aim::Growth, history.last);
     assert_eq!((search.interrupt().outcome, search.left()), (Outcome::Interrupted, None));
     let mut before = usize::MAX;
     while let Step::Run(ask) = search.next() {
@@ -236,8 +264,7 @@ fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
 
 #[test]
 fn more_of_the_same_growth_is_a_symptom_too() {
-    let all = crate::defaults().diagnose.clone();
-    let mut search = Search::new(&all.cure, &all.crash, 40);
+    let mut search = Search::new(rules(), Aim::Growth, 40);
     let mut random = SplitMix::new(5);
     let found = loop {
         match search.next() {
@@ -254,8 +281,7 @@ fn more_of_the_same_growth_is_a_symptom_too() {
 
 #[test]
 fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_this_one() {
-    let all = crate::defaults().diagnose.clone();
-    let mut search = Search::new(&all.cure, &all.crash, 2);
+    let mut search = Search::new(rules(), Aim::Growth, 2);
     let once = Crash {
         at_request: 3,
         why: String::new(),
@@ -277,4 +303,18 @@ fn a_crash_that_did_not_come_again_hides_no_leak_and_other_work_says_nothing_of_
         }
     };
     assert_eq!(found.outcome, Outcome::Found { revision: 1 }, "{found:#?}");
+}
+
+#[test]
+fn what_was_told_of_growth_is_read_as_before_and_a_visit_as_it_was_told() {
+    let before = r#"{"revision":3,"is_end":true,"whole":false,"control":false,"workload":null}"#;
+    let ask: Ask = serde_json::from_str(before).unwrap();
+    assert_eq!(ask.aim, Aim::Growth);
+    assert_eq!(serde_json::to_string(&ask).unwrap(), before);
+    let ask = Ask { aim: Aim::Answers, ..ask };
+    let reply = Reply { request: "text 1".to_owned(), refused: Some("no".to_owned()), ..Reply::default() };
+    let visit = Visit { measured: vec![(Metric::Decode, 0.25)], replies: vec![reply] };
+    let told = serde_json::to_string(&(ask, Seen::Visit(visit.clone()))).unwrap();
+    let (asked, seen): (Ask, Seen) = serde_json::from_str(&told).unwrap();
+    assert_eq!((asked, seen), (ask, Seen::Visit(visit)));
 }

@@ -154,6 +154,30 @@ impl Answers {
     }
 }
 
+/// Whether two answers to one request differ so that it counts, where so many nats are no difference. Other than in a proof it counts, too,
+/// if only the second one is an answer.
+pub(in crate::experiment) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Reply) -> bool {
+    let compared = compare(one, other);
+    let is_far = || compared.told.distance.map_or(!compared.is_none, |distance| distance > limit);
+    let is_refused = compared.told.refused.is_some() && !compared.is_none;
+    is_refused
+        || match strictness {
+            Strictness::Any => false,
+            Strictness::Equal => !compared.is_none,
+            Strictness::Near => is_far(),
+        }
+}
+
+/// How far apart two answers are, as far as that can be measured.
+pub(in crate::experiment) fn distance(one: &Reply, other: &Reply) -> Option<f64> {
+    compare(one, other).told.distance
+}
+
+/// How two answers differ.
+pub(in crate::experiment) fn difference(one: &Reply, other: &Reply) -> Difference {
+    compare(one, other).told
+}
+
 struct Compared {
     is_none: bool,
     told: Difference,

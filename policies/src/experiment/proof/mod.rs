@@ -22,9 +22,11 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use self::answers::{Answers, Difference, Reply, Strictness, Token};
+pub(super) use self::answers::{differ, difference, distance};
 pub use self::faces::Faces;
 pub use self::growth::Growth;
 pub use self::ratio::Ratio;
+pub(super) use self::ratio::all as ratios;
 use crate::sample::MemoryKind;
 
 /// The numbers. Reasons: `defaults.toml`, section `[proof]`.
@@ -55,6 +57,14 @@ pub struct Visit {
     pub measured: Vec<(Metric, f64)>,
     /// What it answered, if it was asked.
     pub replies: Vec<Reply>,
+}
+
+impl Visit {
+    /// A figure, if it could be measured.
+    pub(super) fn of(&self, metric: Metric) -> Option<f64> {
+        let own = self.measured.iter().find(|(own, _)| *own == metric);
+        own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
+    }
 }
 
 /// How one aspect of the new build stands beside the old one.

@@ -41,7 +41,7 @@ pub struct Ratio {
 }
 
 /// All metrics that both builds have, and memory that either holds.
-pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
+pub(in crate::experiment) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
     let mut metrics: Vec<Metric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
@@ -53,17 +53,14 @@ pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Rat
 }
 
 fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
-    let value = |visit: &Visit| {
-        let own = visit.measured.iter().find(|(own, _)| *own == metric);
-        own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
-    };
+    let both = old.iter().zip(new);
     let pairs: Vec<(f64, f64)> =
-        old.iter().zip(new).filter_map(|(old, new)| Some((value(old)?, value(new)?))).collect();
-    let (rounds, has_all) = (old.len().min(new.len()), pairs.len() == old.len().min(new.len()));
-    if let Some(told) = (!has_all).then(|| alone(policy, metric, old, new)).flatten() {
+        both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect();
+    let rounds = old.len().min(new.len());
+    if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
         return Some(told);
     }
-    if pairs.is_empty() || rounds == 0 {
+    if pairs.is_empty() {
         return None;
     }
     let (before, after) = (

@@ -270,16 +270,19 @@ fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
 
 #[test]
 fn what_ends_a_leak_is_better_and_what_brings_one_is_worse() {
-    use crate::experiment::between::{Conclusion, Outcome};
+    use crate::experiment::between::{Aim, Conclusion, Outcome};
     let ruling = |outcome, ill_is_newer| {
         let conclusion = Conclusion {
             outcome,
+            aim: Aim::Growth,
             symptom: None,
             ill_is_newer,
             bounds: None,
             judged: Vec::new(),
             newer: Vec::new(),
             older: Vec::new(),
+            ratios: Vec::new(),
+            differences: Vec::new(),
             legs: 0,
         };
         Growth::of(conclusion).ruling

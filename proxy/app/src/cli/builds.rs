@@ -1,11 +1,12 @@
 //! `llama-warden builds list|show|rm|gc`.
 
 use clap::Subcommand;
-use warden_builder::{BuildId, Choices, Keep, Provenance, Store};
+use warden_builder::{BuildId, Choices, Keep, Provenance, Store, Sweep};
 use warden_patches::Status;
 use warden_policies::ByteSize;
 
 use super::ConfigArgs;
+use super::builds_between;
 use super::builds_in_use::InUse;
 use crate::config::machine::Machine;
 use crate::config::resolve::dirs::Dirs;
@@ -61,6 +62,9 @@ pub(crate) enum BuildsCommand {
         /// Also what running instances need, and the last build.
         #[arg(long)]
         force: bool,
+        /// Instead of these, all builds that `diagnose --between` has left. A search that is taken up again builds anew.
+        #[arg(long, conflicts_with_all = ["keep", "force"])]
+        between: bool,
         #[command(flatten)]
         config: ConfigArgs,
     },
@@ -68,7 +72,7 @@ pub(crate) enum BuildsCommand {
 
 pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
     match command {
-        BuildsCommand::List { json, config } => list(&store(&config)?, json),
+        BuildsCommand::List { json, config } => list(&Place::find(&config)?, json),
         BuildsCommand::Show { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
@@ -98,7 +102,11 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
                 out::line(&format!("removed {id}, {}", ByteSize(bytes)))
             })
         }
-        BuildsCommand::Gc { keep, dry_run, force, config } => {
+        BuildsCommand::Gc { dry_run, between: true, config, .. } => {
+            let idle = builds_between::Idle::find(&Place::find(&config)?.dirs.data)?;
+            sweep(&idle.store, &idle.sweep, dry_run)
+        }
+        BuildsCommand::Gc { keep, dry_run, force, config, .. } => {
             gc(&Place::find(&config)?, keep, dry_run, force)
         }
     }
@@ -124,19 +132,30 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
             in_use.all_asked()?;
         }
     }
-    let sweep = store.superfluous(&keep)?;
-    let last = !sweep.builds.is_empty() && sweep.left == 0 && !force;
-    if dry_run || last {
-        let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
-        for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
-            out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
-        }
-    }
-    if last {
+    let all = store.superfluous(&keep)?;
+    if !all.builds.is_empty() && all.left == 0 && !force {
+        listed(&all)?;
         return Err(Failure::hinted(
             format!("nothing was removed: no build would be left in {}", store.root().display()),
             "keep one with --keep 1, or use --force",
         ));
+    }
+    sweep(store, &all, dry_run)
+}
+
+/// Says what would go.
+fn listed(sweep: &Sweep) -> Result<(), Failure> {
+    let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
+    for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
+        out::line(&format!("would remove {name}, {}", ByteSize(*bytes)))?;
+    }
+    Ok(())
+}
+
+/// Removes it, or says what it is.
+fn sweep(store: &Store, sweep: &Sweep, dry_run: bool) -> Result<(), Failure> {
+    if dry_run {
+        listed(sweep)?;
     }
     if sweep.is_empty() {
         return out::line("nothing to remove");
@@ -145,7 +164,7 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
         return out::line(&format!("that would free {}", ByteSize(sweep.bytes())));
     }
     let (mut freed, mut told) = (0, Ok(()));
-    store.gc(&sweep, |name, bytes| {
+    store.gc(sweep, |name, bytes| {
         freed += bytes;
         // Whoever reads this may have left; what was begun goes on.
         let line = out::line(&format!("removed {name}, {}", ByteSize(bytes)));
@@ -202,7 +221,8 @@ fn named(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
 }
 
-fn list(store: &Store, json: bool) -> Result<(), Failure> {
+fn list(place: &Place, json: bool) -> Result<(), Failure> {
+    let store = &place.store;
     let listing = store.list()?;
     if json {
         return out::json(&listing.builds);
@@ -211,11 +231,13 @@ fn list(store: &Store, json: bool) -> Result<(), Failure> {
         out::error_line(&format!("warning: {} cannot be used: {why}", path.display()));
     }
     if listing.builds.is_empty() {
-        return out::line(&format!("no builds in {}", store.root().display()));
+        out::line(&format!("no builds in {}", store.root().display()))?;
+    } else {
+        let choices = store.choices().unwrap_or_default();
+        let in_use = store.in_use()?.map(|build| build.id);
+        out::write(&table(&listing.builds, |id| stands(id, in_use.as_ref(), &choices)))?;
     }
-    let choices = store.choices().unwrap_or_default();
-    let in_use = store.in_use()?.map(|build| build.id);
-    out::write(&table(&listing.builds, |id| stands(id, in_use.as_ref(), &choices)))
+    builds_between::told(&place.dirs.data).map_or(Ok(()), |line| out::line(&line))
 }
 
 /// What a build is to whoever names none.

@@ -16,6 +16,7 @@ use crate::exit::Failure;
 
 pub(crate) mod build;
 mod builds;
+mod builds_between;
 mod builds_in_use;
 pub(crate) mod canary;
 mod config;

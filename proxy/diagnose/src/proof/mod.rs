@@ -9,13 +9,15 @@
 
 mod questions;
 mod routes;
-mod visit;
+pub(crate) mod visit;
 
 use tokio_util::sync::CancellationToken;
-use warden_policies::experiment::between::{Ask, Conclusion, Search};
+use warden_policies::experiment::between::{Aim, Ask, Conclusion, Search};
 use warden_policies::experiment::proof::{Faces, Growth, Next, Proof, Rounds, Side};
 use warden_supervisor::SoloSpec;
 
+use self::visit::Wanted;
+pub use self::visit::{Sent, requests};
 use crate::between::{Line, Searching, Serving};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
@@ -69,8 +71,9 @@ impl Pair {
                 Side::Old => (&self.old, &mut paths.old),
                 Side::New => (&self.new, &mut paths.new),
             };
-            let wanted = (known.is_none()).then_some(self.paths.as_slice());
-            let visiting = visit::run(lab, spec, asks, wanted);
+            let paths = (known.is_none()).then_some(self.paths.as_slice());
+            let wanted = Wanted { answers: asks, pace: true, longest: true, paths };
+            let visiting = visit::run(lab, spec, wanted);
             let seen = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -117,7 +120,7 @@ impl Pair {
             Box::pin(async move { Ok(spec.clone()) })
         };
         let line = Line { base: self.work.clone(), last: 1, newer_only: true, server: &server };
-        let search = Search::new(&lab.numbers.cure, &lab.numbers.crash, 1);
+        let search = Search::new(lab.rules(), Aim::Growth, 1);
         let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
         Box::pin(line.run(lab, search, &mut show, stop)).await
     }

@@ -156,6 +156,8 @@ impl Question {
 fn native_token(token: &Value) -> Token {
     if token.get("probs").is_some() {
         let mut old = of(token, "content", "probs", "prob");
+        // What cannot happen has no logarithm that could be written down.
+        old.top.retain(|(_, chance)| *chance > 0.0);
         for (_, chance) in &mut old.top {
             *chance = chance.ln();
         }

@@ -15,19 +15,31 @@ use crate::lab::Lab;
 use crate::leg::{facts, stays, told};
 use crate::workload::{Facts, Words};
 
+/// What is wanted of a process, beside how it starts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    /// To answer the questions.
+    pub(crate) answers: bool,
+    /// To be timed.
+    pub(crate) pace: bool,
+    /// To evaluate the longest prompt that it has room for.
+    pub(crate) longest: bool,
+    /// To tell which of these paths it has.
+    pub(crate) paths: Option<&'a [String]>,
+}
+
 /// What a process showed.
-pub(super) struct Visited {
-    pub(super) visit: Visit,
+pub(crate) struct Visited {
+    pub(crate) visit: Visit,
     /// Those of the paths that it has, if it was asked for them.
     pub(super) routes: Option<Vec<String>>,
 }
 
 /// Runs one. An inner error is the build's own, in words.
-pub(super) async fn run(
+pub(crate) async fn run(
     lab: &Lab,
     spec: &SoloSpec,
-    asks: bool,
-    paths: Option<&[String]>,
+    wanted: Wanted<'_>,
 ) -> Result<Result<Visited, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
@@ -42,7 +54,7 @@ pub(super) async fn run(
         () = tokio::time::sleep_until(deadline) => {
             Err(format!("it did not answer everything within {}", warden_policies::units::span(lab.numbers.leg_limit)))
         }
-        seen = all(lab, &solo, &client, asks, paths) => match seen {
+        seen = all(lab, &solo, &client, wanted) => match seen {
             Ok(visited) => Ok(visited),
             Err(error) => Err(match tokio::time::timeout(lab.numbers.noticed, solo.ended()).await {
                 Ok(failure) => format!("it ended: {}", told(&failure)),
@@ -55,34 +67,67 @@ pub(super) async fn run(
     Ok(seen)
 }
 
-async fn all(
-    lab: &Lab,
-    solo: &Solo,
-    client: &Client,
-    asks: bool,
-    paths: Option<&[String]>,
-) -> Result<Visited, AskError> {
+async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Result<Visited, AskError> {
     let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
     let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
     held(&reading, Metric::AtReady, &mut measured);
     let facts = facts(solo, client, lab.numbers.question_limit).await;
     let mut replies = Vec::new();
-    if asks {
+    if wanted.answers {
         for question in questions::all(&lab.numbers, &lab.proof, facts, solo.props())? {
             replies.push(ask(lab, client, &question).await?);
         }
     }
-    pace(lab, client, facts, &mut measured).await?;
-    if fill(lab, client, facts).await? {
+    if wanted.pace {
+        pace(lab, client, facts, &mut measured).await?;
+    }
+    if wanted.longest && fill(lab, client, facts).await? {
         tokio::time::sleep(lab.numbers.settle).await;
         let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
         held(&reading, Metric::AtLongest, &mut measured);
     }
-    let routes = match paths {
+    let routes = match wanted.paths {
         Some(paths) => Some(routes::of(lab, client, paths).await),
         None => None,
     };
     Ok(Visited { visit: Visit { measured, replies }, routes })
+}
+
+/// What a server of this kind is sent to show how it answers these questions or, without any, how fast it is. An inner error is the build's
+/// own, in words.
+///
+/// # Errors
+/// Nothing that a build could be blamed for.
+pub async fn requests(
+    lab: &Lab,
+    spec: &SoloSpec,
+    questions: &[String],
+) -> Result<Result<Vec<Sent>, String>, DiagnoseError> {
+    let solo = match lab.starter.start(spec).await {
+        Ok(solo) => solo,
+        Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
+    };
+    let client = Client::new(&solo)?;
+    let facts = facts(&solo, &client, lab.numbers.question_limit).await;
+    let all = questions::all(&lab.numbers, &lab.proof, facts, solo.props());
+    drop(client);
+    solo.stop().await;
+    let asks: Vec<Ask> = match all {
+        _ if questions.is_empty() => paces(lab, facts, 1).into(),
+        Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let sent = asks.into_iter().filter_map(|ask| Some(Sent { path: ask.path, body: ask.body? }));
+    Ok(Ok(sent.collect()))
+}
+
+/// A request for others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Where it is sent.
+    pub path: String,
+    /// Its body.
+    pub body: serde_json::Value,
 }
 
 async fn ask(lab: &Lab, client: &Client, question: &questions::Question) -> Result<Reply, AskError> {
@@ -110,19 +155,16 @@ async fn pace(
     facts: Facts,
     measured: &mut Vec<(Metric, f64)>,
 ) -> Result<(), AskError> {
-    let (numbers, words) = (&lab.numbers, Words::new(facts.tokens_per_word));
-    let answer = lab.proof.answer;
-    let long = facts.fitting(lab.proof.prompt, answer);
+    let numbers = &lab.numbers;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
     // The first is a warm-up.
     for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
-        let long_one = completion(&words.text(PACE + at, long), answer);
-        let (prefill, decode) = match client.send(&long_one, numbers.request_limit).await {
+        let [long, short] = paces(lab, facts, at);
+        let (prefill, decode) = match client.send(&long, numbers.request_limit).await {
             Ok(answer) => (per_prompt_token(&answer), per_token(&answer)),
             Err(AskError::Refused { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let short = questions::chat(&words.text(PACE + at, numbers.short_prompt), 1, true);
         let first = match client.send(&short, numbers.request_limit).await {
             Ok(answer) => answer.first_token.map(|time| time.as_secs_f64()),
             Err(AskError::Refused { .. }) => None,
@@ -139,6 +181,16 @@ async fn pace(
         measured.extend(all.get(all.len() / 2).map(|middle| (metric, *middle)));
     }
     Ok(())
+}
+
+/// What is timed: a long prompt with an answer, and a short one.
+fn paces(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
+    let (words, answer) = (Words::new(facts.tokens_per_word), lab.proof.answer);
+    let long = facts.fitting(lab.proof.prompt, answer);
+    [
+        completion(&words.text(PACE + at, long), answer),
+        questions::chat(&words.text(PACE + at, lab.numbers.short_prompt), 1, true),
+    ]
 }
 
 /// Texts for timing are none of those that are compared.

@@ -1,10 +1,14 @@
 //! Which revision brought a symptom, in words and as a table: conclusions in, text out.
 
 use serde::{Deserialize, Serialize};
-use warden_policies::experiment::between::{Conclusion, Judged, Outcome, Standing, Symptom};
+use warden_policies::experiment::between::{
+    Aim, Conclusion, Judged, Otherwise, Outcome, Pace, Said, Standing, Symptom,
+};
+use warden_policies::experiment::proof::{Ratio, Ruling};
 use warden_policies::{MemoryKind, phrases};
 
 use super::crash::runs;
+use super::proof::{change, name as metric_name, shown};
 
 /// A revision, as people know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +36,13 @@ pub struct BetweenReport {
 
 /// Digits of a commit that people read.
 const SHORT: usize = 9;
+
+/// Questions that are named in a sentence, and that are listed with what differs.
+const NAMED: usize = 3;
+/// Characters of an answer that are shown.
+const SAID: usize = 240;
+/// A revision that has less of a slowdown than this is not all of it.
+const WHOLE: f64 = 0.75;
 
 /// The head of the table.
 const HEAD: [&str; 6] = ["REVISION", "COMMIT", "DATE", "SAYS", "PROCESSES", "SUBJECT"];
@@ -61,12 +72,13 @@ impl BetweenReport {
                 let subject = self.line.get(*revision).map_or("", |one| one.subject.as_str());
                 lines.push(format!("{} {did} {what}: {subject}", name(*revision)));
                 let before = name(revision.saturating_sub(1));
-                lines.push(match found.ill_is_newer {
-                    Some(false) => {
-                        format!("{before}, the one before it, still has it; both were judged twice")
-                    }
-                    _ => format!("{before}, the one before it, does not have it; both were judged twice"),
-                });
+                let stands = match (found.aim, found.ill_is_newer) {
+                    (Aim::Answers, _) => "answers as the older end does",
+                    (_, Some(false)) => "still has it",
+                    _ => "does not have it",
+                };
+                lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
+                lines.extend(self.more_than_one());
             }
             Outcome::Among { first, last } => {
                 lines.push(format!(
@@ -80,7 +92,11 @@ impl BetweenReport {
                 lines.push(format!(
                     "not sure: {} was judged otherwise when it was judged once more; {}",
                     name(*revision),
-                    "more readings (`--requests`) make processes differ less"
+                    match found.aim {
+                        Aim::Growth => "more readings (`--requests`) make processes differ less",
+                        Aim::Slowdown => "with nothing else on the machine processes differ less",
+                        Aim::Answers => "it does not answer alike each time",
+                    }
                 ));
                 lines.extend(found.bounds.map(|(healthy, ill)| {
                     format!(
@@ -110,6 +126,7 @@ impl BetweenReport {
                         .to_owned(),
                 );
             }
+            Outcome::Alike { sure } => lines.push(alike(found.aim, *sure).to_owned()),
             Outcome::NotAgain => {
                 lines.push("the crash did not come again, so nobody can see where it came from".to_owned());
             }
@@ -137,7 +154,46 @@ impl BetweenReport {
                 }));
             }
         }
+        lines.extend(found.ratios.iter().map(speed));
+        lines.extend(found.differences.iter().take(NAMED).map(apart));
         lines
+    }
+
+    /// That other revisions have a part in it, if they do.
+    fn more_than_one(&self) -> Option<String> {
+        let judged = || self.conclusion.judged.iter();
+        let third = |one: &&Judged| one.answers.as_ref().is_some_and(Said::is_third);
+        if let Some(third) = judged().find(third) {
+            let name = self.line.get(third.revision).map(Revision::named)?;
+            return Some(format!(
+                "more than one revision changed answers, because {name} answers neither as the older end nor as the newer one; this is the \
+                 first that differs from the older end"
+            ));
+        }
+        let share = |at: usize| {
+            let own = judged().rev().find(|one| one.revision == at && one.pace.is_some())?;
+            own.pace.as_ref()?.share.map(|share| share.value)
+        };
+        let (healthy, ill) = self.conclusion.bounds?;
+        let own = (share(ill)? - share(healthy)?).max(0.0);
+        (own < WHOLE).then(|| {
+            format!(
+                "it has {:.0} % of the difference between the ends; other revisions have the rest",
+                own * 100.0
+            )
+        })
+    }
+
+    /// What the ends answer otherwise; the first row is the head.
+    pub fn said(&self) -> Vec<Vec<String>> {
+        let cut = |text: &str| {
+            let short: String = text.chars().take(SAID).collect();
+            if short.len() < text.len() { format!("{short}…") } else { short }
+        };
+        let rows = self.conclusion.differences.iter();
+        let rows = rows.map(|one| vec![one.request.clone(), cut(&one.older), cut(&one.newer)]);
+        let head = ["REQUEST", "OLDER", "NEWER"].map(str::to_owned).to_vec();
+        std::iter::once(head).chain(rows).collect()
     }
 
     /// What was judged, in the order of the line; the first row is the head. What was judged more than once stands so.
@@ -171,6 +227,52 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
             format!("the growth of {memory} under {}", track.workload)
         }
         Symptom::Crash { workload, .. } => format!("the crash under {workload}"),
+        Symptom::Slowdown { metric } => format!("the slowdown of {}", metric_name(*metric)),
+        Symptom::Answers { requests } => {
+            let named: Vec<String> =
+                requests.iter().take(NAMED).map(|request| format!("“{request}”")).collect();
+            let more = match requests.len().saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("other answers to {}{more}", named.join(", "))
+        }
+    }
+}
+
+/// What is said of ends that do not differ.
+const fn alike(aim: Aim, sure: bool) -> &'static str {
+    match (aim, sure) {
+        (Aim::Answers, true) => "both ends answer the same, so there is nothing to look for",
+        (Aim::Answers, false) => {
+            "no question tells the ends apart: one of them does not answer alike each time, and that hides what else differs"
+        }
+        (_, true) => "neither end is slower than the other, so there is nothing to look for",
+        (_, false) => "processes of one build differ too much to say whether an end is slower",
+    }
+}
+
+/// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
+fn speed(ratio: &Ratio) -> String {
+    let (older, newer) = (shown(ratio.metric, ratio.old), shown(ratio.metric, ratio.new));
+    let ruling = match ratio.ruling {
+        Ruling::Worse => ", slower",
+        Ruling::Better => ", faster",
+        Ruling::Same | Ruling::Unknown => "",
+    };
+    let name = metric_name(ratio.metric);
+    format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change(ratio))
+}
+
+/// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
+fn apart(one: &Otherwise) -> String {
+    let request = &one.request;
+    match one.distance {
+        Some(distance) if one.of > 0 => {
+            format!("“{request}”: {} of {} tokens agree, {distance:.3} nats apart", one.shared, one.of)
+        }
+        Some(distance) => format!("“{request}”: {distance:.3} apart"),
+        None => format!("“{request}”: another answer"),
     }
 }
 
@@ -183,6 +285,12 @@ fn says(judged: &Judged) -> String {
             return format!("not known: {}", why.lines().next().unwrap_or_default());
         }
     };
+    if let Some(pace) = &judged.pace {
+        return format!("{stands}: {}", paced(pace));
+    }
+    if let Some(said) = &judged.answers {
+        return format!("{stands}: {}", answered(said));
+    }
     if !judged.runs.is_empty() {
         return format!("{stands}: {}", runs(&judged.runs));
     }
@@ -192,13 +300,35 @@ fn says(judged: &Judged) -> String {
     }
 }
 
+/// `350.1 t/s, 97 % of the slowdown`
+fn paced(pace: &Pace) -> String {
+    let seconds = shown(pace.metric, pace.seconds);
+    // What is faster than the faster end has none of it.
+    let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
+    pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
+}
+
+fn answered(said: &Said) -> String {
+    let all = said.as_older + said.as_newer + said.otherwise.len() + said.unsteady.len();
+    match said.otherwise.first() {
+        Some(request) => {
+            format!("otherwise than both ends to {} of {all}, “{request}”", said.otherwise.len())
+        }
+        None if said.as_newer == all => "as the newer end".to_owned(),
+        None if said.as_older == all => "as the older end".to_owned(),
+        None => format!("as the newer end to {} of {all}", said.as_newer),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use warden_policies::experiment::Workload;
     use warden_policies::experiment::bisect::Track;
     use warden_policies::experiment::crash::Run;
+    use warden_policies::experiment::proof::Metric;
     use warden_policies::experiment::sequential::{Does, Judgement};
+    use warden_policies::growth::Interval;
 
     fn report(outcome: Outcome, ill_is_newer: bool) -> BetweenReport {
         let revision = |at: usize| Revision {
@@ -216,6 +346,8 @@ mod tests {
             judgement: rate.map(judgement),
             runs: Vec::new(),
             again: false,
+            pace: None,
+            answers: None,
         };
         let unknown = Standing::Unknown { why: "compile failed:\nerror: x".to_owned() };
         BetweenReport {
@@ -223,6 +355,7 @@ mod tests {
             line: (0..9).map(revision).collect(),
             conclusion: Conclusion {
                 outcome,
+                aim: Aim::Growth,
                 symptom: Some(Symptom::Growth {
                     track: Track { workload: Workload::SameImage, series: MemoryKind::Host },
                     control: false,
@@ -240,6 +373,8 @@ mod tests {
                 ],
                 newer: Vec::new(),
                 older: Vec::new(),
+                ratios: Vec::new(),
+                differences: Vec::new(),
                 legs: 12,
             },
         }
@@ -269,5 +404,92 @@ mod tests {
             text += &(row.join(" | ") + "\n");
         }
         insta::assert_snapshot!(text);
+    }
+
+    fn told(all: &[BetweenReport]) -> String {
+        let mut text = String::new();
+        for report in all {
+            let rows = report.rows().into_iter().map(|row| row.join(" | "));
+            let lines: Vec<String> = report.sentences().into_iter().chain(rows).collect();
+            text.extend([lines.join("\n"), "\n\n".to_owned()]);
+        }
+        text
+    }
+
+    #[test]
+    fn a_slowdown_is_told_with_how_much_of_it_each_revision_has() {
+        let interval = |value| Interval { value, low: value - 0.1, high: value + 0.1 };
+        let metric = Metric::Decode;
+        let of = |outcome, newer: bool, share| {
+            let mut report = report(outcome, newer);
+            let found = &mut report.conclusion;
+            (found.aim, found.symptom) = (Aim::Slowdown, Some(Symptom::Slowdown { metric }));
+            let ratio =
+                Ratio { metric, old: 0.0025, new: 0.003, ratio: Some(interval(1.2)), ruling: Ruling::Worse };
+            found.ratios = vec![ratio];
+            let pace = |share| Pace { metric, rounds: 4, seconds: 0.0025, share: Some(interval(share)) };
+            found.bounds = Some((0, 5));
+            for (judged, share) in found.judged.iter_mut().zip([-0.02, share]) {
+                judged.pace = Some(pace(share));
+            }
+            report
+        };
+        let found = Outcome::Found { revision: 5 };
+        insta::assert_snapshot!(told(&[
+            of(found.clone(), true, 0.98),
+            of(found.clone(), false, 1.0),
+            of(found, true, 0.4),
+            of(Outcome::Unsteady { revision: 5 }, true, 0.5),
+            of(Outcome::Alike { sure: true }, true, 0.5),
+            of(Outcome::Alike { sure: false }, true, 0.5),
+        ]));
+    }
+
+    #[test]
+    fn other_answers_are_told_with_what_they_are_and_whether_more_than_one_revision_changed_them() {
+        let of = |outcome, otherwise: &[&str]| {
+            let mut report = report(outcome, true);
+            let found = &mut report.conclusion;
+            let requests = ["text 1", "text 2", "chat", "schema"].map(str::to_owned).to_vec();
+            (found.aim, found.symptom) = (Aim::Answers, Some(Symptom::Answers { requests }));
+            let difference = |request: &str, of, distance| Otherwise {
+                request: request.to_owned(),
+                shared: 3,
+                of,
+                distance,
+                older: "yes".repeat(100),
+                newer: "no".to_owned(),
+            };
+            found.differences = vec![
+                difference("text 1", 64, Some(1.25)),
+                difference("embedding", 0, Some(0.5)),
+                difference("tokens", 0, None),
+            ];
+            let said = |as_older, as_newer, otherwise: &[&str]| Said {
+                as_older,
+                as_newer,
+                otherwise: otherwise.iter().copied().map(str::to_owned).collect(),
+                unsteady: Vec::new(),
+            };
+            let all =
+                [said(3, 0, &[]), said(0, 3 - otherwise.len(), otherwise), said(0, 0, &[]), said(1, 2, &[])];
+            for (judged, said) in found.judged.iter_mut().zip(all) {
+                judged.answers = Some(said);
+            }
+            if otherwise.is_empty() {
+                found.judged.pop();
+            }
+            report
+        };
+        let found = Outcome::Found { revision: 5 };
+        let all = [
+            of(found.clone(), &[]),
+            of(found, &["text 1"]),
+            of(Outcome::Unsteady { revision: 5 }, &[]),
+            of(Outcome::Alike { sure: true }, &[]),
+            of(Outcome::Alike { sure: false }, &[]),
+        ];
+        let said: Vec<String> = all[0].said().into_iter().map(|row| row.join(" | ")).collect();
+        insta::assert_snapshot!(told(&all) + &said.join("\n"));
     }
 }

@@ -16,8 +16,9 @@ use warden_policies::experiment::crash::Again;
 use warden_policies::growth::Verdict;
 use warden_policies::secrets;
 
-use super::reproduce::{Setting, requests, script};
+use super::reproduce::{Requests, Setting, requests, script, visiting};
 use super::{LegReport, Report};
+use crate::proof::Sent;
 use crate::replay::Recording;
 
 /// The files that are always written, each anew.
@@ -44,6 +45,19 @@ pub struct Folder<'a> {
     pub tokens_per_word: f64,
     /// The requests that were replayed. They go into the folder without what they say.
     pub replay: Option<&'a Recording>,
+    /// Where no workload shows what it is about: the requests that do.
+    pub visit: &'a [Sent],
+}
+
+/// What the script shows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shows<'a> {
+    /// There is none.
+    Nothing,
+    /// What this leg did.
+    Leg(&'a LegReport),
+    /// How some requests are answered, and how fast.
+    Requests,
 }
 
 /// A file in a folder that a report, with or without its script, would replace and that is none of ours; `None` if there is
@@ -71,23 +85,33 @@ impl Report {
         remove_script(path)?;
         let told = self.discreet();
         let leg = self.worst();
-        let all = leg
-            .map(|leg| requests(leg.finding.workload, folder, leg.finding.crash.as_ref()))
-            .unwrap_or_default();
-        let reproduces = leg.filter(|_| !all.bodies.is_empty());
-        if let Some(file) = foreign_in(path, reproduces.is_some()) {
+        let all = match leg {
+            Some(leg) => requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),
+            None => Requests::from(folder.visit),
+        };
+        let showing = match leg {
+            _ if all.bodies.is_empty() => Shows::Nothing,
+            Some(leg) => Shows::Leg(leg),
+            None => Shows::Requests,
+        };
+        let is_shown = !matches!(showing, Shows::Nothing);
+        if let Some(file) = foreign_in(path, is_shown) {
             return Err(io::Error::other(format!("{} is there and none of ours", file.display())));
         }
-        if let Some(leg) = reproduces {
+        if is_shown {
             let inner = path.join("requests");
             std::fs::create_dir_all(&inner)?;
             for (at, request) in all.bodies.iter().enumerate() {
                 std::fs::write(inner.join(format!("{at}{REQUEST}")), &request.body)?;
             }
             let setting = Setting { removed: folder.removed, directory: folder.directory };
-            std::fs::write(path.join(SCRIPT), script(&self.about, &leg.finding, &all, &setting))?;
+            let text = match leg {
+                Some(leg) => script(&self.about, &leg.finding, &all, &setting),
+                None => visiting(&self.about, self.between.as_ref(), &all, &setting),
+            };
+            std::fs::write(path.join(SCRIPT), text)?;
         }
-        std::fs::write(path.join("report.md"), told.markdown(reproduces))?;
+        std::fs::write(path.join("report.md"), told.markdown(showing))?;
         std::fs::write(path.join("report.html"), self.html())?;
         let shown = serde_json::to_value(&told).map(secrets::json);
         let mut json =

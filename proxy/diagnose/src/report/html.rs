@@ -44,6 +44,11 @@ pub(super) fn page(report: &Report) -> String {
         text.push_str("<h2>Which revision</h2>");
         list(&mut text, &between.sentences());
         table(&mut text, &between.rows());
+        let said = between.said();
+        if said.len() > 1 {
+            text.push_str("<h2>What the ends answer</h2>");
+            table(&mut text, &said);
+        }
     }
     if let Some(headroom) = &report.headroom {
         text.push_str("<h2>The largest prompts</h2>");

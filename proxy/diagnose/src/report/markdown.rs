@@ -6,18 +6,21 @@ use warden_policies::experiment::Finding;
 use warden_policies::phrases;
 use warden_policies::units::exact;
 
+use super::folder::Shows;
 use super::summary::{Outlook, headline};
 use super::table::{MIB, name, rows};
 use super::{BetweenReport, CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
 
 impl Report {
-    /// Writing to a String cannot fail. `reproduces`: the leg that the script beside it shows, if there is one.
-    pub(super) fn markdown(&self, reproduces: Option<&LegReport>) -> String {
+    /// Writing to a String cannot fail. `shows`: what the script beside it shows, if there is one.
+    pub(super) fn markdown(&self, shows: Shows<'_>) -> String {
         let mut text = String::new();
         let head = match Outlook::of(self) {
             Outlook::Crashes => "A crash of llama-server",
             Outlook::Leaks => "Memory of llama-server grows",
             Outlook::Suspected => "Memory of llama-server may grow",
+            Outlook::Slower => "Speed of llama-server between two revisions",
+            Outlook::Otherwise => "Answers of llama-server between two revisions",
             Outlook::Clean | Outlook::CleanHost | Outlook::TooFew | Outlook::NotRun => {
                 "Memory of llama-server"
             }
@@ -43,17 +46,7 @@ impl Report {
             let lines = self.attribution.join("\n");
             let _ = writeln!(text, "\n## Which call sites\n\n```\n{lines}\n```");
         }
-        if let Some(leg) = reproduces {
-            let _ = writeln!(
-                text,
-                "\n## Reproduce\n\n```\nLLAMA_SERVER=/path/to/llama-server MODEL=/path/to/model.gguf sh reproduce.sh\n```\n\nIt \
-                 starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
-                 the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
-                 seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
-                if leg.finding.control { " and `--cache-ram 0`" } else { "" },
-                leg.finding.workload
-            );
-        }
+        reproduce(&mut text, shows);
         // By this a later report knows that it may replace the file.
         let _ = writeln!(text, "\nWritten by `llama-warden diagnose`.");
         text
@@ -121,6 +114,32 @@ impl Report {
     }
 }
 
+fn reproduce(text: &mut String, shows: Shows<'_>) {
+    if matches!(shows, Shows::Nothing) {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n## Reproduce\n\n```\nLLAMA_SERVER=/path/to/llama-server MODEL=/path/to/model.gguf sh reproduce.sh\n```\n"
+    );
+    let _ = match shows {
+        Shows::Leg(leg) => writeln!(
+            text,
+            "It starts llama-server with the arguments above{}, sends the requests of `{}` in `requests/` by curl, and prints \
+             the memory of the process as it goes. Without the variables it takes the files of the machine that it was \
+             seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
+            if leg.finding.control { " and `--cache-ram 0`" } else { "" },
+            leg.finding.workload
+        ),
+        _ => writeln!(
+            text,
+            "It starts llama-server with the arguments above, sends the requests in `requests/` by curl, and prints what is \
+             answered and how fast: run it with the builds of both revisions. Without the variables it takes the files of the machine \
+             that it was seen on."
+        ),
+    };
+}
+
 fn with_and_without(text: &mut String, cure: &CureReport) {
     let _ = writeln!(text, "\n## With and without\n");
     list(text, &cure.sentences());
@@ -151,6 +170,10 @@ fn revisions(text: &mut String, between: &BetweenReport) {
     let _ = writeln!(text, "\n## Which revision\n\n- Of {}", between.repository);
     list(text, &between.sentences());
     let _ = writeln!(text, "\n{}", table(&between.rows()));
+    let said = between.said();
+    if said.len() > 1 {
+        let _ = writeln!(text, "### What the ends answer\n\n{}", table(&said));
+    }
 }
 
 fn largest(text: &mut String, headroom: &HeadroomReport) {

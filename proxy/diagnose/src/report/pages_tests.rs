@@ -11,6 +11,7 @@ use warden_policies::experiment::survive;
 use warden_policies::experiment::{Ended, Workload};
 use warden_policies::{GpuIndex, MemoryKind};
 
+use super::folder::Shows;
 use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::AskError;
@@ -81,7 +82,7 @@ fn what_keeps_a_leg_from_being_judged_is_told() {
 #[test]
 fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     let report = Report { attribution: vec!["host grows, called in f".to_owned()], ..report() };
-    insta::assert_snapshot!(report.markdown(report.legs.last()));
+    insta::assert_snapshot!(report.markdown(Shows::Leg(report.legs.last().unwrap())));
 }
 
 /// A page without its looks: a line for each piece of text, and where a curve is.
@@ -118,7 +119,7 @@ fn a_script_says_what_it_shows_and_how_it_is_run() {
 #[test]
 fn the_report_of_no_leak_says_how_far_was_looked() {
     let report = Report::new(report().about, &of(vec![leg(Workload::LongText, 0)]));
-    insta::assert_snapshot!(report.markdown(None));
+    insta::assert_snapshot!(report.markdown(Shows::Nothing));
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn a_crash_is_told_with_what_stops_it() {
     let others = others.map(|outcome| lines(survival(outcome, &[]).sentences())).concat();
     let text = told(&outcome) + "\n" + &cells(&stopped.rows()) + &lines(stopped.sentences()) + &others;
     let report = Report { survival: vec![stopped], ..Report::new(report().about, &outcome) };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(None));
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
 }
 
 #[test]
@@ -245,7 +246,7 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
     let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
     let empty = Report::new(report().about, &of_nothing());
     let report = Report { headroom: Some(headroom), ..empty };
-    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(None));
+    insta::assert_snapshot!(text + "\n---\n" + &report.markdown(Shows::Nothing));
 }
 
 fn of_nothing() -> Outcome {

@@ -213,7 +213,7 @@ fn grown(growth: &Growth) -> String {
     }
 }
 
-fn name(metric: Metric) -> String {
+pub(super) fn name(metric: Metric) -> String {
     let memory = |kind| match kind {
         MemoryKind::Host => "host memory".to_owned(),
         MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),
@@ -228,7 +228,7 @@ fn name(metric: Metric) -> String {
     }
 }
 
-fn shown(metric: Metric, value: f64) -> String {
+pub(super) fn shown(metric: Metric, value: f64) -> String {
     match metric {
         Metric::Start | Metric::FirstToken if value < 1.0 => format!("{:.1} ms", value * 1000.0),
         Metric::Start | Metric::FirstToken => format!("{value:.2} s"),
@@ -238,7 +238,7 @@ fn shown(metric: Metric, value: f64) -> String {
 }
 
 /// `+4.0 % (+1.0 to +7.1)`: of tokens per second where those are shown.
-fn change(ratio: &Ratio) -> String {
+pub(super) fn change(ratio: &Ratio) -> String {
     let Some(interval) = ratio.ratio else {
         let none = |value: f64| value <= 0.0;
         let told = match (none(ratio.old), none(ratio.new)) {
@@ -265,7 +265,7 @@ fn list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::experiment::between::Conclusion;
+    use warden_policies::experiment::between::{Aim, Conclusion};
     use warden_policies::experiment::proof::{Difference, Faces, Fault};
     use warden_policies::growth::Interval;
 
@@ -315,12 +315,15 @@ mod tests {
             },
             growth: Some(Growth::of(Conclusion {
                 outcome: Outcome::NeitherIll { short: false, suspected: false },
+                aim: Aim::Growth,
                 symptom: None,
                 ill_is_newer: None,
                 bounds: None,
                 judged: Vec::new(),
                 newer: Vec::new(),
                 older: Vec::new(),
+                ratios: Vec::new(),
+                differences: Vec::new(),
                 legs: 2,
             })),
             fault: None,

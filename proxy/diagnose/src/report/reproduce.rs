@@ -7,11 +7,12 @@ use serde_json::Value;
 use warden_policies::experiment::crash::Crash;
 use warden_policies::experiment::{Finding, Workload};
 
-use super::About;
 use super::folder::Folder;
 use super::setup::{arguments, exports, files, is_name};
 use super::table::name;
+use super::{About, BetweenReport};
 use crate::client::Answer;
+use crate::proof::Sent;
 use crate::redact::Redactor;
 use crate::replay::Recording;
 use crate::shell::quoted;
@@ -118,6 +119,13 @@ fn replayed(recording: &Recording) -> Requests {
     all
 }
 
+impl From<&[Sent]> for Requests {
+    fn from(all: &[Sent]) -> Self {
+        let body = |one: &Sent| Request { path: one.path.clone(), body: one.body.to_string() };
+        Self { bodies: all.iter().map(body).collect(), together: 1, note: None }
+    }
+}
+
 /// Puts the number of the request before the last text in it; before the first of a conversation, that of the round.
 fn number(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
@@ -164,23 +172,48 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     let under = about.under.iter().map(|tool| {
         format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
     });
-    let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
-    let paths = requests.bodies.iter().enumerate();
-    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
-    let mut args = arguments(about, setting.directory);
-    if finding.control {
-        // The last one counts.
-        args.push_str(" --cache-ram 0");
-    }
-    let binary = Path::new(&about.binary);
-    let has_folder = binary.components().count() > 1;
-    let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
-    TEMPLATE
+    // The last one counts.
+    let more = if finding.control { " --cache-ram 0" } else { "" };
+    let text = TEMPLATE
         .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &name(finding))
         .replace("@SHOWN@", &shown.chain(died).chain(note).chain(under).collect::<String>())
-        .replace("@REQUESTS@", &most.max(1).to_string())
-        .replace("@TOGETHER@", &requests.together.max(1).to_string())
+        .replace("@REQUESTS@", &most.max(1).to_string());
+    filled(&text, about, more, requests, setting)
+}
+
+/// The script that shows how some requests are answered, and how fast.
+pub(crate) fn visiting(
+    about: &About,
+    between: Option<&BetweenReport>,
+    requests: &Requests,
+    setting: &Setting<'_>,
+) -> String {
+    let told = between.iter().flat_map(|between| between.sentences());
+    let told = told.map(|line| format!("#   {}\n", line.replace('\n', " ")));
+    let head = TEMPLATE.split(MEMORY).next().unwrap_or_default();
+    let text = format!("{head}{VISIT}")
+        .replace("@WHAT@ under the workload @WORKLOAD@", "Shows what llama-server answers, and how fast")
+        .replace("@SHOWN@", &told.collect::<String>())
+        .replace("[REQUESTS]", "[TIMES]")
+        .replace("requests=${1:-@REQUESTS@}", "times=${1:-3}")
+        .replace("# So many are sent at a time.\ntogether=@TOGETHER@\n", "");
+    filled(&text, about, "", requests, setting)
+}
+
+/// Where the part of a script begins that is about memory.
+const MEMORY: &str = "# Anonymous memory of the process";
+
+/// What all scripts have in common.
+fn filled(text: &str, about: &About, more: &str, requests: &Requests, setting: &Setting<'_>) -> String {
+    let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
+    let paths = requests.bodies.iter().enumerate();
+    let paths = paths.map(|(at, request)| format!("    {at}) path={} ;;\n", quoted(&request.path)));
+    let args = arguments(about, setting.directory) + more;
+    let binary = Path::new(&about.binary);
+    let has_folder = binary.components().count() > 1;
+    let binary = if has_folder { setting.directory.join(binary) } else { binary.to_owned() };
+    text.replace("@TOGETHER@", &requests.together.max(1).to_string())
         .replace("@BINARY@", &quoted(&binary.to_string_lossy()))
         .replace("@FILES@", &files(about, setting.directory))
         .replace("@EXPORTS@", &exports(about, setting.directory))
@@ -191,6 +224,7 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
 }
 
 const TEMPLATE: &str = include_str!("reproduce.sh");
+const VISIT: &str = include_str!("visit.sh");
 
 #[cfg(test)]
 mod tests {
@@ -225,6 +259,7 @@ mod tests {
             n_ctx: None,
             tokens_per_word: 0.0,
             replay: None,
+            visit: &[],
         };
         let all = requests(Workload::Conversation, &folder, None);
         assert_eq!(all.together, 3);

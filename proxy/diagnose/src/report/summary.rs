@@ -1,12 +1,13 @@
 //! What came out, in a sentence or two: for the top of a page. It says no more than was measured.
 
+use warden_policies::experiment::between::Aim;
 use warden_policies::experiment::{Ended, Finding, SeriesFinding};
 use warden_policies::growth::Verdict;
 use warden_policies::phrases::grows;
 
 use super::crash::crashed;
 use super::table::name;
-use super::{HeadroomReport, Report};
+use super::{BetweenReport, HeadroomReport, Report};
 
 /// How it came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,10 @@ pub(super) enum Outlook {
     TooFew,
     /// There was no leg.
     NotRun,
+    /// There was none, and a revision of a line is slower than another.
+    Slower,
+    /// The same, and it answers otherwise.
+    Otherwise,
 }
 
 impl Outlook {
@@ -34,7 +39,11 @@ impl Outlook {
             _ if report.legs.iter().any(|leg| leg.finding.crash.is_some()) => Self::Crashes,
             Some(Verdict::Leaking) => Self::Leaks,
             Some(Verdict::Suspected) => Self::Suspected,
-            _ if report.legs.is_empty() => Self::NotRun,
+            _ if report.legs.is_empty() => match report.between.as_ref().map(|one| one.conclusion.aim) {
+                Some(Aim::Slowdown) => Self::Slower,
+                Some(Aim::Answers) => Self::Otherwise,
+                _ => Self::NotRun,
+            },
             _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
             _ if all().any(tells) => Self::Clean,
             _ => Self::TooFew,
@@ -50,6 +59,8 @@ impl Outlook {
             Self::CleanHost => "No leak was found in host memory; VRAM is not known.",
             Self::TooFew => "Too few readings to tell whether anything leaks.",
             Self::NotRun => "No workload was run.",
+            Self::Slower => "Two revisions differ in speed.",
+            Self::Otherwise => "Two revisions answer otherwise.",
         }
     }
 }
@@ -78,7 +89,9 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
             lines.push(format!("{} under {}: {rate} a request, {sure}", found.series, name(finding)));
         }
     }
-    if lines.is_empty() {
+    if matches!(Outlook::of(report), Outlook::Slower | Outlook::Otherwise) {
+        lines.extend(report.between.iter().flat_map(BetweenReport::sentences));
+    } else if lines.is_empty() {
         lines.extend(quiet(report));
     }
     lines.extend(tool);

@@ -8,6 +8,7 @@ use warden_policies::growth::{Blame, Unit};
 use warden_policies::sample::{Edge, HostMemory, Sample, Work};
 use warden_policies::{MemoryKind, defaults};
 
+use super::folder::Shows;
 use super::*;
 use crate::LegResult;
 
@@ -145,7 +146,7 @@ fn no_page_says_that_nothing_leaks_where_nothing_could_be_seen() {
             "nothing leaks in host memory under the workloads below; VRAM is not known: no driver",
         ),
     ] {
-        for text in [report.markdown(None), report.html()] {
+        for text in [report.markdown(Shows::Nothing), report.html()] {
             assert!(text.contains(told), "{told}: {text}");
             assert_eq!(
                 text.contains("No leak was found."),
@@ -200,7 +201,7 @@ fn every_switch_is_in_the_table_or_among_those_not_tried_with_its_reason() {
     );
     let report =
         Report { cure: Some(cured), attribution: vec!["host grows, called in <f>".to_owned()], ..report() };
-    let (text, page) = (report.markdown(None), report.html());
+    let (text, page) = (report.markdown(Shows::Nothing), report.html());
     for part in [
         "## With and without",
         "### Not tried",
@@ -229,6 +230,7 @@ pub(super) fn plain() -> Folder<'static> {
         n_ctx: None,
         tokens_per_word: 0.0,
         replay: None,
+        visit: &[],
     }
 }
 
@@ -313,7 +315,7 @@ fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
     report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
     assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
     let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
-    let text = report.markdown(None);
+    let text = report.markdown(Shows::Nothing);
     assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
     assert!(text.contains(told) && text.contains("| run under |"), "{text}");
     assert!(report.html().contains(told));
@@ -329,6 +331,6 @@ fn what_a_server_may_keep_is_that_of_a_leg_with_its_cache() {
     report.legs[0].may_keep = vec!["a prompt cache".to_owned()];
     report.legs[1].finding.control = true;
     report.legs[1].may_keep = vec!["nothing much".to_owned()];
-    let text = report.markdown(None);
+    let text = report.markdown(Shows::Nothing);
     assert!(text.contains("on purpose: a prompt cache") && !text.contains("nothing much"), "{text}");
 }

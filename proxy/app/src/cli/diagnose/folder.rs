@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use warden_diagnose::proof::Sent;
 use warden_diagnose::report::Folder;
 use warden_diagnose::{Outcome, Recording, Report};
 
 use super::target::Target;
 use crate::exit::Failure;
 
-/// Writes it. `here`: where the command was run.
+/// Writes it. `here`: where the command was run; `visit`: requests that show it, where no workload does.
 pub(super) fn write(
     path: &Path,
     report: &Report,
@@ -17,6 +18,7 @@ pub(super) fn write(
     target: &Target,
     here: &Path,
     replay: Option<&Recording>,
+    visit: &[Sent],
 ) -> Result<(), Failure> {
     let command = &target.spec.command;
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
@@ -28,6 +30,7 @@ pub(super) fn write(
         n_ctx: props.n_ctx,
         tokens_per_word: outcome.legs.first().map_or(0.0, |leg| leg.tokens_per_word),
         replay,
+        visit,
     };
     report.write_folder(path, &folder).map_err(|error| {
         Failure::hinted(

@@ -250,9 +250,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let all = [
         args.write.then(|| bisect::write(&cures, &target.name, &args.config, &machine)),
         args.html.as_ref().map(|path| outputs::page(path, &report.html())),
-        args.report
-            .as_ref()
-            .map(|path| folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref())),
+        args.report.as_ref().map(|path| {
+            folder::write(path, &report, &outcome, &target, &machine.cwd, recording.as_deref(), &[])
+        }),
         trouble.map(Err),
     ];
     outputs::first_failure(all.into_iter().flatten(), out::error_line)?;

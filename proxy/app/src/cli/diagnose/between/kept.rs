@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use warden_diagnose::between::Told;
+use warden_policies::experiment::between::Aim;
 
 use crate::exit::Failure;
 
@@ -25,6 +26,9 @@ pub(super) struct What {
     pub(super) newer: String,
     pub(super) workloads: Vec<String>,
     pub(super) requests: u64,
+    /// What is looked for.
+    #[serde(default, skip_serializing_if = "Aim::is_growth")]
+    pub(super) aim: Aim,
     /// A hash of all else: what it is built for, the command and its variables, which may have keys in them, the files that it names, numbers.
     pub(super) rest: String,
 }
@@ -219,12 +223,14 @@ mod tests {
             newer: "b".repeat(40),
             workloads: vec!["short-text".to_owned()],
             requests,
+            aim: Aim::Growth,
             rest: hash("rest"),
         }
     }
 
     fn told(revision: usize) -> Told {
-        let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None };
+        let aim = Aim::Growth;
+        let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None, aim };
         Told { ask, seen: Seen::Cannot("why\nnot".to_owned()) }
     }
 

@@ -1,4 +1,4 @@
-//! `diagnose --between A..B`: which commit brought a leak or a crash, or ended it.
+//! `diagnose --between A..B`: which commit brought a leak, a crash, a slowdown or other answers, or ended it.
 //!
 //! ```text
 //!   A..B ── repository ──> the line of commits ──> Line (warden_diagnose) ── which revision? ──> build ──> the server of that build
@@ -6,84 +6,41 @@
 //!                                                    └──> the file of the search, for the next time
 //! ```
 
+mod args;
 mod kept;
 mod servers;
 mod what;
+mod written;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
-use warden_builder::{BackendWish, BuildId, Builder, Request, Source};
+use warden_builder::{BuildId, Builder, Request, Source};
 use warden_diagnose::between::{Line, Searching, Serving, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
-use warden_diagnose::{Experiment, Lab, Outcome, Recording, Report, without_prompt_cache};
+use warden_diagnose::{Experiment, Lab, Recording};
 use warden_patches::{Catalogue, Selection, Sets};
 use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended};
+use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Rules};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
+pub(crate) use self::args::BetweenArgs;
 use self::kept::Kept;
 use self::servers::text_of;
 use super::display::Display;
 use super::target::Target;
-use super::{DiagnoseArgs, folder, interruptible, outputs};
+use super::{DiagnoseArgs, interruptible, outputs};
 use crate::admin::instance;
-use crate::cli::build;
+use crate::cli::{build, builds_between};
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
-
-/// What `--between` takes.
-#[derive(Debug, Args)]
-pub(crate) struct BetweenArgs {
-    /// Which commit brought a leak or a crash, or ended it: builds and tries those between two, halfway each time.
-    ///
-    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same command goes on where it was
-    /// broken off.
-    #[arg(
-        long,
-        value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
-    )]
-    between: Option<Range>,
-    /// Where the commits are: a URL, a folder, or a name from `[build.sources]`.
-    #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
-    git: Option<String>,
-    /// Never uses the network for them.
-    #[arg(long, requires = "between")]
-    offline: bool,
-    /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
-    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
-    backend: BackendWish,
-}
-
-/// Two ends of a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    older: String,
-    newer: String,
-}
-
-impl FromStr for Range {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once("..") {
-            Some((older, newer)) if !older.is_empty() && !newer.is_empty() && !newer.starts_with('.') => {
-                Ok(Self { older: older.to_owned(), newer: newer.to_owned() })
-            }
-            _ => Err("it takes two commits, the older one first, as A..B".to_owned()),
-        }
-    }
-}
 
 /// A search: what it is about, and what its servers come from.
 struct Between<'a> {
@@ -106,17 +63,10 @@ struct Between<'a> {
     trouble: Mutex<Option<Failure>>,
 }
 
-impl DiagnoseArgs {
-    /// Whether a line of commits is to be searched.
-    pub(super) const fn searches(&self) -> bool {
-        self.between.between.is_some()
-    }
-}
-
 /// Runs it.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Failure> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
-    let workloads = args.workloads()?;
+    let workloads = args.searched()?;
     let recording = args.replay.as_deref().map(Recording::read).transpose()?.map(Arc::new);
     outputs::prepare(args)?;
     let mut signals = Signals::new()?;
@@ -127,7 +77,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let numbers = &loaded.settings.build;
     build::with_builder(&loaded, &machine, async |mut builder| {
         // Never the builds that somebody serves with.
-        builder.dirs.data = builder.dirs.data.join("between");
+        builder.dirs.data = builds_between::folder(&builder.dirs.data);
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
             location: named.location.clone(),
@@ -201,7 +151,9 @@ impl Between<'_> {
         let mut kept = Kept::open(&self.configured.dirs.state, &self.what(&workloads, steps).await?)?;
         let in_use = self.in_use()?;
         let known = kept.known();
-        let (search, used) = resumed(&numbers, last, &known);
+        let proof = self.configured.proof.clone();
+        let rules = Rules { cure: &numbers.cure, crash: &numbers.crash, proof: &proof };
+        let (search, used) = resumed(rules, self.args.aim(), last, &known);
         kept.keep(used)?;
         if used > 0 {
             out::error_line(&format!(
@@ -213,7 +165,7 @@ impl Between<'_> {
         let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
         let model = &self.configured.fleet.models[self.index];
         let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
-        let lab = Lab { numbers, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
+        let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
         let spec = SoloSpec {
             command: model.command.clone(),
             oom_score_adj: model.oom_score_adj,
@@ -310,39 +262,6 @@ impl Between<'_> {
         }
         out::write(&text)
     }
-
-    /// The folder for others: about the revision that has it.
-    async fn write(
-        &self,
-        path: &Path,
-        ill: usize,
-        between: &BetweenReport,
-        base: &Experiment,
-        lab: &Lab,
-        stop: &CancellationToken,
-    ) -> Result<(), Failure> {
-        let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let (workload, control) = symptom.work();
-        let Ok(target) = self.target(ill).await else {
-            let trouble = lock(&self.trouble).take();
-            return Err(trouble.unwrap_or(Failure::INTERRUPTED));
-        };
-        let mut spec = target.spec.clone();
-        if control {
-            without_prompt_cache(&mut spec);
-        }
-        let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
-        let mut display = Display::new(1);
-        let outcome: Outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
-        display.close();
-        if outcome.interrupted {
-            return Err(Failure::INTERRUPTED);
-        }
-        let about = target.about(crate::clock::now_text(), self.machine);
-        let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
-        report.about.system = folder::system(&target, &outcome).await;
-        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref())
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -359,23 +278,8 @@ fn end(conclusion: &Conclusion) -> Result<(), Failure> {
         | Ended::Unsteady { .. }
         | Ended::BothIll
         | Ended::NeitherIll { .. }
+        | Ended::Alike { .. }
         | Ended::NotAgain => crate::exit::TOO_FEW,
     };
     Err(Failure::Told { code })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_has_two_ends() {
-        let range = |text: &str| text.parse::<Range>();
-        let ends = |older: &str, newer: &str| Range { older: older.to_owned(), newer: newer.to_owned() };
-        assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
-        assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
-        for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {
-            assert!(range(wrong).unwrap_err().contains("A..B"), "{wrong}");
-        }
-    }
 }

@@ -9,6 +9,7 @@ use warden_diagnose::between::NoServer;
 use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
 
 use super::{Between, DiagnoseArgs, lock};
+use crate::cli::builds_between;
 use crate::cli::diagnose::target::Target;
 use crate::config::resolve::binary::Choice;
 use crate::exit::Failure;
@@ -73,9 +74,11 @@ impl Between<'_> {
 
     /// A file that all who search here hold.
     pub(super) fn in_use(&self) -> Result<File, Failure> {
-        let path = self.builder.dirs.data.join("in-use");
-        let held = crate::cli::held(&path, FlockOperation::LockShared);
-        held.map_err(|error| Failure::failed(format!("cannot hold {}: {error}", path.display())))
+        let folder = &self.builder.dirs.data;
+        let held = builds_between::in_use(folder, FlockOperation::LockShared);
+        held.map_err(|error| {
+            Failure::failed(format!("cannot hold the builds in {}: {error}", folder.display()))
+        })
     }
 
     /// Removes the builds that nobody needs any more: those that were made for this search, but the two that matter. One that can go on with

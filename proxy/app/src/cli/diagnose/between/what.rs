@@ -30,12 +30,16 @@ impl Between<'_> {
             .collect();
         // What it is built for and with follows from the machine.
         let plan = self.builder.plan(&self.request(&self.line[self.line.len() - 1])).await?;
+        let aim = self.args.aim();
+        // Of the numbers of a proof only those depend on them that it judges.
+        let proof = if aim.is_growth() { String::new() } else { format!("{:?}", self.configured.proof) };
         let rest = [
             format!("{:?} {:?}", plan.recipe.backend, plan.recipe.cmake),
             format!("{:?} {:?} {:?}", command.args, command.env, command.env_remove),
             format!("{:?} {:?}", self.configured.mitigations[self.index], model.run.socket),
             format!("{files:?} {inherited:?}"),
             format!("{:?} {:?}", self.configured.diagnose, self.configured.fleet.growth),
+            proof,
         ];
         Ok(What {
             warden: env!("CARGO_PKG_VERSION").to_owned(),
@@ -44,6 +48,7 @@ impl Between<'_> {
             newer: self.line[self.line.len() - 1].commit.clone(),
             workloads: workloads.iter().map(ToString::to_string).collect(),
             requests,
+            aim,
             rest: hash(&rest.concat()),
         })
     }

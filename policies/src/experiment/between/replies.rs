@@ -1,0 +1,311 @@
+//! Revisions that answer otherwise. The older end is the measure: the first revision whose answers differ from its answers is looked for.
+//!
+//! ```text
+//!  ends, by turns, asked twice; five times if one says otherwise the second time
+//!     questions that each end answers alike, and the other one otherwise ──> those tell
+//!  a revision ── as the older end to each of them ─────────────────────────> healthy
+//!             ├─ otherwise to one of them ─────────────────────────────────> ill: as the newer end, or a third answer
+//!             └─ now as the older end, now otherwise ──────────────────────> cannot be told
+//! ```
+//!
+//! Which difference counts is what counts in a proof: `proof.distance`, twice the distance of an end from itself if that is more, or
+//! all with `proof.answers = "equal"`; and beside that a refusal where the other end answers, whichever end it is. A third
+//! answer means that more than one revision changed answers: the first of them is found, and it is told.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::proof::{self, ProofPolicy, Reply, Strictness};
+use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
+use super::judge::{Ends, Heard, Judge};
+use super::{Aim, Ask, Rules, Seen};
+
+/// So often an end is asked in any case: whether it says the same again is known of who was asked again.
+const TWICE: usize = 2;
+/// So often where somebody said otherwise the second time: a question that is answered so or so in equal parts is then taken for
+/// one that tells once in five hundred times.
+const OFTEN: usize = 5;
+/// So often a revision is asked there before it is judged.
+const SOME: usize = 3;
+
+/// How a revision answers those questions that tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// Questions that it answers as the older end does.
+    pub as_older: usize,
+    /// As the newer one does.
+    pub as_newer: usize,
+    /// Otherwise than both.
+    pub otherwise: Vec<String>,
+    /// Now as the older end, now otherwise.
+    pub unsteady: Vec<String>,
+}
+
+impl Said {
+    /// Whether it says neither what the one end says nor what the other one says.
+    pub const fn is_third(&self) -> bool {
+        !self.otherwise.is_empty() || (self.as_older > 0 && self.as_newer > 0)
+    }
+}
+
+/// What the ends answer otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Otherwise {
+    /// Which request.
+    pub request: String,
+    /// Tokens until the first that differs.
+    pub shared: usize,
+    /// Tokens of the older answer.
+    pub of: usize,
+    /// How far apart; `None` where there is nothing to measure.
+    pub distance: Option<f64>,
+    /// What the older end says, or why it says nothing.
+    pub older: String,
+    /// What the newer one says.
+    pub newer: String,
+}
+
+/// A question that tells.
+#[derive(Clone, Debug)]
+struct Question {
+    request: String,
+    /// Nats that are no difference.
+    limit: f64,
+}
+
+/// A revision that is being judged.
+#[derive(Clone, Debug)]
+struct Open {
+    revision: usize,
+    asked: Vec<Vec<Reply>>,
+    least: usize,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct ByReplies {
+    proof: ProofPolicy,
+    last: usize,
+    older: Vec<Vec<Reply>>,
+    newer: Vec<Vec<Reply>>,
+    telling: Vec<Question>,
+    /// An end says the same each time.
+    is_quiet: bool,
+    open: Option<Open>,
+}
+
+impl Judge for ByReplies {
+    fn end(&self) -> Ask {
+        let is_newer = self.newer.len() <= self.older.len();
+        Ask::visit(Aim::Answers, if is_newer { self.last } else { 0 }, true)
+    }
+
+    fn take_end(&mut self, ask: Ask, seen: Seen) -> Ends {
+        let Seen::Visit(visit) = seen else { return Ends::More };
+        if ask.revision == self.last {
+            self.newer.push(visit.replies);
+        } else {
+            self.older.push(visit.replies);
+        }
+        let asked = self.older.len();
+        if asked != self.newer.len() || asked < TWICE {
+            return Ends::More;
+        }
+        let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
+        self.is_quiet = is_quiet;
+        if !self.is_quiet && asked < OFTEN {
+            return Ends::More;
+        }
+        let telling: Vec<Question> = self.requests().filter_map(|request| self.telling(request)).collect();
+        if telling.is_empty() {
+            if self.requests().next().is_none() {
+                let why = "it answers none of the questions".to_owned();
+                return Ends::Over(Outcome::EndFailed { newer: false, why });
+            }
+            return Ends::Over(Outcome::Alike { sure: self.is_quiet });
+        }
+        self.telling = telling;
+        let symptom = Symptom::Answers { requests: self.names() };
+        let said = Said { as_older: self.telling.len(), ..Said::none() };
+        let judged = Judged::new(0, Standing::Healthy, asked);
+        let healthy = Heard::Stands(Box::new(Judged { answers: Some(said), ..judged }));
+        Ends::Differ { symptom, is_newer: true, healthy }
+    }
+
+    fn begin(&mut self, revision: usize, again: bool) {
+        let least = match (self.is_quiet, again) {
+            (true, false) => 1,
+            (true, true) => TWICE,
+            (false, _) => SOME,
+        };
+        self.open = Some(Open { revision, asked: Vec::new(), least });
+    }
+
+    fn next(&self) -> Option<Ask> {
+        self.open.as_ref().map(|open| Ask::visit(Aim::Answers, open.revision, false))
+    }
+
+    fn take(&mut self, _: Ask, seen: Seen) -> Heard {
+        let Some(open) = self.open.as_mut() else { return Heard::More };
+        match seen {
+            Seen::Visit(visit) => open.asked.push(visit.replies),
+            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
+            Seen::Findings(_) => return self.close(Standing::Unknown { why: "it was not asked".to_owned() }),
+        }
+        self.look()
+    }
+
+    fn tell(&self, conclusion: &mut Conclusion) {
+        if self.telling.is_empty() {
+            return;
+        }
+        conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(one)).collect();
+        let said = Said { as_newer: self.telling.len(), ..Said::none() };
+        let judged = Judged::new(self.last, Standing::Ill, self.newer.len());
+        conclusion.judged.push(Judged { answers: Some(said), ..judged });
+    }
+}
+
+impl ByReplies {
+    pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
+        let mut proof = rules.proof.clone();
+        // Who asks which revision changed answers wants to know of differences.
+        if proof.answers == Strictness::Any {
+            proof.answers = Strictness::Near;
+        }
+        let (older, newer, telling) = (Vec::new(), Vec::new(), Vec::new());
+        Self { proof, last, older, newer, telling, is_quiet: true, open: None }
+    }
+
+    /// What both ends were asked.
+    fn requests(&self) -> impl Iterator<Item = &str> {
+        let newer = self.newer.first().map_or(&[][..], Vec::as_slice);
+        let both = self.older.first().into_iter().flatten().map(|reply| reply.request.as_str());
+        both.filter(|request| newer.iter().any(|reply| reply.request == *request))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.telling.iter().map(|one| one.request.clone()).collect()
+    }
+
+    /// Whether each end says the same again, to the last byte.
+    fn is_quiet_at(&self, request: &str) -> bool {
+        [&self.older, &self.newer].into_iter().all(|end| {
+            pairs(&all(end, request)).all(|(one, other)| {
+                one.text == other.text && one.vector == other.vector && one.refused == other.refused
+            })
+        })
+    }
+
+    /// Whether each end answers it alike each time, and the other one otherwise.
+    fn telling(&self, request: &str) -> Option<Question> {
+        let (older, newer) = (all(&self.older, request), all(&self.newer, request));
+        let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
+        let noise = own().iter().filter_map(|(one, other)| proof::distance(one, other)).fold(0.0, f64::max);
+        let limit = self.proof.distance.max(2.0 * noise);
+        let question = Question { request: request.to_owned(), limit };
+        let is_steady = own().iter().all(|(one, other)| !self.differ(&question, one, other));
+        let mut across = older.iter().flat_map(|one| newer.iter().map(move |other| (*one, *other)));
+        let is_told = !older.is_empty() && !newer.is_empty();
+        let differs = is_told && across.all(|(one, other)| self.differ(&question, one, other));
+        (is_steady && differs).then_some(question)
+    }
+
+    fn differ(&self, question: &Question, one: &Reply, other: &Reply) -> bool {
+        proof::differ(self.proof.answers, question.limit, one, other)
+    }
+
+    fn otherwise(&self, question: &Question) -> Option<Otherwise> {
+        let first = |end: &[Vec<Reply>]| all(end, &question.request).first().copied().cloned();
+        let (older, newer) = (first(&self.older)?, first(&self.newer)?);
+        let difference = proof::difference(&older, &newer);
+        let said = |reply: Reply| match reply.refused {
+            Some(why) => format!("refused: {why}"),
+            None if reply.vector.is_empty() => reply.text,
+            None => format!("{} numbers", reply.vector.len()),
+        };
+        Some(Otherwise {
+            request: question.request.clone(),
+            shared: difference.shared,
+            of: difference.of,
+            distance: difference.distance,
+            older: said(older),
+            newer: said(newer),
+        })
+    }
+
+    /// How a revision answered by now.
+    fn said(&self, open: &Open) -> Said {
+        let mut said = Said::none();
+        for question in &self.telling {
+            let own = all(&open.asked, &question.request);
+            let is_as = |end: &[Vec<Reply>], one: &Reply| {
+                all(end, &question.request).iter().any(|other| !self.differ(question, other, one))
+            };
+            let older = own.iter().filter(|one| is_as(&self.older, one)).count();
+            if own.is_empty() {
+                // It can do less than both ends: nothing is known of that.
+            } else if older == own.len() {
+                said.as_older += 1;
+            } else if older > 0 {
+                said.unsteady.push(question.request.clone());
+            } else if own.iter().all(|one| is_as(&self.newer, one)) {
+                said.as_newer += 1;
+            } else {
+                said.otherwise.push(question.request.clone());
+            }
+        }
+        said
+    }
+
+    /// Judges what is open by all that it said.
+    fn look(&mut self) -> Heard {
+        let Some(open) = &self.open else { return Heard::More };
+        let asked = open.asked.len();
+        if asked < open.least {
+            return Heard::More;
+        }
+        let said = self.said(open);
+        let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
+            Standing::Ill
+        } else if said.as_older > 0 && said.unsteady.is_empty() {
+            Standing::Healthy
+        } else if said.unsteady.is_empty() {
+            Standing::Unknown { why: "it was asked none of the questions that tell".to_owned() }
+        } else if asked < OFTEN {
+            return Heard::More;
+        } else {
+            let names = said.unsteady.join("”, “");
+            Standing::Unknown {
+                why: format!("now it answers as the older end, now otherwise: “{names}”")
+            }
+        };
+        self.close(standing)
+    }
+
+    fn close(&mut self, standing: Standing) -> Heard {
+        let Some(open) = self.open.take() else { return Heard::More };
+        let answers = (!open.asked.is_empty()).then(|| self.said(&open));
+        let judged = Judged::new(open.revision, standing, open.asked.len());
+        Heard::Stands(Box::new(Judged { answers, ..judged }))
+    }
+}
+
+impl Said {
+    const fn none() -> Self {
+        Self { as_older: 0, as_newer: 0, otherwise: Vec::new(), unsteady: Vec::new() }
+    }
+}
+
+/// What was answered to one request each time.
+fn all<'a>(asked: &'a [Vec<Reply>], request: &str) -> Vec<&'a Reply> {
+    asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
+}
+
+fn pairs<'a>(all: &[&'a Reply]) -> impl Iterator<Item = (&'a Reply, &'a Reply)> {
+    let pairs: Vec<_> = all
+        .iter()
+        .enumerate()
+        .flat_map(|(at, one)| all[at + 1..].iter().map(|other| (*one, *other)))
+        .collect();
+    pairs.into_iter()
+}

@@ -1,0 +1,128 @@
+//! What `diagnose --between` takes on its command line.
+
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use warden_builder::BackendWish;
+use warden_policies::experiment::Workload;
+use warden_policies::experiment::between::Aim;
+
+use crate::cli::build;
+use crate::cli::diagnose::DiagnoseArgs;
+use crate::exit::Failure;
+
+/// What `--between` takes.
+#[derive(Debug, Args)]
+pub(crate) struct BetweenArgs {
+    /// Which commit brought a leak or a crash, or what `--for` names, or ended it: builds and tries those between two, halfway each time.
+    ///
+    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same command goes on where it was
+    /// broken off.
+    #[arg(
+        long,
+        value_name = "A..B",
+        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
+    )]
+    pub(super) between: Option<Range>,
+    /// What is looked for between them.
+    #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
+    pub(super) aim: For,
+    /// Where the commits are: a URL, a folder, or a name from `[build.sources]`.
+    #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
+    pub(super) git: Option<String>,
+    /// Never uses the network for them.
+    #[arg(long, requires = "between")]
+    pub(super) offline: bool,
+    /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
+    #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
+    pub(super) backend: BackendWish,
+}
+
+/// What `--for` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum For {
+    /// What workloads show: a memory that grows, a crash.
+    #[default]
+    Growth,
+    /// Prompts, tokens or the first token take longer.
+    Slowdown,
+    /// The questions of a proof are answered otherwise.
+    Answers,
+}
+
+impl For {
+    const fn aim(self) -> Aim {
+        match self {
+            Self::Growth => Aim::Growth,
+            Self::Slowdown => Aim::Slowdown,
+            Self::Answers => Aim::Answers,
+        }
+    }
+}
+
+/// Two ends of a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(super) older: String,
+    pub(super) newer: String,
+}
+
+impl FromStr for Range {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once("..") {
+            Some((older, newer)) if !older.is_empty() && !newer.is_empty() && !newer.starts_with('.') => {
+                Ok(Self { older: older.to_owned(), newer: newer.to_owned() })
+            }
+            _ => Err("it takes two commits, the older one first, as A..B".to_owned()),
+        }
+    }
+}
+
+impl DiagnoseArgs {
+    /// Whether a line of commits is to be searched.
+    pub(in crate::cli::diagnose) const fn searches(&self) -> bool {
+        self.between.between.is_some()
+    }
+
+    /// What is looked for.
+    pub(super) const fn aim(&self) -> Aim {
+        self.between.aim.aim()
+    }
+
+    /// The work under which a line is searched: none for what needs none.
+    pub(super) fn searched(&self) -> Result<Vec<Workload>, Failure> {
+        if self.aim().is_growth() {
+            return self.workloads();
+        }
+        let given = [
+            ("--workload", !self.workload.is_empty()),
+            ("--requests", self.requests.is_some()),
+            ("--replay", self.replay.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => Err(Failure::usage(
+                format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
+                format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
+            )),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_two_ends() {
+        let range = |text: &str| text.parse::<Range>();
+        let ends = |older: &str, newer: &str| Range { older: older.to_owned(), newer: newer.to_owned() };
+        assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
+        assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
+        for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {
+            assert!(range(wrong).unwrap_err().contains("A..B"), "{wrong}");
+        }
+    }
+}

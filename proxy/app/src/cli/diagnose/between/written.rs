@@ -1,0 +1,75 @@
+//! `diagnose --between --report DIR`: the folder for others, about the revision that has it.
+
+use std::path::Path;
+
+use tokio_util::sync::CancellationToken;
+use warden_diagnose::proof::{self, Sent};
+use warden_diagnose::report::BetweenReport;
+use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
+use warden_policies::experiment::between::Symptom;
+use warden_supervisor::SoloSpec;
+
+use super::{Between, lock};
+use crate::cli::diagnose::display::Display;
+use crate::cli::diagnose::folder;
+use crate::exit::Failure;
+
+impl Between<'_> {
+    /// Writes it: with an experiment of the workload that shows it, or with the requests that do.
+    pub(super) async fn write(
+        &self,
+        path: &Path,
+        ill: usize,
+        between: &BetweenReport,
+        base: &Experiment,
+        lab: &Lab,
+        stop: &CancellationToken,
+    ) -> Result<(), Failure> {
+        let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
+        let Ok(target) = self.target(ill).await else {
+            let trouble = lock(&self.trouble).take();
+            return Err(trouble.unwrap_or(Failure::INTERRUPTED));
+        };
+        let mut spec = target.spec.clone();
+        let (outcome, sent) = match symptom.work() {
+            Some((workload, control)) => {
+                if control {
+                    without_prompt_cache(&mut spec);
+                }
+                let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
+                let mut display = Display::new(1);
+                let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
+                display.close();
+                (outcome, Vec::new())
+            }
+            None => (Outcome::default(), self.requests(symptom, &spec, lab, stop).await?),
+        };
+        if outcome.interrupted {
+            return Err(Failure::INTERRUPTED);
+        }
+        let about = target.about(crate::clock::now_text(), self.machine);
+        let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
+        report.about.system = folder::system(&target, &outcome).await;
+        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref(), &sent)
+    }
+
+    /// The requests that show what no workload shows.
+    async fn requests(
+        &self,
+        symptom: &Symptom,
+        spec: &SoloSpec,
+        lab: &Lab,
+        stop: &CancellationToken,
+    ) -> Result<Vec<Sent>, Failure> {
+        let questions: &[String] = match symptom {
+            Symptom::Answers { requests } => requests,
+            _ => &[],
+        };
+        let sent = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Failure::INTERRUPTED),
+            sent = proof::requests(lab, spec, questions) => sent?,
+        };
+        sent.map_err(|why| Failure::failed(format!("--report: the requests could not be written: {why}")))
+    }
+}
