@@ -228,6 +228,13 @@ async fn the_first_commit_that_changed_answers_is_found_and_that_another_one_did
     assert!(ran.code == 0 && ran.stdout.contains("freed ") && builds(&setup) == 0, "{}", ran.all());
     let ran = setup.home.warden(["builds", "list"], SOON).await?;
     assert!(!ran.stdout.contains("for searches"), "{}", ran.all());
+    // A link to what is served is followed by nobody.
+    let data = setup.home.path().join("data");
+    std::fs::create_dir_all(data.join("builds"))?;
+    std::fs::remove_dir_all(data.join("between/builds"))?;
+    std::os::unix::fs::symlink(data.join("builds"), data.join("between/builds"))?;
+    let ran = setup.home.warden(["builds", "gc", "--between"], SOON).await?;
+    assert!(ran.code == 1 && ran.stderr.contains("leads to the builds that are served"), "{}", ran.all());
     Ok(())
 }
 

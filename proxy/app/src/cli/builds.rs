@@ -103,8 +103,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             })
         }
         BuildsCommand::Gc { dry_run, between: true, config, .. } => {
-            let idle = builds_between::Idle::find(&Place::find(&config)?.dirs.data)?;
-            sweep(&idle.store, &idle.sweep, dry_run)
+            gc_between(&Place::find(&config)?, dry_run)
         }
         BuildsCommand::Gc { keep, dry_run, force, config, .. } => {
             gc(&Place::find(&config)?, keep, dry_run, force)
@@ -120,13 +119,8 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
     keep.ids.extend(store.kept_by_choice());
     if !force {
         let without = store.superfluous(&keep)?;
-        let in_use = place.in_use()?;
-        for (id, bytes) in &without.builds {
-            let users = in_use.users(id);
-            if !users.is_empty() {
-                out::line(&format!("keeps {id}, {}: {} needs it", ByteSize(*bytes), users.join(", ")))?;
-            }
-        }
+        let in_use = place.in_use(store)?;
+        told_in_use(&in_use, &without)?;
         keep.ids.extend(in_use.builds.iter().map(|(id, _)| id.clone()));
         if !without.builds.is_empty() && !dry_run {
             in_use.all_asked()?;
@@ -141,6 +135,29 @@ fn gc(place: &Place, keep: Option<usize>, dry_run: bool, force: bool) -> Result<
         ));
     }
     sweep(store, &all, dry_run)
+}
+
+/// Removes what searches left, but for what running instances need: somebody may have taken a binary of theirs into a configuration.
+fn gc_between(place: &Place, dry_run: bool) -> Result<(), Failure> {
+    let idle = builds_between::Idle::find(&place.dirs.data, &place.store)?;
+    let in_use = place.in_use(&idle.store)?;
+    told_in_use(&in_use, &idle.all()?)?;
+    let all = idle.without(&in_use)?;
+    if !all.is_empty() && !dry_run {
+        in_use.all_asked()?;
+    }
+    sweep(&idle.store, &all, dry_run)
+}
+
+/// Says which of these are kept because somebody needs them.
+fn told_in_use(in_use: &InUse, all: &Sweep) -> Result<(), Failure> {
+    for (id, bytes) in &all.builds {
+        let users = in_use.users(id);
+        if !users.is_empty() {
+            out::line(&format!("keeps {id}, {}: {} needs it", ByteSize(*bytes), users.join(", ")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Says what would go.
@@ -191,13 +208,14 @@ impl Place {
         Ok(Self { machine, loaded, dirs, store })
     }
 
-    fn in_use(&self) -> Result<InUse, Failure> {
-        InUse::ask(&self.store, &self.dirs.data, &self.dirs.state, &self.machine)
+    /// Who needs builds of this store.
+    fn in_use(&self, store: &Store) -> Result<InUse, Failure> {
+        InUse::ask(store, &self.dirs.data, &self.dirs.state, &self.machine)
     }
 
     /// Refuses if a running instance needs one of them.
     fn none_in_use(&self, ids: &[BuildId]) -> Result<(), Failure> {
-        let in_use = self.in_use()?;
+        let in_use = self.in_use(&self.store)?;
         for id in ids {
             let users = in_use.users(id);
             if !users.is_empty() {

@@ -6,9 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
-use warden_builder::{Keep, Store, Sweep};
+use warden_builder::{BuildId, Keep, Store, Sweep};
 use warden_policies::ByteSize;
 
+use super::builds_in_use::InUse;
 use super::held;
 use crate::exit::Failure;
 use crate::out;
@@ -23,30 +24,56 @@ pub(super) fn in_use(folder: &Path, how: FlockOperation) -> io::Result<File> {
     held(&folder.join("in-use"), how)
 }
 
-/// All that is there, and the lock under which it may go.
+/// The store of searches while none runs.
 pub(super) struct Idle {
     pub(super) store: Store,
-    pub(super) sweep: Sweep,
     _lock: Option<File>,
 }
 
 impl Idle {
-    /// Refuses while a search runs.
-    pub(super) fn find(data: &Path) -> Result<Self, Failure> {
+    /// Refuses while a search runs, and where its store is another one's.
+    pub(super) fn find(data: &Path, served: &Store) -> Result<Self, Failure> {
         let folder = folder(data);
         let store = Store::new(&folder);
-        let all = Keep { newest: 0, ids: Vec::new() };
         if !folder.exists() {
-            return Ok(Self { sweep: store.superfluous(&all)?, store, _lock: None });
+            return Ok(Self { store, _lock: None });
         }
-        let lock = in_use(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-            Failure::hinted(
-                format!("nothing was removed: a search runs that holds {} ({error})", folder.display()),
+        let real = |store: &Store| store.root().canonicalize().ok();
+        if real(&store).is_some_and(|own| Some(own) == real(served)) {
+            return Err(Failure::hinted(
+                format!(
+                    "nothing was removed: {} leads to the builds that are served",
+                    store.root().display()
+                ),
+                "remove that link",
+            ));
+        }
+        let lock = in_use(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error
+            .kind()
+        {
+            io::ErrorKind::WouldBlock => Failure::hinted(
+                format!("nothing was removed: a search runs that holds {}", folder.display()),
                 "wait for `diagnose --between`, or end it: it goes on where it was",
-            )
+            ),
+            _ => {
+                Failure::failed(format!("nothing was removed: {} cannot be held: {error}", folder.display()))
+            }
         })?;
-        // What is there is looked at under the lock.
-        Ok(Self { sweep: store.superfluous(&all)?, store, _lock: Some(lock) })
+        Ok(Self { store, _lock: Some(lock) })
+    }
+
+    /// All that is there.
+    pub(super) fn all(&self) -> Result<Sweep, Failure> {
+        self.but_for(Vec::new())
+    }
+
+    /// What nobody needs.
+    pub(super) fn without(&self, in_use: &InUse) -> Result<Sweep, Failure> {
+        self.but_for(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
+    }
+
+    fn but_for(&self, ids: Vec<BuildId>) -> Result<Sweep, Failure> {
+        Ok(self.store.superfluous(&Keep { newest: 0, ids })?)
     }
 }
 
