@@ -272,6 +272,12 @@ impl Search {
         self.symptom.is_some() && self.ill == 0
     }
 
+    /// Whether nothing is half done: processes that are compared with each other run one behind the other, and whoever goes on later begins
+    /// with the first of them.
+    pub fn is_whole(&self) -> bool {
+        self.kind.judge().is_whole()
+    }
+
     /// What is known if nothing more is run.
     pub fn interrupt(&self) -> Conclusion {
         match &self.phase {

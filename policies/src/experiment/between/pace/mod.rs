@@ -201,6 +201,10 @@ impl Judge for ByPace {
         }
     }
 
+    fn is_whole(&self) -> bool {
+        self.older.len() == self.newer.len() && self.open.as_ref().is_none_or(|open| open.taken.is_empty())
+    }
+
     fn tell(&self, conclusion: &mut Conclusion) {
         if self.older.len().min(self.newer.len()) > 0 {
             conclusion.ratios = self.ratios(false);
