@@ -8,6 +8,7 @@
 //! Where a server of a revision comes from is the caller's business.
 
 use std::pin::Pin;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,7 @@ use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
 use crate::leg::{Leg, Progress, run_leg, told};
+use crate::proof::Lengths;
 use crate::proof::visit::{self, Wanted};
 
 /// The server of a revision; why there is none, if there is none.
@@ -42,6 +44,8 @@ pub struct Line<'a> {
     /// Ends as soon as it is known that only the older end has the symptom: whoever wants to know nothing but whether the newer one is worse
     /// knows it then.
     pub newer_only: bool,
+    /// How long the requests are that its processes are timed and asked with; empty until one was.
+    pub lengths: &'a OnceLock<Lengths>,
     /// Their servers.
     pub server: &'a (dyn Fn(usize) -> Serving<'a> + Sync),
 }
@@ -59,6 +63,9 @@ pub struct Told {
     pub ask: Ask,
     /// What came of it.
     pub seen: Seen,
+    /// How long its requests were, if it was timed or asked: they are as long for those after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
 }
 
 /// What happens, for whoever watches.
@@ -132,7 +139,8 @@ impl Line<'_> {
             }
             watch(Searching::Next(ask, search.left()));
             let Some(seen) = self.see(lab, ask, watch, stop).await? else { return Ok(search.interrupt()) };
-            let told = Told { ask, seen };
+            let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
+            let told = Told { ask, seen, lengths };
             if !told.is_passing(self.last) {
                 watch(Searching::Told(&told));
             }
@@ -159,7 +167,7 @@ impl Line<'_> {
         };
         match ask.aim {
             Aim::Growth => self.work(lab, ask, &spec, watch, stop).await,
-            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, watch, stop).await,
+            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, self.lengths, watch, stop).await,
         }
     }
 
@@ -245,11 +253,12 @@ async fn visit(
     lab: &Lab,
     ask: Ask,
     spec: &SoloSpec,
+    lengths: &OnceLock<Lengths>,
     watch: &mut (dyn FnMut(Searching<'_>) + Send),
     stop: &CancellationToken,
 ) -> Result<Option<Seen>, DiagnoseError> {
     let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
-    let wanted = Wanted { answers, pace, ..Wanted::default() };
+    let wanted = Wanted { answers, pace, lengths: lengths.get().copied(), ..Wanted::default() };
     let mut tried = 0;
     loop {
         tried += 1;
@@ -259,7 +268,10 @@ async fn visit(
             seen = visit::run(lab, spec, wanted) => seen?,
         };
         match seen {
-            Ok(visited) => return Ok(Some(Seen::Visit(visited.visit))),
+            Ok(visited) => {
+                lengths.get_or_init(|| visited.lengths);
+                return Ok(Some(Seen::Visit(visited.visit)));
+            }
             Err(why) if tried >= TRIES => return Ok(Some(Seen::Cannot(why))),
             Err(why) => watch(Searching::OnceMore(&why)),
         }
@@ -292,7 +304,7 @@ mod tests {
             && let Some(seen) = seen(ask)
         {
             search.observe(ask, seen.clone());
-            told.push(Told { ask, seen });
+            told.push(Told { ask, seen, lengths: None });
         }
         told
     }
@@ -329,7 +341,7 @@ mod tests {
         assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
         // What cannot be told of others stays.
         let ask = Ask { revision: 7, ..all[0].ask };
-        assert!(!Told { ask, seen: Seen::Cannot(String::new()) }.is_passing(16));
+        assert!(!Told { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
     fn told(revision: usize) -> Told {
         let aim = Aim::Growth;
         let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None, aim };
-        Told { ask, seen: Seen::Cannot("why\nnot".to_owned()) }
+        Told { ask, seen: Seen::Cannot("why\nnot".to_owned()), lengths: None }
     }
 
     #[test]
