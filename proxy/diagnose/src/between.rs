@@ -8,6 +8,7 @@
 //! Where a server of a revision comes from is the caller's business.
 
 use std::pin::Pin;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,7 @@ use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
 use crate::leg::{Leg, Progress, run_leg, told};
+use crate::proof::Lengths;
 use crate::proof::visit::{self, Wanted};
 
 /// The server of a revision; why there is none, if there is none.
@@ -42,6 +44,8 @@ pub struct Line<'a> {
     /// Ends as soon as it is known that only the older end has the symptom: whoever wants to know nothing but whether the newer one is worse
     /// knows it then.
     pub newer_only: bool,
+    /// How long the requests are that its processes are timed and asked with; empty until one was.
+    pub lengths: &'a OnceLock<Lengths>,
     /// Their servers.
     pub server: &'a (dyn Fn(usize) -> Serving<'a> + Sync),
 }
@@ -59,6 +63,9 @@ pub struct Told {
     pub ask: Ask,
     /// What came of it.
     pub seen: Seen,
+    /// How long its requests were, if it was timed or asked: they are as long for those after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Lengths>,
 }
 
 /// What happens, for whoever watches.
@@ -74,16 +81,40 @@ pub enum Searching<'a> {
     Told(&'a Told),
 }
 
-/// A search with what is known so far, and how much of that it could use: what does not fit is not used, nor what comes after it.
+impl Told {
+    /// Whether it says that an end could not be run just then. It may be run next time, and nothing else is known without it, so it is not
+    /// kept.
+    fn is_passing(&self, last: usize) -> bool {
+        let is_end = self.ask.revision == 0 || self.ask.revision == last;
+        is_end
+            && match &self.seen {
+                Seen::Cannot(_) => true,
+                // What an end shows counts however it ended; one process of it is run again.
+                Seen::Findings(all) => {
+                    !self.ask.is_end && all.iter().any(|one| matches!(one.ended, Ended::Killed { .. }))
+                }
+                Seen::Visit(_) => false,
+            }
+    }
+}
+
+/// A search with what is known so far, and how much of that it could use: what does not fit is not used, nor what comes after it. Nor are,
+/// at its end, failures that may be over, and processes of which those are missing that have to run behind them.
 pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[Told]) -> (Search, usize) {
+    let lasting = known.iter().rposition(|told| !told.is_passing(last)).map_or(0, |at| at + 1);
     let mut search = Search::new(rules, aim, last);
-    for (used, told) in known.iter().enumerate() {
+    let (mut used, mut whole) = (0, 0);
+    for told in &known[..lasting] {
         if search.next() != Step::Run(told.ask) {
-            return (search, used);
+            break;
         }
         search.observe(told.ask, told.seen.clone());
+        used += 1;
+        if search.is_whole() {
+            whole = used;
+        }
     }
-    (search, known.len())
+    if whole < used { resumed(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
 impl Line<'_> {
@@ -108,9 +139,9 @@ impl Line<'_> {
             }
             watch(Searching::Next(ask, search.left()));
             let Some(seen) = self.see(lab, ask, watch, stop).await? else { return Ok(search.interrupt()) };
-            let told = Told { ask, seen };
-            // An end that cannot be had ends the search, and may be had next time.
-            if !(ask.is_end && matches!(told.seen, Seen::Cannot(_))) {
+            let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
+            let told = Told { ask, seen, lengths };
+            if !told.is_passing(self.last) {
                 watch(Searching::Told(&told));
             }
             search.observe(ask, told.seen);
@@ -136,7 +167,7 @@ impl Line<'_> {
         };
         match ask.aim {
             Aim::Growth => self.work(lab, ask, &spec, watch, stop).await,
-            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, watch, stop).await,
+            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, self.lengths, watch, stop).await,
         }
     }
 
@@ -222,11 +253,12 @@ async fn visit(
     lab: &Lab,
     ask: Ask,
     spec: &SoloSpec,
+    lengths: &OnceLock<Lengths>,
     watch: &mut (dyn FnMut(Searching<'_>) + Send),
     stop: &CancellationToken,
 ) -> Result<Option<Seen>, DiagnoseError> {
     let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
-    let wanted = Wanted { answers, pace, ..Wanted::default() };
+    let wanted = Wanted { answers, pace, lengths: lengths.get().copied(), ..Wanted::default() };
     let mut tried = 0;
     loop {
         tried += 1;
@@ -236,7 +268,10 @@ async fn visit(
             seen = visit::run(lab, spec, wanted) => seen?,
         };
         match seen {
-            Ok(visited) => return Ok(Some(Seen::Visit(visited.visit))),
+            Ok(visited) => {
+                lengths.get_or_init(|| visited.lengths);
+                return Ok(Some(Seen::Visit(visited.visit)));
+            }
             Err(why) if tried >= TRIES => return Ok(Some(Seen::Cannot(why))),
             Err(why) => watch(Searching::OnceMore(&why)),
         }
@@ -252,4 +287,78 @@ fn from_outside(findings: &[Finding]) -> Option<String> {
         Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::experiment::proof::{Metric, Visit};
+
+    /// What a search is told of these revisions, in this order; each is asked for as the search asks.
+    fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<Told> {
+        let all = warden_policies::defaults();
+        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        let mut search = Search::new(rules, aim, last);
+        let mut told = Vec::new();
+        while let Step::Run(ask) = search.next()
+            && let Some(seen) = seen(ask)
+        {
+            search.observe(ask, seen.clone());
+            told.push(Told { ask, seen, lengths: None });
+        }
+        told
+    }
+
+    fn again(aim: Aim, last: usize, known: &[Told]) -> (Search, usize) {
+        let all = warden_policies::defaults();
+        let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
+        resumed(rules, aim, last, known)
+    }
+
+    /// The newer half takes a third more; a process of its own differs by a little.
+    fn timed(ask: Ask, count: usize) -> Seen {
+        let own = if ask.revision >= 8 { 0.0266 } else { 0.02 };
+        let by = [1.0, 1.003, 0.998, 1.001][count % 4];
+        Seen::Visit(Visit { measured: vec![(Metric::Decode, own * by)], replies: Vec::new() })
+    }
+
+    #[test]
+    fn an_end_that_could_not_be_run_for_a_while_does_not_end_the_search_for_ever() {
+        let (mut count, mut left) = (0, 4);
+        let all = told(Aim::Slowdown, 16, &mut |ask| {
+            count += 1;
+            if !ask.is_end && ask.revision == 16 {
+                left -= 1;
+                return (left >= 0).then(|| Seen::Cannot("it did not start".to_owned()));
+            }
+            Some(timed(ask, count))
+        });
+        // It ended because the slower end failed; so a file of an older version says.
+        assert!(all.iter().rev().take(3).all(|told| matches!(told.seen, Seen::Cannot(_))), "{all:?}");
+        assert!(all.iter().rev().take(3).all(|told| told.is_passing(16)), "none of it is written");
+        let (mut search, used) = again(Aim::Slowdown, 16, &all);
+        assert!(used > 0 && used < all.len());
+        assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
+        // What cannot be told of others stays.
+        let ask = Ask { revision: 7, ..all[0].ask };
+        assert!(!Told { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
+    }
+
+    #[test]
+    fn a_round_of_which_a_process_is_missing_is_run_anew() {
+        let mut count = 0;
+        let all = told(Aim::Slowdown, 16, &mut |ask| {
+            count += 1;
+            Some(timed(ask, count))
+        });
+        let first = all.iter().position(|told| !told.ask.is_end).unwrap();
+        assert!(first.is_multiple_of(2) && all.len() > first + 6);
+        for known in 0..first + 6 {
+            let (mut search, used) = again(Aim::Slowdown, 16, &all[..known]);
+            let round = if known < first { 2 } else { 3 };
+            let begun = if known < first { 0 } else { first };
+            assert_eq!(used, known - (known - begun) % round, "{known} known");
+            assert_eq!(search.next(), Step::Run(all[used].ask));
+        }
+    }
 }

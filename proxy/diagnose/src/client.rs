@@ -116,10 +116,15 @@ impl Client {
 
     /// How many tokens a text has; `None` if the server does not say.
     pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
+        self.count(text, limit).await.ok().filter(|count| *count > 0)
+    }
+
+    /// How many tokens a text has, and why that is not known; 0 where the answer has none.
+    pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, AskError> {
         let body = serde_json::json!({ "content": text });
-        let request = self.request(&Ask::post("/tokenize", body)).timeout(limit);
-        let json: Value = request.send().await.ok()?.json().await.ok()?;
-        u32::try_from(json["tokens"].as_array()?.len()).ok()
+        let json = self.json(&Ask::post("/tokenize", body), limit).await?;
+        let tokens = json["tokens"].as_array().map_or(0, Vec::len);
+        Ok(u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
     fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {

@@ -21,6 +21,11 @@ pub(super) trait Judge {
     /// Takes in what came of it.
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard;
 
+    /// Whether nothing is half done that has to be done at one time.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
     /// Adds what is known of the ends.
     fn tell(&self, conclusion: &mut Conclusion);
 }

@@ -8,8 +8,8 @@
 //!  halfway between the last healthy and the first ill one ─────────────┐
 //!     │ cannot be built, does not start, cannot be told: its neighbour │
 //!     ^────────────────────────────────────────────────────────────────┘
-//!     v neighbours
-//!  both once more, by fresh processes ── as before ───────────────────> found
+//!     v neighbours, or nothing between them that can be told
+//!  both once more, by fresh processes ── as before ───────────────────> found, or a range
 //!                                     └─ not ─────────────────────────> unsteady
 //! ```
 //!
@@ -272,6 +272,12 @@ impl Search {
         self.symptom.is_some() && self.ill == 0
     }
 
+    /// Whether nothing is half done: processes that are compared with each other run one behind the other, and whoever goes on later begins
+    /// with the first of them.
+    pub fn is_whole(&self) -> bool {
+        self.kind.judge().is_whole()
+    }
+
     /// What is known if nothing more is run.
     pub fn interrupt(&self) -> Conclusion {
         match &self.phase {
@@ -311,7 +317,15 @@ impl Search {
             if let Some(revision) = queue.pop() {
                 self.begin(revision);
             } else {
-                let found = self.bounds().map(|(healthy, ill)| Outcome::Found { revision: healthy.max(ill) });
+                let found = self.bounds().map(|(healthy, ill)| {
+                    let (low, high) = (healthy.min(ill), healthy.max(ill));
+                    let is_one = high - low == 1;
+                    if is_one {
+                        Outcome::Found { revision: high }
+                    } else {
+                        Outcome::Among { first: low + 1, last: high }
+                    }
+                });
                 self.phase = Phase::Over(found.unwrap_or(Outcome::Interrupted));
             }
             return;
@@ -328,15 +342,12 @@ impl Search {
         };
         let (low, high) = (healthy.min(ill), healthy.max(ill));
         let unknown: Vec<usize> = (low + 1..high).filter(|at| self.known.contains_key(at)).collect();
-        match next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST) {
-            Some(revision) => self.begin(revision),
-            None if high - low > 1 => {
-                self.phase = Phase::Over(Outcome::Among { first: low + 1, last: high });
-            }
-            None => {
-                let again = [ill, healthy].into_iter().filter(|at| *at != self.ill).collect();
-                self.phase = Phase::Again(again);
-            }
+        let next = next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST);
+        if let Some(revision) = next {
+            self.begin(revision);
+        } else {
+            let again = [ill, healthy].into_iter().filter(|at| *at != self.ill).collect();
+            self.phase = Phase::Again(again);
         }
     }
 

@@ -5,7 +5,7 @@
 //!     questions that each end answers alike, and the other one otherwise ──> those tell
 //!  a revision ── as the older end to each of them ─────────────────────────> healthy
 //!             ├─ otherwise to one of them ─────────────────────────────────> ill: as the newer end, or a third answer
-//!             └─ now as the older end, now otherwise ──────────────────────> cannot be told
+//!             └─ now as the older end, now otherwise, or not asked all ────> cannot be told
 //! ```
 //!
 //! Which difference counts is what counts in a proof: `proof.distance`, twice the distance of an end from itself if that is more, or
@@ -38,6 +38,9 @@ pub struct Said {
     pub otherwise: Vec<String>,
     /// Now as the older end, now otherwise.
     pub unsteady: Vec<String>,
+    /// It was not asked them, or not each time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
 }
 
 impl Said {
@@ -117,11 +120,7 @@ impl Judge for ByReplies {
         }
         let telling: Vec<Question> = self.requests().filter_map(|request| self.telling(request)).collect();
         if telling.is_empty() {
-            if self.requests().next().is_none() {
-                let why = "it answers none of the questions".to_owned();
-                return Ends::Over(Outcome::EndFailed { newer: false, why });
-            }
-            return Ends::Over(Outcome::Alike { sure: self.is_quiet });
+            return Ends::Over(self.silent().unwrap_or(Outcome::Alike { sure: self.is_quiet }));
         }
         self.telling = telling;
         let symptom = Symptom::Answers { requests: self.names() };
@@ -156,6 +155,10 @@ impl Judge for ByReplies {
 
     fn tell(&self, conclusion: &mut Conclusion) {
         if self.telling.is_empty() {
+            // What is too near to count is told, unless an end says now so and now so.
+            let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
+            let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
+            conclusion.differences = near.collect();
             return;
         }
         conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(one)).collect();
@@ -181,6 +184,30 @@ impl ByReplies {
         let newer = self.newer.first().map_or(&[][..], Vec::as_slice);
         let both = self.older.first().into_iter().flatten().map(|reply| reply.request.as_str());
         both.filter(|request| newer.iter().any(|reply| reply.request == *request))
+    }
+
+    /// The end that says nothing at all, if one does, so that there is nothing to compare.
+    fn silent(&self) -> Option<Outcome> {
+        let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
+        let refused = |reply: &Reply| reply.refused.clone();
+        let is_asked = |mut end: std::slice::Iter<'_, Vec<Reply>>| end.any(|replies| !replies.is_empty());
+        if self.requests().next().is_none() {
+            let why = "it answers none of the questions".to_owned();
+            return Some(Outcome::EndFailed { newer: is_asked(self.older.iter()), why });
+        }
+        let mut all = older.chain(newer).map(refused).peekable();
+        let first = all.peek().cloned().flatten()?;
+        let why = format!("it refuses all questions, as the newer one does: {first}");
+        all.all(|refused| refused.is_some()).then_some(Outcome::EndFailed { newer: false, why })
+    }
+
+    /// What the ends say otherwise, though not so much that it counts.
+    fn near(&self, request: &str) -> Option<Otherwise> {
+        let question = Question { request: request.to_owned(), limit: 0.0 };
+        let first = |end: &[Vec<Reply>]| all(end, request).first().copied().cloned();
+        let (older, newer) = (first(&self.older)?, first(&self.newer)?);
+        let differs = proof::differ(Strictness::Equal, 0.0, &older, &newer);
+        differs.then(|| self.otherwise(&question)).flatten()
     }
 
     fn names(&self) -> Vec<String> {
@@ -242,8 +269,9 @@ impl ByReplies {
                 all(end, &question.request).iter().any(|other| !self.differ(question, other, one))
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
-            if own.is_empty() {
-                // It can do less than both ends: nothing is known of that.
+            if own.len() < open.asked.len() {
+                // What it would have said may be what tells.
+                said.missing.push(question.request.clone());
             } else if older == own.len() {
                 said.as_older += 1;
             } else if older > 0 {
@@ -267,10 +295,13 @@ impl ByReplies {
         let said = self.said(open);
         let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
             Standing::Ill
-        } else if said.as_older > 0 && said.unsteady.is_empty() {
-            Standing::Healthy
+        } else if !said.missing.is_empty() {
+            let names = said.missing.join("”, “");
+            Standing::Unknown {
+                why: format!("nothing is known of its answer to “{names}”, which the ends answer"),
+            }
         } else if said.unsteady.is_empty() {
-            Standing::Unknown { why: "it was asked none of the questions that tell".to_owned() }
+            Standing::Healthy
         } else if asked < OFTEN {
             return Heard::More;
         } else {
@@ -292,7 +323,7 @@ impl ByReplies {
 
 impl Said {
     const fn none() -> Self {
-        Self { as_older: 0, as_newer: 0, otherwise: Vec::new(), unsteady: Vec::new() }
+        Self { as_older: 0, as_newer: 0, otherwise: Vec::new(), unsteady: Vec::new(), missing: Vec::new() }
     }
 }
 

@@ -7,15 +7,19 @@
 //!
 //! A build that does not start, dies, or does not answer ends the proof: what it was asked, any build has to do.
 
+mod lengths;
 mod questions;
 mod routes;
 pub(crate) mod visit;
+
+use std::sync::OnceLock;
 
 use tokio_util::sync::CancellationToken;
 use warden_policies::experiment::between::{Aim, Ask, Conclusion, Search};
 use warden_policies::experiment::proof::{Faces, Growth, Next, Proof, Rounds, Side};
 use warden_supervisor::SoloSpec;
 
+pub use self::lengths::Lengths;
 use self::visit::Wanted;
 pub use self::visit::{Sent, requests};
 use crate::between::{Line, Searching, Serving};
@@ -62,6 +66,7 @@ impl Pair {
     ) -> Result<Proof, DiagnoseError> {
         let mut rounds = Rounds::new(&lab.proof);
         let mut paths = Routes::default();
+        let mut lengths = None;
         while let Next::Visit { side, asks } = rounds.next() {
             if stop.is_cancelled() {
                 break;
@@ -72,7 +77,7 @@ impl Pair {
                 Side::New => (&self.new, &mut paths.new),
             };
             let paths = (known.is_none()).then_some(self.paths.as_slice());
-            let wanted = Wanted { answers: asks, pace: true, longest: true, paths };
+            let wanted = Wanted { answers: asks, pace: true, longest: true, paths, lengths };
             let visiting = visit::run(lab, spec, wanted);
             let seen = tokio::select! {
                 biased;
@@ -81,6 +86,7 @@ impl Pair {
             };
             match seen {
                 Ok(visited) => {
+                    lengths = Some(visited.lengths);
                     if let Some(routes) = visited.routes {
                         *known = Some(routes);
                     }
@@ -119,7 +125,9 @@ impl Pair {
             let spec = if revision == 0 { &self.old } else { &self.new };
             Box::pin(async move { Ok(spec.clone()) })
         };
-        let line = Line { base: self.work.clone(), last: 1, newer_only: true, server: &server };
+        let lengths = OnceLock::new();
+        let base = self.work.clone();
+        let line = Line { base, last: 1, newer_only: true, lengths: &lengths, server: &server };
         let search = Search::new(lab.rules(), Aim::Growth, 1);
         let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
         Box::pin(line.run(lab, search, &mut show, stop)).await

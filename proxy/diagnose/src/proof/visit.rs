@@ -8,11 +8,12 @@ use warden_policies::sample::{Edge, Work};
 use warden_policies::units::{exact, scale};
 use warden_supervisor::{Solo, SoloReading, SoloSpec};
 
+use super::lengths::Lengths;
 use super::{questions, routes};
 use crate::client::{Answer, Ask, AskError, Client};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
-use crate::leg::{facts, stays, told};
+use crate::leg::{stays, told};
 use crate::workload::{Facts, Words};
 
 /// What is wanted of a process, beside how it starts.
@@ -26,6 +27,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) longest: bool,
     /// To tell which of these paths it has.
     pub(crate) paths: Option<&'a [String]>,
+    /// How long its requests are to be; `None`: it is the first one, and tells.
+    pub(crate) lengths: Option<Lengths>,
 }
 
 /// What a process showed.
@@ -33,6 +36,8 @@ pub(crate) struct Visited {
     pub(crate) visit: Visit,
     /// Those of the paths that it has, if it was asked for them.
     pub(super) routes: Option<Vec<String>>,
+    /// How long its requests were.
+    pub(crate) lengths: Lengths,
 }
 
 /// Runs one. An inner error is the build's own, in words.
@@ -71,17 +76,24 @@ async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Res
     let mut measured = vec![(Metric::Start, solo.ready_after().as_secs_f64())];
     let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
     held(&reading, Metric::AtReady, &mut measured);
-    let facts = facts(solo, client, lab.numbers.question_limit).await;
+    let lengths = match wanted.lengths {
+        Some(lengths) => lengths,
+        None => Lengths::of(lab, solo, client).await?,
+    };
+    let props = solo.props();
+    let facts = lengths.facts(props.slots.unwrap_or(1));
     let mut replies = Vec::new();
     if wanted.answers {
-        for question in questions::all(&lab.numbers, &lab.proof, facts, solo.props())? {
+        for question in questions::all(&lab.numbers, &lab.proof, facts, props)? {
             replies.push(ask(lab, client, &question).await?);
         }
     }
     if wanted.pace {
         pace(lab, client, facts, &mut measured).await?;
     }
-    if wanted.longest && fill(lab, client, facts).await? {
+    // A build with less room than the first one is not asked for more.
+    let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
+    if wanted.longest && fill(lab, client, Facts { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
         let reading = solo.sample(Edge::Idle, Work::default(), 0, 0).await;
         held(&reading, Metric::AtLongest, &mut measured);
@@ -90,11 +102,11 @@ async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Res
         Some(paths) => Some(routes::of(lab, client, paths).await),
         None => None,
     };
-    Ok(Visited { visit: Visit { measured, replies }, routes })
+    Ok(Visited { visit: Visit { measured, replies }, routes, lengths })
 }
 
-/// What a server of this kind is sent to show how it answers these questions or, without any, how fast it is. An inner error is the build's
-/// own, in words.
+/// What a server of this kind is sent to show how it answers these questions or, without any, how fast it is; as long as `lengths` says,
+/// if others were sent it before. An inner error is the build's own, in words.
 ///
 /// # Errors
 /// Nothing that a build could be blamed for.
@@ -102,16 +114,25 @@ pub async fn requests(
     lab: &Lab,
     spec: &SoloSpec,
     questions: &[String],
+    lengths: Option<Lengths>,
 ) -> Result<Result<Vec<Sent>, String>, DiagnoseError> {
     let solo = match lab.starter.start(spec).await {
         Ok(solo) => solo,
         Err(failure) => return Ok(Err(format!("it did not start: {}", told(&failure)))),
     };
     let client = Client::new(&solo)?;
-    let facts = facts(&solo, &client, lab.numbers.question_limit).await;
-    let all = questions::all(&lab.numbers, &lab.proof, facts, solo.props());
+    let props = solo.props();
+    let lengths = match lengths {
+        Some(lengths) => Ok(lengths),
+        None => Lengths::of(lab, &solo, &client).await,
+    };
     drop(client);
     solo.stop().await;
+    let facts = match lengths {
+        Ok(lengths) => lengths.facts(props.slots.unwrap_or(1)),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let all = questions::all(&lab.numbers, &lab.proof, facts, props);
     let asks: Vec<Ask> = match all {
         _ if questions.is_empty() => paces(lab, facts, 1).into(),
         Ok(all) => all.into_iter().filter(|one| questions.contains(&one.name)).map(|one| one.ask).collect(),

@@ -126,7 +126,10 @@ impl BetweenReport {
                         .to_owned(),
                 );
             }
-            Outcome::Alike { sure } => lines.push(alike(found.aim, *sure).to_owned()),
+            Outcome::Alike { sure } => {
+                let near = nearly(&found.differences);
+                lines.push(near.unwrap_or_else(|| alike(found.aim, *sure).to_owned()));
+            }
             Outcome::NotAgain => {
                 lines.push("the crash did not come again, so nobody can see where it came from".to_owned());
             }
@@ -240,6 +243,17 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
     }
 }
 
+/// What is said of ends that differ too little to count.
+fn nearly(differences: &[Otherwise]) -> Option<String> {
+    let count = Some(differences.len()).filter(|count| *count > 0)?;
+    let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
+    Some(format!(
+        "both ends answer nearly the same: {count} answer{} otherwise, no difference is larger than {most:.3}, and `proof.distance` allows \
+         for more; `proof.answers = \"equal\"` counts all",
+        if count == 1 { " reads" } else { "s read" }
+    ))
+}
+
 /// What is said of ends that do not differ.
 const fn alike(aim: Aim, sure: bool) -> &'static str {
     match (aim, sure) {
@@ -309,7 +323,8 @@ fn paced(pace: &Pace) -> String {
 }
 
 fn answered(said: &Said) -> String {
-    let all = said.as_older + said.as_newer + said.otherwise.len() + said.unsteady.len();
+    let all = [&said.otherwise, &said.unsteady, &said.missing].map(Vec::len).into_iter().sum::<usize>();
+    let all = all + said.as_older + said.as_newer;
     match said.otherwise.first() {
         Some(request) => {
             format!("otherwise than both ends to {} of {all}, “{request}”", said.otherwise.len())
@@ -470,6 +485,7 @@ mod tests {
                 as_newer,
                 otherwise: otherwise.iter().copied().map(str::to_owned).collect(),
                 unsteady: Vec::new(),
+                missing: Vec::new(),
             };
             let all =
                 [said(3, 0, &[]), said(0, 3 - otherwise.len(), otherwise), said(0, 0, &[]), said(1, 2, &[])];
@@ -481,13 +497,18 @@ mod tests {
             }
             report
         };
+        let without = |mut report: BetweenReport| {
+            report.conclusion.differences.clear();
+            report
+        };
         let found = Outcome::Found { revision: 5 };
         let all = [
             of(found.clone(), &[]),
             of(found, &["text 1"]),
             of(Outcome::Unsteady { revision: 5 }, &[]),
             of(Outcome::Alike { sure: true }, &[]),
-            of(Outcome::Alike { sure: false }, &[]),
+            without(of(Outcome::Alike { sure: true }, &[])),
+            without(of(Outcome::Alike { sure: false }, &[])),
         ];
         let said: Vec<String> = all[0].said().into_iter().map(|row| row.join(" | ")).collect();
         insta::assert_snapshot!(told(&all) + &said.join("\n"));

@@ -177,9 +177,9 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     let text = TEMPLATE
         .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &name(finding))
-        .replace("@SHOWN@", &shown.chain(died).chain(note).chain(under).collect::<String>())
         .replace("@REQUESTS@", &most.max(1).to_string());
-    filled(&text, about, more, requests, setting)
+    let shown: String = shown.chain(died).chain(note).chain(under).collect();
+    filled(&text, about, more, requests, setting).replacen(SHOWN, &shown, 1)
 }
 
 /// The script that shows how some requests are answered, and how fast.
@@ -194,12 +194,14 @@ pub(crate) fn visiting(
     let head = TEMPLATE.split(MEMORY).next().unwrap_or_default();
     let text = format!("{head}{VISIT}")
         .replace("@WHAT@ under the workload @WORKLOAD@", "Shows what llama-server answers, and how fast")
-        .replace("@SHOWN@", &told.collect::<String>())
         .replace("[REQUESTS]", "[TIMES]")
         .replace("requests=${1:-@REQUESTS@}", "times=${1:-3}")
         .replace("# So many are sent at a time.\ntogether=@TOGETHER@\n", "");
-    filled(&text, about, "", requests, setting)
+    filled(&text, about, "", requests, setting).replacen(SHOWN, &told.collect::<String>(), 1)
 }
+
+/// What was seen is filled in last, and once: a log or the subject of a commit is somebody else's, and may have a marker in it.
+const SHOWN: &str = "@SHOWN@";
 
 /// Where the part of a script begins that is about memory.
 const MEMORY: &str = "# Anonymous memory of the process";
@@ -271,6 +273,39 @@ mod tests {
             let turns = ["user", "assistant"].iter().cycle().take(roles.len());
             assert!(roles.iter().eq(turns) && roles.len() % 2 == 1, "{roles:?}");
         }
+    }
+
+    #[test]
+    fn a_marker_in_the_subject_of_a_commit_is_a_part_of_the_subject() {
+        use crate::report::Revision;
+        use warden_policies::experiment::between::{Aim, Conclusion, Outcome};
+
+        let subject = "server : @PATHS@ @SHOWN@ @ARGS@ [REQUESTS]";
+        let revision = Revision {
+            commit: "a".repeat(40),
+            label: "b1".to_owned(),
+            date: String::new(),
+            subject: subject.to_owned(),
+        };
+        let conclusion = Conclusion {
+            outcome: Outcome::Found { revision: 1 },
+            aim: Aim::Answers,
+            symptom: None,
+            ill_is_newer: Some(true),
+            bounds: None,
+            judged: Vec::new(),
+            newer: Vec::new(),
+            older: Vec::new(),
+            ratios: Vec::new(),
+            differences: Vec::new(),
+            legs: 0,
+        };
+        let between = BetweenReport { repository: String::new(), line: vec![revision; 2], conclusion };
+        let sent = [Sent { path: "/completion".to_owned(), body: Value::Null }];
+        let setting = Setting { removed: &[], directory: Path::new("/") };
+        let text = visiting(&About::default(), Some(&between), &Requests::from(&sent[..]), &setting);
+        assert!(text.contains(&format!("{subject}\n")), "{text}");
+        assert_eq!(text.matches("0) path=").count(), 1, "{text}");
     }
 
     #[test]

@@ -3,14 +3,15 @@
 //! ```text
 //!  ends, by turns ── ratio of each figure, judged after each round as a proof judges it ──> one is slower by more than the limit
 //!
-//!  a revision: rounds of three processes, it between the ends           good ───────── half ───────── bad
-//!     ln own - half of (ln good + ln bad), judged after each round ──>        healthy     │     ill
+//!  a revision: rounds of three processes, it between the ends           good ───── two fifths ──────────── bad
+//!     ln own - 0.6 ln good - 0.4 ln bad, judged after each round ──>          healthy    │        ill
 //! ```
 //!
 //! The three of a round ran one behind the other, so what changes over minutes changes all of them. How much processes scatter is known from
 //! all rounds so far, or from those of the revision, if they scatter more. The declared chance of a mistake, `proof.false_worse`, is divided
-//! among the figures and the looks at the ends, and then once more among the revisions that a search has to judge and the looks
-//! at each. One that is still too close to the middle after the last round, but sure to have a part of the difference, is ill.
+//! among the figures and the looks at the ends, and then once more among the revisions that a search has to judge, those that it cannot tell
+//! included, and the looks at each. There is one limit, however sure one can be: with two of them the same revision would be on one
+//! side or the other by chance. One that is still too close to it after the last round cannot be told.
 
 mod rounds;
 
@@ -20,7 +21,7 @@ use self::rounds::{Round, Scatter, Test, robust, undisturbed};
 use super::super::proof::{self, Metric, ProofPolicy, Ratio, Ruling, Visit};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Ends, Heard, Judge};
-use super::{Aim, Ask, Rules, Seen};
+use super::{Aim, Ask, Rules, Seen, UNKNOWN_MOST};
 use crate::growth::{Interval, stats};
 
 /// What counts.
@@ -31,8 +32,8 @@ const TESTS: f64 = 6.0;
 const LEAST: usize = 2;
 /// Rounds, by those of a proof: a search takes builds, which are dearer than some more processes.
 const LONGER: usize = 2;
-/// Who has a larger part of the difference than this, and cannot be told from half of it, is ill.
-const PART: f64 = 0.2;
+/// Who has a larger part of the difference than this is ill. Below a half, so that of two revisions that share it the first one is found.
+const PART: f64 = 0.4;
 
 /// How fast a revision is beside the ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,7 +103,7 @@ pub(super) struct ByPace {
     proof: ProofPolicy,
     failures_most: u32,
     last: usize,
-    /// Revisions that a search has to judge, those once more included.
+    /// Revisions that a search has to judge, those that cannot be told and those once more included.
     steps: f64,
     older: Vec<Visit>,
     newer: Vec<Visit>,
@@ -155,7 +156,8 @@ impl Judge for ByPace {
         }
         Ends::Over(if slower.is_empty() {
             let why = "neither its prompts nor its tokens could be timed".to_owned();
-            Outcome::EndFailed { newer: true, why }
+            let is_timed = |visit: &Visit| METRICS.into_iter().any(|metric| visit.of(metric).is_some());
+            Outcome::EndFailed { newer: self.older.iter().any(is_timed), why }
         } else {
             Outcome::Alike { sure: is_sure }
         })
@@ -201,6 +203,10 @@ impl Judge for ByPace {
         }
     }
 
+    fn is_whole(&self) -> bool {
+        self.older.len() == self.newer.len() && self.open.as_ref().is_none_or(|open| open.taken.is_empty())
+    }
+
     fn tell(&self, conclusion: &mut Conclusion) {
         if self.older.len().min(self.newer.len()) > 0 {
             conclusion.ratios = self.ratios(false);
@@ -219,13 +225,14 @@ impl Judge for ByPace {
 
 impl ByPace {
     pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
-        // Halvings of the line, and both neighbours once more.
-        let steps = (usize::BITS - last.leading_zeros()).saturating_add(2);
+        let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
+        // No more than there are, and both neighbours once more.
+        let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
         Self {
             proof: rules.proof.clone(),
             failures_most: rules.cure.baseline_failures,
             last,
-            steps: f64::from(steps),
+            steps: f64::from(u32::try_from(steps).unwrap_or(u32::MAX)),
             older: Vec::new(),
             newer: Vec::new(),
             known: None,
@@ -241,10 +248,21 @@ impl ByPace {
     fn ratios(&self, turned: bool) -> Vec<Ratio> {
         let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
+        let rounds = self.older.len();
+        let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
         let (one, other) = if turned { (&self.newer, &self.older) } else { (&self.older, &self.newer) };
         let each = METRICS.into_iter().map(|metric| {
-            let (one, other) = self.undisturbed(metric, one, other);
-            proof::ratios(&policy, &one, &other)
+            let (calm_one, calm_other) = self.undisturbed(metric, one, other);
+            let mut calm = proof::ratios(&policy, &calm_one, &calm_other);
+            // Processes that are fast or slow by chance look disturbed where they are few, and what is left of them scatters too little: so
+            // all of them have to say it as well, as if it were the only look.
+            let all = proof::ratios(&single, one, other);
+            for ratio in calm.iter_mut().filter(|ratio| ratio.ruling == Ruling::Worse) {
+                if !all.iter().any(|all| all.metric == metric && all.ruling == Ruling::Worse) {
+                    ratio.ruling = Ruling::Unknown;
+                }
+            }
+            calm
         });
         each.flatten().collect()
     }
@@ -306,9 +324,9 @@ impl ByPace {
         };
         let (rounds, most) = (open.rounds.len(), self.rounds_most());
         let (test, chance) = (self.test(open), self.chance());
-        let standing = if test.below(0.5) <= chance {
+        let standing = if test.below(PART) <= chance {
             Standing::Healthy
-        } else if test.above(0.5) <= chance || (rounds >= most && test.above(PART) <= chance) {
+        } else if test.above(PART) <= chance {
             Standing::Ill
         } else if rounds >= most {
             let why = format!("{rounds} rounds do not tell to which end it belongs");

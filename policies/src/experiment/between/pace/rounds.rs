@@ -95,6 +95,7 @@ pub(super) struct Test {
 impl Test {
     /// By those of these rounds that were not disturbed, and by how much processes differed before.
     pub(super) fn of(rounds: &[Round], before: Scatter, least: f64) -> Self {
+        // From the middle, where a round scatters least: which were disturbed, and by how much the others scatter.
         let all: Vec<f64> = rounds.iter().map(|round| round.beyond(0.5)).collect();
         let known = (before.variance() * weight(0.5)).sqrt();
         let kept = undisturbed(&all, known.max(least));

@@ -203,3 +203,55 @@ fn an_end_that_cannot_be_asked_is_told() {
     let none = run(Aim::Answers, 9, &mut |_| Seen::Visit(Visit::default()));
     let Outcome::EndFailed { .. } = none.outcome else { panic!("{none:?}") };
 }
+
+#[test]
+fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are_not_alike() {
+    let visit = |replies: Vec<Reply>| Seen::Visit(Visit { measured: Vec::new(), replies });
+    let refused = |question: usize| Reply {
+        request: format!("text {question}"),
+        refused: Some("no (status 500)".to_owned()),
+        ..Reply::default()
+    };
+    let mut talk = Talk::new(14);
+    (talk.place.last, talk.place.broken) = (9, Vec::new());
+    // A word of two that are nearly as likely.
+    let said = |word: &str, first: f64, second: f64| {
+        let token =
+            Token { text: word.to_owned(), top: vec![("yes".to_owned(), first), ("no".to_owned(), second)] };
+        Reply { request: "text 0".to_owned(), text: word.to_owned(), tokens: vec![token], ..Reply::default() }
+    };
+    let near = run(Aim::Answers, 9, &mut |ask| {
+        visit(vec![if ask.revision == 9 { said("no", -0.70, -0.69) } else { said("yes", -0.69, -0.70) }])
+    });
+    assert_eq!(near.outcome, Outcome::Alike { sure: true });
+    assert_eq!(near.differences.len(), 1, "{near:#?}");
+    assert!(near.differences[0].distance.unwrap() < 0.05);
+    talk.changes = Vec::new();
+    assert!(talk.search().differences.is_empty(), "what is the same is no difference");
+    let none = run(Aim::Answers, 9, &mut |_| visit((0..ALL).map(refused).collect()));
+    let Outcome::EndFailed { newer: false, why } = none.outcome else { panic!("{none:?}") };
+    assert!(why.contains("status 500"), "{why}");
+    for (newer, silent) in [(false, 0), (true, 9)] {
+        let told = run(Aim::Answers, 9, &mut |ask| {
+            if ask.revision == silent { visit(Vec::new()) } else { talk.process(ask) }
+        });
+        let Outcome::EndFailed { newer: blamed, .. } = told.outcome else { panic!("{told:?}") };
+        assert_eq!(blamed, newer);
+    }
+}
+
+#[test]
+fn a_revision_that_was_not_asked_a_question_that_tells_is_not_healthy_by_the_others() {
+    let mut talk = Talk::new(15);
+    (talk.place.last, talk.place.broken) = (8, Vec::new());
+    // Two of them change an answer each; the one in the middle is not asked what the first of them changed.
+    talk.changes = vec![(3, &[1], 1.5), (6, &[4], 1.5)];
+    let told = run(Aim::Answers, 8, &mut |ask| {
+        let Seen::Visit(mut visit) = talk.process(ask) else { panic!() };
+        visit.replies.retain(|reply| ask.revision != 4 || reply.request != "text 1");
+        Seen::Visit(visit)
+    });
+    let own = told.judged.iter().find(|one| one.revision == 4).unwrap();
+    assert!(matches!(&own.standing, Standing::Unknown { why } if why.contains("text 1")), "{own:?}");
+    assert_eq!(told.outcome, found(3), "{told:#?}");
+}

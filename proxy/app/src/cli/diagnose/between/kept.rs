@@ -51,6 +51,8 @@ pub(super) struct Kept {
     /// What it had when it was opened, each with the bytes up to its end.
     known: Vec<(Told, u64)>,
     built: Vec<String>,
+    /// Where its first line ends.
+    head: u64,
     /// Where its last whole line ends.
     whole: u64,
     /// It cannot be written any more.
@@ -87,7 +89,7 @@ impl Kept {
             ));
         }
         let (known, built) = (Vec::new(), Vec::new());
-        let mut kept = Self { path: path.clone(), file, known, built, whole: 0, broken: false };
+        let mut kept = Self { path: path.clone(), file, known, built, head: 0, whole: 0, broken: false };
         kept.read(what).map_err(failed)?;
         Ok(kept)
     }
@@ -107,11 +109,12 @@ impl Kept {
             if is_ours {
                 match serde_json::from_slice::<Entry>(&line) {
                     Ok(Entry::Told(told)) => self.known.push((told, end)),
+                    Ok(Entry::Built(id)) if self.built.contains(&id) => {}
                     Ok(Entry::Built(id)) => self.built.push(id),
                     Err(_) => break,
                 }
             } else if serde_json::from_slice::<What>(&line).is_ok_and(|known| known == *what) {
-                is_ours = true;
+                (is_ours, self.head) = (true, end);
             } else {
                 break;
             }
@@ -121,6 +124,7 @@ impl Kept {
         self.file.set_len(self.whole)?;
         if !is_ours {
             self.write(what)?;
+            self.head = self.whole;
         }
         Ok(())
     }
@@ -130,14 +134,17 @@ impl Kept {
         self.known.iter().map(|(told, _)| told.clone()).collect()
     }
 
-    /// Cuts off what is behind so many.
+    /// Cuts off what is behind so many processes, but for the builds.
     pub(super) fn keep(&mut self, used: usize) -> Result<(), Failure> {
-        if let Some(&(_, end)) = used.checked_sub(1).and_then(|last| self.known.get(last))
-            && used < self.known.len()
-        {
-            self.file.set_len(end).map_err(|error| self.failed(&error))?;
-            self.whole = end;
-            self.known.truncate(used);
+        if used >= self.known.len() {
+            return Ok(());
+        }
+        let end = used.checked_sub(1).map_or(self.head, |last| self.known[last].1);
+        self.file.set_len(end).map_err(|error| self.failed(&error))?;
+        self.whole = end;
+        self.known.truncate(used);
+        for id in self.built.clone() {
+            self.write(&Entry::Built(id)).map_err(|error| self.failed(&error))?;
         }
         Ok(())
     }
@@ -231,7 +238,7 @@ mod tests {
     fn told(revision: usize) -> Told {
         let aim = Aim::Growth;
         let ask = Ask { revision, is_end: false, whole: false, control: false, workload: None, aim };
-        Told { ask, seen: Seen::Cannot("why\nnot".to_owned()) }
+        Told { ask, seen: Seen::Cannot("why\nnot".to_owned()), lengths: None }
     }
 
     #[test]
@@ -259,6 +266,14 @@ mod tests {
         kept.add(&told(7)).unwrap();
         drop(kept);
         assert_eq!(Kept::open(state.path(), &what(1)).unwrap().known(), [told(1), told(7)]);
+        // If not even the first one fits, what comes now is read again all the same, and the builds are known still.
+        let mut kept = Kept::open(state.path(), &what(1)).unwrap();
+        kept.keep(0).unwrap();
+        kept.add(&told(8)).unwrap();
+        drop(kept);
+        let kept = Kept::open(state.path(), &what(1)).unwrap();
+        assert_eq!((kept.known(), kept.built()), (vec![told(8)], &["abc".to_owned()][..]));
+        drop(kept);
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "commands have keys in them");
     }

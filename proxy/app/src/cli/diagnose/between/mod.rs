@@ -14,7 +14,7 @@ mod written;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
@@ -31,6 +31,7 @@ use warden_supervisor::{SoloSpec, Starter};
 pub(crate) use self::args::BetweenArgs;
 use self::kept::Kept;
 use self::servers::text_of;
+use self::written::Asked;
 use super::display::Display;
 use super::target::Target;
 use super::{DiagnoseArgs, interruptible, outputs};
@@ -176,7 +177,12 @@ impl Between<'_> {
         let server = |revision: usize| -> Serving<'_> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
-        let line = Line { base: base.clone(), last, newer_only: false, server: &server };
+        let lengths = OnceLock::new();
+        // What was compared before is compared with what comes.
+        if let Some(known) = known[..used].iter().find_map(|told| told.lengths) {
+            lengths.get_or_init(|| known);
+        }
+        let line = Line { base: base.clone(), last, newer_only: false, lengths: &lengths, server: &server };
         let stop = CancellationToken::new();
         let mut display = Display::new(1);
         let mut watch = |searching: Searching<'_>| match searching {
@@ -212,7 +218,8 @@ impl Between<'_> {
         let written = match (&self.args.report, &report.conclusion.outcome) {
             (Some(path), Ended::Found { revision }) => {
                 let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
-                let writing = Box::pin(self.write(path, ill, &report, &base, &lab, &stop));
+                let asked = Asked { lengths: lengths.get().copied(), base: &base };
+                let writing = Box::pin(self.write(path, ill, &report, asked, &lab, &stop));
                 interruptible(signals, &stop, writing).await?
             }
             (Some(path), _) => {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::proof::{self, Sent};
+use warden_diagnose::proof::{self, Lengths, Sent};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
 use warden_policies::experiment::between::Symptom;
@@ -14,6 +14,15 @@ use crate::cli::diagnose::display::Display;
 use crate::cli::diagnose::folder;
 use crate::exit::Failure;
 
+/// What the search sent its processes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    /// How long the requests were that they were timed and asked with.
+    pub(super) lengths: Option<Lengths>,
+    /// The work.
+    pub(super) base: &'a Experiment,
+}
+
 impl Between<'_> {
     /// Writes it: with an experiment of the workload that shows it, or with the requests that do.
     pub(super) async fn write(
@@ -21,7 +30,7 @@ impl Between<'_> {
         path: &Path,
         ill: usize,
         between: &BetweenReport,
-        base: &Experiment,
+        asked: Asked<'_>,
         lab: &Lab,
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
@@ -36,13 +45,13 @@ impl Between<'_> {
                 if control {
                     without_prompt_cache(&mut spec);
                 }
-                let experiment = Experiment { spec, workloads: vec![workload], ..base.clone() };
+                let experiment = Experiment { spec, workloads: vec![workload], ..asked.base.clone() };
                 let mut display = Display::new(1);
                 let outcome = experiment.run(lab, &mut |progress| display.see(&progress), stop).await?;
                 display.close();
                 (outcome, Vec::new())
             }
-            None => (Outcome::default(), self.requests(symptom, &spec, lab, stop).await?),
+            None => (Outcome::default(), self.requests(symptom, &spec, asked.lengths, lab, stop).await?),
         };
         if outcome.interrupted {
             return Err(Failure::INTERRUPTED);
@@ -50,7 +59,8 @@ impl Between<'_> {
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report = Report { between: Some(between.clone()), ..Report::new(about, &outcome) };
         report.about.system = folder::system(&target, &outcome).await;
-        folder::write(path, &report, &outcome, &target, &self.machine.cwd, base.replay.as_deref(), &sent)
+        let replay = asked.base.replay.as_deref();
+        folder::write(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
     }
 
     /// The requests that show what no workload shows.
@@ -58,6 +68,7 @@ impl Between<'_> {
         &self,
         symptom: &Symptom,
         spec: &SoloSpec,
+        lengths: Option<Lengths>,
         lab: &Lab,
         stop: &CancellationToken,
     ) -> Result<Vec<Sent>, Failure> {
@@ -68,7 +79,7 @@ impl Between<'_> {
         let sent = tokio::select! {
             biased;
             () = stop.cancelled() => return Err(Failure::INTERRUPTED),
-            sent = proof::requests(lab, spec, questions) => sent?,
+            sent = proof::requests(lab, spec, questions, lengths) => sent?,
         };
         sent.map_err(|why| Failure::failed(format!("--report: the requests could not be written: {why}")))
     }
