@@ -218,7 +218,7 @@ async fn the_first_commit_that_changed_answers_is_found_and_that_another_one_did
     let ran = setup.home.warden(alike, LONG).await?;
     assert_eq!(ran.code, 5, "{}", ran.all());
     assert!(ran.stdout.contains("both ends answer the same"), "{}", ran.all());
-    // What searches leave is told, and goes when it is asked for.
+    // `builds list` names the builds that searches left, and `builds gc --between` removes them.
     let told = format!("for searches: {} builds of `diagnose --between`, ", builds(&setup));
     let ran = setup.home.warden(["builds", "list"], SOON).await?;
     assert!(ran.stdout.contains("no builds in ") && ran.stdout.contains(&told), "{}", ran.all());

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use warden_rig::http2::Http2;
 use warden_rig::swarm::{all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, FakeGpu, FakeNvml, Identity, Outcome, Trouble, wait_for, wait_until};
+use warden_rig::{Context as _, FakeGpu, FakeNvml, Identity, Outcome, Trouble, wait_until};
 
 use crate::canary::{HASTY, OFTEN, another_build, canaries, ended, executed_by, start, undisturbed, view_of};
 use crate::drop_in;
@@ -83,12 +83,7 @@ async fn a_canary_leaves_a_gpu_before_any_model_does() -> Outcome {
     let mut setup = Setup::new()?.top(OFTEN).top("internal.sensors.gpu_age = \"1ms\"");
     setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
-    let gpu = |pids: &[u32]| FakeGpu {
-        total: 2048 * MIB,
-        used: 720 * MIB * pids.len() as u64,
-        processes: pids.iter().map(|pid| (*pid, 720 * MIB)).collect(),
-        xids: Vec::new(),
-    };
+    let gpu = |pids: &[u32]| FakeGpu::shared_by(pids, 2048 * MIB, 720 * MIB);
     nvml.say(&[gpu(&[])])?;
     let setup = setup.fake("m", &slow, HASTY)?.fake("b", &json!({}), "preload = false\n")?;
     let binary = another_build(&setup, &slow)?;
@@ -124,7 +119,7 @@ async fn a_canary_leaves_a_gpu_before_any_model_does() -> Outcome {
         all_whole(&load.join_next().await.context("a load")??)?;
         let stays = warden.backends().iter().any(|process| process.pid == own);
         assert!(stays, "its model left: {}", warden.cli(&["events"]).await?.stdout);
-        wait_for("no canary is left", SOON, async || canaries(&warden).is_empty().then_some(())).await
+        wait_until("no canary is left", SOON, async || canaries(&warden).is_empty()).await
     };
     tokio::select! {
         done = works => done,

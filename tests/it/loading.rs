@@ -31,12 +31,7 @@ async fn five_models_share_a_gpu_that_holds_two() -> Outcome {
     let mut setup = Setup::new()?.top(QUICK);
     setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
-    let gpu = |pids: &[u32]| FakeGpu {
-        total: 2048 * MIB,
-        used: 720 * MIB * pids.len() as u64,
-        processes: pids.iter().map(|pid| (*pid, 720 * MIB)).collect(),
-        xids: Vec::new(),
-    };
+    let gpu = |pids: &[u32]| FakeGpu::shared_by(pids, 2048 * MIB, 720 * MIB);
     nvml.say(&[gpu(&[])])?;
     for name in NAMES {
         setup = setup.fake(name, &json!({"load_ms": 50}), "preload = false\n")?;
@@ -73,12 +68,7 @@ async fn where_the_environment_shows_one_gpu_of_two_that_one_is_shared() -> Outc
     setup.home.sample_model("model.gguf").await?;
     let nvml = FakeNvml::in_home(&mut setup.home)?;
     setup.home.env.insert("CUDA_VISIBLE_DEVICES".into(), "1".into());
-    let gpu = |pids: &[u32]| FakeGpu {
-        total: 1024 * MIB,
-        used: 720 * MIB * pids.len() as u64,
-        processes: pids.iter().map(|pid| (*pid, 720 * MIB)).collect(),
-        xids: Vec::new(),
-    };
+    let gpu = |pids: &[u32]| FakeGpu::shared_by(pids, 1024 * MIB, 720 * MIB);
     nvml.say(&[gpu(&[]), gpu(&[])])?;
     for name in ["a", "b"] {
         setup = setup.fake(name, &json!({"load_ms": 50}), "preload = false\nargs = [\"-c\", \"32768\"]\n")?;

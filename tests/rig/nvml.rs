@@ -21,6 +21,14 @@ pub struct FakeGpu {
     pub xids: Vec<u64>,
 }
 
+impl FakeGpu {
+    /// One of which each of these processes holds as much.
+    pub fn shared_by(pids: &[u32], total: u64, each: u64) -> Self {
+        let used = each * pids.len() as u64;
+        Self { total, used, processes: pids.iter().map(|pid| (*pid, each)).collect(), xids: Vec::new() }
+    }
+}
+
 /// The library, and its script.
 #[derive(Debug)]
 pub struct FakeNvml {

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use warden_policies::experiment::proof::{Metric, Visit};
 
-    /// What a search is told of these revisions, in this order; each is asked for as the search asks.
+    /// All answers that a search was given, in the order of its questions; `seen` gives them, until it has none.
     fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<Told> {
         let all = warden_policies::defaults();
         let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };

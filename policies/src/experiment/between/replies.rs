@@ -10,7 +10,7 @@
 //!
 //! Which difference counts is what counts in a proof: `proof.distance`, twice the distance of an end from itself if that is more, or
 //! all with `proof.answers = "equal"`; and beside that a refusal where the other end answers, whichever end it is. A third
-//! answer means that more than one revision changed answers: the first of them is found, and it is told.
+//! answer means that more than one revision changed answers. The search finds the first of them, and says that there are others.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ const OFTEN: usize = 5;
 const SOME: usize = 3;
 
 /// How a revision answers those questions that tell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// Questions that it answers as the older end does.
     pub as_older: usize,
@@ -124,7 +124,7 @@ impl Judge for ByReplies {
         }
         self.telling = telling;
         let symptom = Symptom::Answers { requests: self.names() };
-        let said = Said { as_older: self.telling.len(), ..Said::none() };
+        let said = Said { as_older: self.telling.len(), ..Said::default() };
         let judged = Judged::new(0, Standing::Healthy, asked);
         let healthy = Heard::Stands(Box::new(Judged { answers: Some(said), ..judged }));
         Ends::Differ { symptom, is_newer: true, healthy }
@@ -155,14 +155,14 @@ impl Judge for ByReplies {
 
     fn tell(&self, conclusion: &mut Conclusion) {
         if self.telling.is_empty() {
-            // What is too near to count is told, unless an end says now so and now so.
+            // Differences that are too small to count are listed, unless an end answers differently each time.
             let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
             let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
             conclusion.differences = near.collect();
             return;
         }
-        conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(one)).collect();
-        let said = Said { as_newer: self.telling.len(), ..Said::none() };
+        conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(&one.request)).collect();
+        let said = Said { as_newer: self.telling.len(), ..Said::default() };
         let judged = Judged::new(self.last, Standing::Ill, self.newer.len());
         conclusion.judged.push(Judged { answers: Some(said), ..judged });
     }
@@ -203,11 +203,9 @@ impl ByReplies {
 
     /// What the ends say otherwise, though not so much that it counts.
     fn near(&self, request: &str) -> Option<Otherwise> {
-        let question = Question { request: request.to_owned(), limit: 0.0 };
-        let first = |end: &[Vec<Reply>]| all(end, request).first().copied().cloned();
-        let (older, newer) = (first(&self.older)?, first(&self.newer)?);
-        let differs = proof::differ(Strictness::Equal, 0.0, &older, &newer);
-        differs.then(|| self.otherwise(&question)).flatten()
+        let (older, newer) = self.first_of_both(request)?;
+        let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
+        differs.then(|| self.otherwise(request)).flatten()
     }
 
     fn names(&self) -> Vec<String> {
@@ -241,17 +239,22 @@ impl ByReplies {
         proof::differ(self.proof.answers, question.limit, one, other)
     }
 
-    fn otherwise(&self, question: &Question) -> Option<Otherwise> {
-        let first = |end: &[Vec<Reply>]| all(end, &question.request).first().copied().cloned();
-        let (older, newer) = (first(&self.older)?, first(&self.newer)?);
-        let difference = proof::difference(&older, &newer);
-        let said = |reply: Reply| match reply.refused {
+    /// What each end answered the first time.
+    fn first_of_both(&self, request: &str) -> Option<(&Reply, &Reply)> {
+        let first = |end| all(end, request).first().copied();
+        Some((first(&self.older)?, first(&self.newer)?))
+    }
+
+    fn otherwise(&self, request: &str) -> Option<Otherwise> {
+        let (older, newer) = self.first_of_both(request)?;
+        let difference = proof::difference(older, newer);
+        let said = |reply: &Reply| match &reply.refused {
             Some(why) => format!("refused: {why}"),
-            None if reply.vector.is_empty() => reply.text,
+            None if reply.vector.is_empty() => reply.text.clone(),
             None => format!("{} numbers", reply.vector.len()),
         };
         Some(Otherwise {
-            request: question.request.clone(),
+            request: request.to_owned(),
             shared: difference.shared,
             of: difference.of,
             distance: difference.distance,
@@ -262,7 +265,7 @@ impl ByReplies {
 
     /// How a revision answered by now.
     fn said(&self, open: &Open) -> Said {
-        let mut said = Said::none();
+        let mut said = Said::default();
         for question in &self.telling {
             let own = all(&open.asked, &question.request);
             let is_as = |end: &[Vec<Reply>], one: &Reply| {
@@ -318,12 +321,6 @@ impl ByReplies {
         let answers = (!open.asked.is_empty()).then(|| self.said(&open));
         let judged = Judged::new(open.revision, standing, open.asked.len());
         Heard::Stands(Box::new(Judged { answers, ..judged }))
-    }
-}
-
-impl Said {
-    const fn none() -> Self {
-        Self { as_older: 0, as_newer: 0, otherwise: Vec::new(), unsteady: Vec::new(), missing: Vec::new() }
     }
 }
 
