@@ -30,13 +30,13 @@ enum Kind {
 }
 
 impl AnswerBody {
-    pub(crate) fn fixed(bytes: Bytes, flight: Flight, outcome: Outcome, busy: Busy) -> Self {
+    pub(crate) fn fixed(bytes: Bytes, flight: Box<Flight>, outcome: Outcome, busy: Busy) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
-        Self { kind: Kind::Fixed { bytes, flight: Some(Box::new(flight)), outcome }, _busy: Some(busy) }
+        Self { kind: Kind::Fixed { bytes, flight: Some(flight), outcome }, _busy: Some(busy) }
     }
 
-    pub(crate) fn relay(relay: Relay, busy: Busy) -> Self {
-        Self { kind: Kind::Relay(Box::new(relay)), _busy: Some(busy) }
+    pub(crate) fn relay(relay: Box<Relay>, busy: Busy) -> Self {
+        Self { kind: Kind::Relay(relay), _busy: Some(busy) }
     }
 
     /// The answer that is inside knows that the connection is busy.

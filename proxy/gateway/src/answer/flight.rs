@@ -26,6 +26,7 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
+    /// Boxed: it goes along from the request's head to the last byte of its answer, and each hand would copy it.
     pub(crate) fn begin(
         observer: Arc<dyn Observer>,
         gauges: Arc<Gauges>,
@@ -34,7 +35,7 @@ impl Flight {
         method: Method,
         protocol: Version,
         route: &'static str,
-    ) -> Self {
+    ) -> Box<Self> {
         gauges.in_flight.fetch_add(1, Ordering::Relaxed);
         let record = Record {
             request_id,
@@ -58,7 +59,15 @@ impl Flight {
             continued: false,
             tried: None,
         };
-        Self { record, pass: None, untold: 0, started: Instant::now(), observer, gauges, told: false }
+        Box::new(Self {
+            record,
+            pass: None,
+            untold: 0,
+            started: Instant::now(),
+            observer,
+            gauges,
+            told: false,
+        })
     }
 
     /// Counts bytes of the answer passed on.

@@ -57,6 +57,6 @@ impl Again {
             died: (!dead.is_canary()).then_some(died),
             patience: Duration::ZERO,
         };
-        attempts.run_again(dead, *message, deadline).await
+        attempts.run_again(dead, message, deadline).await
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Relayed {
     pub(crate) response: Response<Incoming>,
     /// What was read of its body already.
     pub(crate) ahead: VecDeque<Bytes>,
-    pub(crate) backend: Backend,
+    pub(crate) backend: Box<Backend>,
     /// The request, if it asked for a stream and may be executed once more.
     pub(crate) kept: Option<Box<Message>>,
 }
@@ -117,7 +117,7 @@ impl Attempts<'_> {
     pub(crate) async fn run(
         &mut self,
         lease: Arc<dyn BackendLease>,
-        message: Message,
+        message: Box<Message>,
         deadline: Instant,
     ) -> Result<Relayed, Refusal> {
         let relayed = self.search(lease, message, deadline).await;
@@ -128,7 +128,7 @@ impl Attempts<'_> {
     pub(crate) async fn run_again(
         &mut self,
         dead: Arc<dyn BackendLease>,
-        message: Message,
+        message: Box<Message>,
         deadline: Instant,
     ) -> Result<Relayed, Refusal> {
         match self.once_more(dead).await {
@@ -148,7 +148,7 @@ impl Attempts<'_> {
     async fn search(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
-        mut message: Message,
+        mut message: Box<Message>,
         deadline: Instant,
     ) -> Result<Relayed, Refusal> {
         let Self { upstream, model, limits, .. } = *self;
@@ -158,7 +158,7 @@ impl Attempts<'_> {
             // Rare: not a part of every request's future.
             match Box::pin(self.by_canary(lease, message, deadline)).await? {
                 Canary::Answers(relayed) => return Ok(*relayed),
-                Canary::Left(other, back) => (lease, message) = (other, *back),
+                Canary::Left(other, back) => (lease, message) = (other, back),
             }
         }
         loop {
@@ -170,7 +170,9 @@ impl Attempts<'_> {
             }
             let mut revoked = lease.clone().revoked();
             let result = {
-                let mut once = pin!(timeout_at(deadline, Self::once(upstream, &lease, &mut message)));
+                // Pinned first: the clock around it would take a copy of it.
+                let once = pin!(Self::once(upstream, &lease, &mut message));
+                let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
                     biased;
                     result = &mut once => Some(result),
@@ -208,13 +210,14 @@ impl Attempts<'_> {
                 }
                 Ok(Ok((response, conn, pool))) => {
                     let sent = message.sent();
-                    let backend = Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None };
+                    let backend =
+                        Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
                     let kept = message.streams() && self.may_repeat(&message);
                     return Ok(Relayed {
                         response,
                         ahead: VecDeque::new(),
                         backend,
-                        kept: kept.then(|| Box::new(message)),
+                        kept: kept.then_some(message),
                     });
                 }
                 Ok(Err(failed)) => failed,

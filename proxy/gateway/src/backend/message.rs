@@ -55,9 +55,14 @@ fn executes_nothing(method: &Method) -> bool {
 }
 
 impl Message {
-    /// A request with its body, as far as that was taken in.
-    pub(crate) fn new(parts: Parts, intake: Box<Intake>, repeating: Repeating) -> Result<Self, Refusal> {
+    /// A request with its body, as far as that was taken in. Boxed, as it goes through many hands.
+    pub(crate) fn new(
+        parts: Box<Parts>,
+        intake: Box<Intake>,
+        repeating: Repeating,
+    ) -> Result<Box<Self>, Refusal> {
         let Repeating { generates, repeats, remembers, most_bytes } = repeating;
+        let parts = *parts;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| Refusal::Host)?;
         let is_safe = executes_nothing(&parts.method);
@@ -77,7 +82,7 @@ impl Message {
             let sent = intake.sent.clone();
             Outgoing::Once(Some(RequestBody::once(intake)), sent)
         };
-        Ok(Self { head, body, streams, generates_stream, repeats })
+        Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
     /// A request to send. One that is sent once is given away by the first call.

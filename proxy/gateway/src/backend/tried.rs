@@ -22,7 +22,7 @@ impl Attempts<'_> {
     pub(super) async fn by_canary(
         &mut self,
         lease: Arc<dyn BackendLease>,
-        mut message: Message,
+        mut message: Box<Message>,
         deadline: Instant,
     ) -> Result<Canary, Refusal> {
         let Self { upstream, model, limits, .. } = *self;
@@ -39,23 +39,23 @@ impl Attempts<'_> {
         let why = match result {
             Some(Ok(Ok((response, conn, pool)))) => {
                 let (sent, begins_by) = (message.sent(), Some(until));
-                let backend = Backend { lease, revoked, conn, pool, sent, deadline, begins_by };
+                let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by });
                 match sound(response, backend, upstream.config.upstream.continue_bytes.in_memory(), until)
                     .await
                 {
                     Ok((response, ahead, backend)) => {
                         let kept = message.streams() && self.may_repeat(&message);
-                        let kept = kept.then(|| Box::new(message));
+                        let kept = kept.then_some(message);
                         return Ok(Canary::Answers(Box::new(Relayed { response, ahead, backend, kept })));
                     }
                     Err((backend, why)) => {
-                        let Backend { lease, sent, .. } = backend;
+                        let Backend { lease, sent, .. } = *backend;
                         if let Some(print) = sent.whole_print().filter(|_| why == BROKE) {
                             lease.broke(print);
                             lease.doubt();
                         }
                         let other = self.instead(lease, why).await?;
-                        return Ok(Canary::Left(other, Box::new(message)));
+                        return Ok(Canary::Left(other, message));
                     }
                 }
             }
@@ -87,7 +87,7 @@ impl Attempts<'_> {
         };
         drop(revoked);
         let other = self.instead(lease, why).await?;
-        Ok(Canary::Left(other, Box::new(message)))
+        Ok(Canary::Left(other, message))
     }
 
     /// A lease of the model's own build in the place of a canary's.
@@ -131,10 +131,10 @@ const GARBLED: &str = "what it answered cannot be read";
 /// could be mended behind that.
 async fn sound(
     mut response: Response<Incoming>,
-    mut backend: Backend,
+    mut backend: Box<Backend>,
     most: usize,
     until: Instant,
-) -> Result<(Response<Incoming>, VecDeque<Bytes>, Backend), (Backend, &'static str)> {
+) -> Result<(Response<Incoming>, VecDeque<Bytes>, Box<Backend>), (Box<Backend>, &'static str)> {
     // What it refuses the other build may take: a route or a field that one of them does not know.
     if !response.status().is_success() {
         return Err((backend, "it answered with an error"));

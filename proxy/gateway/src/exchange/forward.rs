@@ -55,7 +55,7 @@ pub(super) struct Waits {
     pub(super) since: Instant,
     lease: BoxFuture<'static, Result<Arc<dyn BackendLease>, Denied>>,
     prepared: Prepared,
-    parts: Parts,
+    parts: Box<Parts>,
     intake: Box<Intake>,
     limits: Limits,
 }
@@ -123,7 +123,7 @@ async fn wait(
     exchange: &mut Exchange,
     manner: Manner,
     prepared: Prepared,
-    parts: Parts,
+    parts: Box<Parts>,
     intake: Box<Intake>,
     limits: Limits,
 ) -> Result<Forwarded, Refused> {
@@ -147,7 +147,7 @@ async fn wait(
 async fn granted_later(
     exchange: &mut Exchange,
     prepared: Prepared,
-    parts: Parts,
+    parts: Box<Parts>,
     intake: Box<Intake>,
     limits: Limits,
     granted: Result<Arc<dyn BackendLease>, Denied>,
@@ -190,7 +190,7 @@ impl Prepared {
 async fn send(
     exchange: &mut Exchange,
     prepared: Prepared,
-    parts: Parts,
+    parts: Box<Parts>,
     mut intake: Box<Intake>,
     limits: Limits,
     lease: Arc<dyn BackendLease>,

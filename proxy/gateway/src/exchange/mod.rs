@@ -72,14 +72,14 @@ struct Exchange {
     route: Route,
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
-    flight: Flight,
+    flight: Box<Flight>,
     /// The rules of the name under which the model is asked for, if it has its own.
     renamed: Option<Arc<ModelRules>>,
 }
 
 /// A head has come, of which only the target has been read.
 struct Received {
-    parts: Parts,
+    parts: Box<Parts>,
     body: Incoming,
     /// What the reader beside hyper made of the head.
     seen: Option<Seen>,
@@ -94,7 +94,6 @@ struct Received {
 }
 
 /// The head is sound, and its client may ask.
-#[expect(clippy::large_enum_variant, reason = "one per request, and never in a collection")]
 enum Admitted {
     /// For us: headers and body of the answer.
     Here(Words),
@@ -103,7 +102,7 @@ enum Admitted {
 
 /// A request for a backend, of whose body nothing has been read.
 struct Asked {
-    parts: Parts,
+    parts: Box<Parts>,
     body: Incoming,
     named: Option<Result<ModelPath, Refusal>>,
     held: Arc<Share>,
@@ -197,7 +196,9 @@ fn receive(
     request: Request<Incoming>,
 ) -> (Exchange, Received) {
     let seen = conn.next_head();
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
+    // Boxed, as the flight is.
+    let mut parts = Box::new(parts);
     let is_outside = if shared.config.server.api_prefix.is_empty() {
         false
     } else {

@@ -128,7 +128,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
-    let relay = Relay::new((incoming, ahead), exchange.flight, backend, again, remember, &terms);
+    let relay = Relay::new((incoming, ahead), exchange.flight, *backend, again, remember, &terms);
     let mut answer = Response::new(AnswerBody::relay(relay, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;

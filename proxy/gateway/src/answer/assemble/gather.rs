@@ -75,7 +75,7 @@ pub(crate) async fn gather(
     config: &Upstream,
 ) -> Result<(StatusCode, HeaderMap, Bytes), Refusal> {
     let Relayed { response, backend, .. } = relayed;
-    let Backend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = backend;
+    let Backend { lease, mut revoked, mut conn, sent, deadline, begins_by, .. } = *backend;
     let (mut parts, mut incoming) = response.into_parts();
     let model = flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
     let mut tally = Tally {

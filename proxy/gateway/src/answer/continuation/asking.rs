@@ -140,7 +140,7 @@ impl Asking<'_> {
         }
         let Self { lease, revoked, deadline, .. } = self;
         let sent = message.sent();
-        let backend = Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None };
+        let backend = Box::new(Backend { lease, revoked, conn, pool, sent, deadline, begins_by: None });
         Ok(Relayed { response, ahead: VecDeque::new(), backend, kept: None })
     }
 }

@@ -171,7 +171,7 @@ async fn computed(
     let asks_first = may_repeat == Ok(Draw::Default) && prefill.is_ok();
     if planned.is_err() && may_repeat.is_ok() && !asks_first {
         let voice = repeat(heard)?;
-        let relayed = attempts.run(lease, *message, deadline).await.map_err(Stop::Refused)?;
+        let relayed = attempts.run(lease, message, deadline).await.map_err(Stop::Refused)?;
         return Ok((relayed, voice));
     }
     let probe = match &planned {
@@ -179,9 +179,9 @@ async fn computed(
         Err(_) => beside(&message, Some("/completion"), Prefill::settings(), false)?,
     };
     // With all that holds for a request that a server may have died of: it may have to be alone there.
-    let probed = attempts.run(lease, probe, deadline).await.map_err(Stop::Refused)?;
-    let Relayed { response, backend: Backend { lease, revoked, conn, pool, sent, deadline, .. }, .. } =
-        probed;
+    let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(Stop::Refused)?;
+    let Relayed { response, backend, .. } = probed;
+    let Backend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
     let mut asking = Asking { attempts, message, lease, revoked, deadline };
     let probed = (response, (conn, sent.whole_print().is_some()), pool);
     let (why, nor, settings) = match planned {

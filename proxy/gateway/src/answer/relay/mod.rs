@@ -59,7 +59,7 @@ pub(crate) struct Relay {
     incoming: Incoming,
     /// What was read of it before its head passed.
     ahead: VecDeque<Bytes>,
-    flight: Flight,
+    flight: Box<Flight>,
     lease: Option<Arc<dyn BackendLease>>,
     revoked: BoxFuture<'static, ()>,
     conn: Option<UpstreamConn>,
@@ -101,47 +101,52 @@ pub(crate) struct Relay {
 impl Relay {
     pub(crate) fn new(
         (incoming, ahead): (Incoming, VecDeque<Bytes>),
-        flight: Flight,
+        flight: Box<Flight>,
         backend: Backend,
         again: Option<Box<Again>>,
         remember: Option<Box<Remember>>,
         terms: &RelayTerms,
-    ) -> Self {
+    ) -> Box<Self> {
         let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
         let again = again.filter(|_| terms.events.is_some());
         let continues = again.as_ref().and(terms.events).and_then(|terms| terms.continues);
         let heard = continues.map(|continues| Box::new(continues.transcript()));
-        let mut relay = Self {
-            incoming,
-            ahead,
-            flight,
-            revoked,
-            lease: Some(lease),
-            conn: Some(conn),
-            pool,
-            sent,
-            meter: terms.tail_bytes.map(Meter::new),
-            tail_bytes: terms.tail_bytes,
-            generates: terms.generates,
-            events: terms.events.map(|terms| Events::new(terms.limit)),
-            terms: terms.events,
-            again,
-            spare: None,
-            remember,
-            heard,
-            voice: None,
-            resuming: None,
-            waiting: None,
-            timer: None,
-            comment: None,
-            deadline,
-            begins_by,
-            dialect: terms.dialect,
-            reusable: terms.reusable,
-            ended: false,
-            last_words: None,
-            breaking: None,
-        };
+        // Made where it stays.
+        let place = Box::new_uninit();
+        let mut relay = Box::write(
+            place,
+            Self {
+                incoming,
+                ahead,
+                flight,
+                revoked,
+                lease: Some(lease),
+                conn: Some(conn),
+                pool,
+                sent,
+                meter: terms.tail_bytes.map(Meter::new),
+                tail_bytes: terms.tail_bytes,
+                generates: terms.generates,
+                events: terms.events.map(|terms| Events::new(terms.limit)),
+                terms: terms.events,
+                again,
+                spare: None,
+                remember,
+                heard,
+                voice: None,
+                resuming: None,
+                waiting: None,
+                timer: None,
+                comment: None,
+                deadline,
+                begins_by,
+                dialect: terms.dialect,
+                reusable: terms.reusable,
+                ended: false,
+                last_words: None,
+                breaking: None,
+            },
+        );
         relay.begin();
         relay
     }

@@ -92,7 +92,7 @@ impl Relay {
     /// Another backend's answer to the same request begins, or the rest of the first one's.
     pub(super) fn resume(&mut self, relayed: Relayed, voice: Option<Voice>) {
         let Relayed { response, backend, kept, .. } = relayed;
-        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = backend;
+        let Backend { lease, revoked, conn, pool, sent, deadline, begins_by } = *backend;
         lease.note_progress(0);
         lease.note_answered(true, true);
         self.incoming = response.into_body();
