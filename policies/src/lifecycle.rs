@@ -252,6 +252,12 @@ impl Machine {
         matches!(self.phase, Phase::Draining | Phase::Stopping).then_some(self.then)
     }
 
+    /// Whether a start follows at once when the process has ended.
+    pub fn restarts_when_ended(&self) -> bool {
+        // One that never was ready is started after a pause.
+        self.phase == Phase::Stopping && self.was_ready && self.then == Then::Restart
+    }
+
     /// Whether a process exists (or is being created).
     pub fn has_process(&self) -> bool {
         !matches!(self.phase, Phase::Idle | Phase::Backoff | Phase::Failed)

@@ -39,8 +39,13 @@ impl Model {
     pub(super) fn step(&mut self, id: UnitId, event: Event) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
+        let asks = self.asks_to_stay();
         let Some(unit) = self.unit_mut(id) else { return };
         let before = unit.machine.clone();
+        if asks && matches!(event, Event::Exited(_) | Event::Felled) && before.restarts_when_ended() {
+            // Its successor waits for the answer like any other start.
+            unit.machine.step(Event::Down, now, &policy);
+        }
         let effects = unit.machine.step(event, now, &policy);
         let (changed, phase) = (unit.machine != before, unit.phase());
         if phase != before.phase() {

@@ -234,6 +234,11 @@ impl Model {
         self.ask_now();
     }
 
+    /// Whether it waits to hear if it may stay with other settings. No process is made meanwhile.
+    pub(super) fn asks_to_stay(&self) -> bool {
+        matches!(self.stand, Stand::In { asking: Some(_), .. })
+    }
+
     fn ask_now(&mut self) {
         if let Stand::In { asking, .. } = &mut self.stand {
             self.asks += 1;

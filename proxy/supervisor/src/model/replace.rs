@@ -16,7 +16,6 @@ use warden_policies::{Action, Decision, MemoryKind, Reason};
 
 use super::Model;
 use super::context::Permit;
-use super::loading::Stand;
 use super::replacement::Replacement;
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
@@ -36,7 +35,7 @@ pub(super) fn because(reason: Reason) -> Decision {
 impl Model {
     /// Begins a replacement that the policy decided and nothing holds back.
     pub(super) fn replace_by_policy(&mut self, replica: u32, decision: Decision, permit: Option<Permit>) {
-        if matches!(self.stand, Stand::In { asking: Some(_), .. }) {
+        if self.asks_to_stay() {
             // Its next process would have other settings, for which it is not known whether there is room: it is judged again.
             return;
         }

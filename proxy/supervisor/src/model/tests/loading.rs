@@ -11,6 +11,9 @@ use super::script::{Gives, Role};
 use super::*;
 use crate::spec::Fallback;
 
+#[path = "stays.rs"]
+mod stays;
+
 const GIB: u64 = 1 << 30;
 
 /// A model that needs so many GiB of a GPU, and takes them.
@@ -265,69 +268,6 @@ async fn a_process_is_put_on_the_gpu_that_has_room_and_its_successor_too() {
     };
     let one = |gpu: &str| Some(gpu.to_owned());
     assert_eq!([only(0), only(1), only(2)], [one("1"), one("0"), one("1")]);
-    rig.end().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_a_reload_adds_is_kept_for_the_model_if_it_is_left_and_else_the_model_waits_for_room() {
-    let mut rig = rig(&[("a", 8), ("b", 10), ("c", 4)]).await;
-    for (model, gib) in [("a", 8), ("b", 10)] {
-        rig.next_takes(gib);
-        drop(rig.lease_of(model).await.unwrap());
-    }
-    pass(secs(100)).await;
-    let grow = |config: &mut FleetConfig, gib: u64| {
-        needs(&mut config.models[0], gib);
-        config.models[0].command.args.push(gib.to_string());
-    };
-    // While its old process answers, its new one is owed what it will take.
-    let long = rig.lease_of("a").await.unwrap();
-    rig.apply(|config| grow(config, 13)).await;
-    pass(secs(5)).await;
-    assert_eq!(
-        (rig.states(), rig.script.children().len()),
-        (vec![ModelState::Draining, Loaded, Unloaded], 2)
-    );
-    rig.next_takes(13);
-    let other = rig.lease_of_later("c").await;
-    pass(secs(1)).await;
-    assert_eq!(rig.count("makes_room"), 1, "8 + 10 + 4 would fit, 13 + 10 + 4 do not");
-    drop(long);
-    rig.next_takes(4);
-    drop(other.await.unwrap().unwrap());
-    pass(secs(100)).await;
-    assert_eq!((rig.states(), rig.count("loads_anew")), (vec![Loaded, Unloaded, Loaded], 0));
-    // 24 - 4 are left for it: it leaves as soon as it has answered, and comes with what it needs now when somebody asks for it.
-    let long = rig.lease_of("a").await.unwrap();
-    rig.apply(|config| grow(config, 21)).await;
-    let waiting = rig.lease_of_later("a").await;
-    pass(secs(30)).await;
-    assert_eq!((rig.count("loads_anew"), rig.script.alive(), waiting.is_finished()), (1, 2, false));
-    rig.next_takes(21);
-    drop(long);
-    drop(waiting.await.unwrap().unwrap());
-    assert_eq!(rig.states(), [Loaded, Unloaded, Unloaded]);
-    assert_eq!((rig.script.alive(), rig.count("makes_room")), (1, 2));
-    rig.end().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn more_processes_of_a_loaded_model_are_placed_before_they_start() {
-    let mut rig = Rig::new(|config, script| {
-        script.set_gpus(&[24 * GIB, 24 * GIB]);
-        needs(&mut config.models[0], 16);
-        script.set_usual(Role { vram: Some(16 * GIB), ..Role::default() });
-    })
-    .await;
-    drop(rig.lease().await.unwrap());
-    rig.apply(|config| config.models[0].run.replicas = 2).await;
-    pass(secs(10)).await;
-    let only = |child: usize| {
-        let env = &rig.script.children()[child].request.command.env;
-        env.iter().find(|(name, _)| name == "GPUS").map(|(_, gpus)| gpus.clone()).unwrap()
-    };
-    assert_eq!(rig.script.children().len(), 2);
-    assert_ne!(only(0), only(1));
     rig.end().await;
 }
 
