@@ -77,10 +77,12 @@ impl Loading {
                 // Until its processes are new ones the old ones have what they have.
                 let has = has(model);
                 if !model.is_taking() {
-                    // What the old ones have is free for it where they go first, and is beside it where they do not.
-                    let returns = if beside { Amounts::none() } else { model.held() };
-                    self.before = before.map(|before| before.plus(&returns));
-                    model.settles = Some(now.saturating_add(self.numbers.turn_most));
+                    // What the old ones have is part of what it is promised, whether they go first or not.
+                    let held = model.held();
+                    self.before = before.map(|before| before.plus(&held));
+                    // A load may take as long as the last one did, and not go well: others must not wait for that for ever.
+                    let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
+                    model.settles = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
                 let both = if beside { promised.plus(&has) } else { promised.max(&has) };
                 (model.promised, model.renewed) = (both, Some(promised));

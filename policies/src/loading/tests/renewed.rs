@@ -159,6 +159,23 @@ fn while_both_processes_are_there_both_have_their_room() {
 }
 
 #[test]
+fn what_a_process_takes_that_loads_for_minutes_is_counted_once() {
+    let mut all = loading(&[80], &[("a", model(20)), ("b", model(30))]);
+    all.wants(&name("a"), true);
+    assert_eq!(orders(&mut all, 0, &[]), ["+a"]);
+    all.loaded(&name("a"), secs(150));
+    all.read(&name("a"), holds(20));
+    remake(&mut all, "a", model(24));
+    let free = |gib: u64| Amounts { host: 1 << 40, gpus: vec![gib * GIB] };
+    let idle = |_: &Who| Seen { idle_for: secs(1000), ..Seen::default() };
+    assert_eq!(words(all.next(secs(200), Some(&free(60)), idle)), ["=a"]);
+    // Four minutes later the new one has 20 of its 24, and the old one serves.
+    assert_eq!(words(all.next(secs(440), Some(&free(40)), idle)), [""; 0]);
+    all.wants(&name("b"), false);
+    assert_eq!(words(all.next(secs(441), Some(&free(40)), idle)), ["+b"], "80 - 20 - 24 = 36");
+}
+
+#[test]
 fn who_waits_to_be_made_anew_came_first_and_whose_process_does_not_come_has_what_it_had() {
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14)), ("c", model(10))]);
     load_read(&mut all, &[("a", 8), ("x", 14)]);
