@@ -478,7 +478,8 @@ async fn a_model_that_left_for_another_one_comes_back_warm() -> Outcome {
 
 #[tokio::test]
 async fn what_a_model_left_is_private_and_goes_after_its_time_and_with_us() -> Outcome {
-    let (warden, mut talks, directory) = left("ttl = \"1s\"\nwarm_away = \"3s\"").await?;
+    // Long enough for a busy machine to look at them.
+    let (warden, mut talks, directory) = left("ttl = \"1s\"\nwarm_away = \"8s\"").await?;
     unloaded(&warden).await?;
     assert_eq!(files(&directory), 3);
     for file in std::fs::read_dir(&directory)? {
