@@ -1,6 +1,8 @@
 //! `diagnose --between` in a history of invented servers, which are built, run and judged as llama.cpp's are: what was planted in one commit
 //! is found, commits that do not build are gone around, and a search that was broken off goes on where it was.
 
+mod builds;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

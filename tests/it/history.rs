@@ -27,6 +27,11 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(llama-server tools/server/server.c)
 ";
 
+/// Which commit it is, out of the last line of the program.
+const NUMBER: &str = "file(STRINGS tools/server/server.c number REGEX \"^/. [0-9]+ ./$\")
+string(REGEX REPLACE \"[^0-9]\" \"\" number \"${number}\")
+";
+
 /// The program, with what is planted in it.
 fn server(planted: &str) -> Result<String, Trouble> {
     let fake = binaries::fake_llama()?;
@@ -50,9 +55,15 @@ pub(crate) struct History {
 
 impl History {
     pub(crate) fn new(folder: PathBuf, planted: &[&str]) -> Result<Self, Trouble> {
+        Self::configured(folder, "", planted)
+    }
+
+    /// The same, where each is configured with this, too; `${number}` is which commit it is.
+    pub(crate) fn configured(folder: PathBuf, more: &str, planted: &[&str]) -> Result<Self, Trouble> {
         let history = Self { folder };
+        let cmake = if more.is_empty() { CMAKE.to_owned() } else { format!("{CMAKE}{NUMBER}{more}") };
         for (name, text) in [
-            ("CMakeLists.txt", CMAKE),
+            ("CMakeLists.txt", cmake.as_str()),
             ("ggml/CMakeLists.txt", "# nothing here\n"),
             ("tools/server/CMakeLists.txt", "# nothing here\n"),
         ] {

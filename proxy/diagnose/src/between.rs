@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_policies::experiment::between::{Aim, Ask, Conclusion, Rules, Search, Seen, Step};
+use warden_policies::experiment::between::{Ahead, Aim, Ask, Conclusion, Rules, Search, Seen, Step};
 use warden_policies::experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
@@ -22,6 +22,22 @@ use crate::lab::Lab;
 use crate::leg::{Leg, Progress, run_leg, told};
 use crate::proof::Lengths;
 use crate::proof::visit::{self, Wanted};
+
+/// A revision whose server is needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Which, by its place in the line.
+    pub revision: usize,
+    /// What else may be asked for after it, so that it can be made ready at the same time.
+    pub ahead: Ahead,
+}
+
+impl Needed {
+    /// That one, and nothing after it.
+    pub fn only(revision: usize) -> Self {
+        Self { revision, ahead: Ahead::default() }
+    }
+}
 
 /// The server of a revision; why there is none, if there is none.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer>> + Send + 'a>>;
@@ -46,8 +62,10 @@ pub struct Line<'a> {
     pub newer_only: bool,
     /// How long the requests are that its processes are timed and asked with; empty until one was.
     pub lengths: &'a OnceLock<Lengths>,
-    /// Their servers.
-    pub server: &'a (dyn Fn(usize) -> Serving<'a> + Sync),
+    /// So many revisions that may be asked for next are told to whoever gives the servers; 0: none.
+    pub ahead: usize,
+    /// Their servers. No process of the search runs while one is waited for.
+    pub server: &'a (dyn Fn(Needed) -> Serving<'a> + Sync),
 }
 
 impl std::fmt::Debug for Line<'_> {
@@ -138,7 +156,10 @@ impl Line<'_> {
                 return Ok(search.interrupt());
             }
             watch(Searching::Next(ask, search.left()));
-            let Some(seen) = self.see(lab, ask, watch, stop).await? else { return Ok(search.interrupt()) };
+            let needed = Needed { revision: ask.revision, ahead: search.ahead(self.ahead) };
+            let Some(seen) = self.see(lab, ask, needed, watch, stop).await? else {
+                return Ok(search.interrupt());
+            };
             let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
             let told = Told { ask, seen, lengths };
             if !told.is_passing(self.last) {
@@ -153,10 +174,11 @@ impl Line<'_> {
         &self,
         lab: &Lab,
         ask: Ask,
+        needed: Needed,
         watch: &mut (dyn FnMut(Searching<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Option<Seen>, DiagnoseError> {
-        let served = (self.server)(ask.revision).await;
+        let served = (self.server)(needed).await;
         if stop.is_cancelled() {
             return Ok(None);
         }

@@ -21,6 +21,12 @@ pub(super) trait Judge {
     /// Takes in what came of it.
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard;
 
+    /// The revision that is being judged, if one is.
+    fn open(&self) -> Option<usize>;
+
+    /// Those whose processes run beside it, by turns.
+    fn beside(&self) -> Vec<usize>;
+
     /// Whether nothing is half done that has to be done at one time.
     fn is_whole(&self) -> bool {
         true

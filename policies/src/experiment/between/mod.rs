@@ -20,19 +20,23 @@
 //! It never runs anything: whoever has it asks [`Search::next`], runs that, and tells [`Search::observe`]. The same observations lead to
 //! the same questions, so a search can be taken up again from what was told.
 
+mod ahead;
+mod at_a_time;
 mod conclusion;
 mod judge;
 mod pace;
+mod places;
 mod replies;
 #[cfg(test)]
 mod tests;
 mod work;
 
-use std::collections::BTreeMap;
-
+pub use self::ahead::Ahead;
+pub use self::at_a_time::{Machine, Split, Takes, Wanted, at_a_time};
 pub use self::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use self::judge::{Ends, Heard, Judge};
 pub use self::pace::Pace;
+use self::places::Places;
 pub use self::replies::{Otherwise, Said};
 use super::crash::CrashPolicy;
 use super::proof::{ProofPolicy, Visit};
@@ -78,9 +82,6 @@ pub enum Step {
     /// Nothing more.
     Done(Conclusion),
 }
-
-/// So many that cannot be told between two that can are the end of a search: each is a build.
-const UNKNOWN_MOST: usize = 16;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -166,13 +167,9 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Search {
     kind: Kind,
-    /// The newer end; the older one is 0.
-    last: usize,
+    places: Places,
     phase: Phase,
     symptom: Option<Symptom>,
-    /// The end that has it.
-    ill: usize,
-    known: BTreeMap<usize, Standing>,
     judged: Vec<Judged>,
     legs: usize,
 }
@@ -188,11 +185,9 @@ impl Search {
         };
         Self {
             kind,
-            last,
+            places: Places::new(last),
             phase: Phase::Ends,
             symptom: None,
-            ill: 0,
-            known: BTreeMap::new(),
             judged: Vec::new(),
             legs: 0,
         }
@@ -222,14 +217,14 @@ impl Search {
         self.legs += 1;
         match (&self.phase, seen) {
             (Phase::Ends, Seen::Cannot(why)) => {
-                self.phase = Phase::Over(Outcome::EndFailed { newer: ask.revision == self.last, why });
+                self.phase =
+                    Phase::Over(Outcome::EndFailed { newer: ask.revision == self.places.last(), why });
             }
             (Phase::Ends, seen) => match self.kind.judge_mut().take_end(ask, seen) {
                 Ends::More => {}
                 Ends::Over(outcome) => self.phase = Phase::Over(outcome),
                 Ends::Differ { symptom, is_newer, healthy } => {
-                    self.ill = if is_newer { self.last } else { 0 };
-                    self.known.insert(self.ill, Standing::Ill);
+                    self.places.differ(is_newer);
                     self.symptom = Some(symptom);
                     self.phase = Phase::Line;
                     self.hear(healthy);
@@ -256,8 +251,8 @@ impl Search {
         let (revision, standing) = (judged.revision, judged.standing.clone());
         self.judged.push(Judged { again, ..judged });
         if !again {
-            self.known.insert(revision, standing);
-        } else if self.known.get(&revision) != Some(&standing) {
+            self.places.set(revision, standing);
+        } else if self.places.of(revision) != Some(&standing) {
             self.phase = Phase::Over(Outcome::Unsteady { revision });
         }
     }
@@ -269,7 +264,7 @@ impl Search {
 
     /// Whether both ends were seen and only the older one has the symptom.
     pub const fn only_the_older_is_ill(&self) -> bool {
-        self.symptom.is_some() && self.ill == 0
+        self.symptom.is_some() && self.places.ill() == 0
     }
 
     /// Whether nothing is half done: processes that are compared with each other run one behind the other, and whoever goes on later begins
@@ -288,27 +283,8 @@ impl Search {
 
     /// Revisions that may still be it, if the line is being searched.
     pub fn left(&self) -> Option<usize> {
-        let (healthy, ill) = self.bounds()?;
+        let (healthy, ill) = self.places.bounds()?;
         Some(healthy.abs_diff(ill))
-    }
-
-    /// The healthy revision and the ill one that are closest to each other.
-    fn bounds(&self) -> Option<(usize, usize)> {
-        let is = |wanted: &Standing| {
-            let all = self.known.iter().filter(|(_, standing)| *standing == wanted).map(|(at, _)| *at);
-            all.collect::<Vec<_>>()
-        };
-        let (healthy, ill) = (is(&Standing::Healthy), is(&Standing::Ill));
-        let closest = |all: &[usize], ill_is_newer: bool| {
-            if ill_is_newer { all.iter().max().copied() } else { all.iter().min().copied() }
-        };
-        let newer = self.ill == self.last;
-        // Of the healthy ones the one that is nearest to the ill end, of the ill ones the one that is farthest from it, unless it lies
-        // behind a healthy one: then that was ill before, and is another story.
-        let healthy = closest(&healthy, newer)?;
-        let beyond: Vec<usize> =
-            ill.into_iter().filter(|at| if newer { *at > healthy } else { *at < healthy }).collect();
-        Some((healthy, closest(&beyond, !newer)?))
     }
 
     /// Nothing is open: what comes next.
@@ -317,7 +293,7 @@ impl Search {
             if let Some(revision) = queue.pop() {
                 self.begin(revision);
             } else {
-                let found = self.bounds().map(|(healthy, ill)| {
+                let found = self.places.bounds().map(|(healthy, ill)| {
                     let (low, high) = (healthy.min(ill), healthy.max(ill));
                     let is_one = high - low == 1;
                     if is_one {
@@ -330,23 +306,20 @@ impl Search {
             }
             return;
         }
-        let Some((healthy, ill)) = self.bounds() else {
-            let healthy_end = self.last - self.ill;
-            self.phase = Phase::Over(match self.known.get(&healthy_end) {
+        let Some((healthy, ill)) = self.places.bounds() else {
+            let healthy_end = self.places.healthy();
+            self.phase = Phase::Over(match self.places.of(healthy_end) {
                 Some(Standing::Unknown { why }) => {
-                    Outcome::EndFailed { newer: healthy_end == self.last, why: why.clone() }
+                    Outcome::EndFailed { newer: healthy_end == self.places.last(), why: why.clone() }
                 }
                 _ => Outcome::BothIll,
             });
             return;
         };
-        let (low, high) = (healthy.min(ill), healthy.max(ill));
-        let unknown: Vec<usize> = (low + 1..high).filter(|at| self.known.contains_key(at)).collect();
-        let next = next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST);
-        if let Some(revision) = next {
+        if let Some(revision) = self.places.next() {
             self.begin(revision);
         } else {
-            let again = [ill, healthy].into_iter().filter(|at| *at != self.ill).collect();
+            let again = [ill, healthy].into_iter().filter(|at| *at != self.places.ill()).collect();
             self.phase = Phase::Again(again);
         }
     }
@@ -356,8 +329,8 @@ impl Search {
             outcome,
             aim: self.kind.aim(),
             symptom: self.symptom.clone(),
-            ill_is_newer: self.symptom.as_ref().map(|_| self.ill == self.last),
-            bounds: self.bounds(),
+            ill_is_newer: self.symptom.as_ref().map(|_| self.places.ill() == self.places.last()),
+            bounds: self.places.bounds(),
             judged: self.judged.clone(),
             newer: Vec::new(),
             older: Vec::new(),
@@ -368,24 +341,4 @@ impl Search {
         self.kind.judge().tell(&mut conclusion);
         conclusion
     }
-}
-
-/// Which revision is the next one between two that are known, if these between them cannot be told. One alone is gone around; more of them are
-/// a block, whose edges are looked for, because beyond them lies what can be told; and last come those within.
-fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
-    let middle = low.midpoint(high);
-    let (Some(first), Some(last)) = (unknown.first().copied(), unknown.last().copied()) else {
-        return Some(middle).filter(|at| *at > low);
-    };
-    if unknown.len() == 1 {
-        let all = (low + 1..high).filter(|at| *at != first);
-        return all.min_by_key(|at| (at.abs_diff(middle), *at));
-    }
-    // The middle of the larger gap, if anything is in it.
-    let within = |gaps: &mut dyn Iterator<Item = (usize, usize)>| {
-        let gap = gaps.filter(|(from, to)| to - from > 1).max_by_key(|(from, to)| to - from);
-        gap.map(|(from, to)| from.midpoint(to))
-    };
-    within(&mut [(low, first), (last, high)].into_iter())
-        .or_else(|| within(&mut unknown.iter().copied().zip(unknown.iter().skip(1).copied())))
 }

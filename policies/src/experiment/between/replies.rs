@@ -153,6 +153,14 @@ impl Judge for ByReplies {
         self.look()
     }
 
+    fn open(&self) -> Option<usize> {
+        self.open.as_ref().map(|open| open.revision)
+    }
+
+    fn beside(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     fn tell(&self, conclusion: &mut Conclusion) {
         if self.telling.is_empty() {
             // Differences that are too small to count are listed, unless an end answers differently each time.

@@ -1,5 +1,6 @@
 //! Searches in made-up histories: what was planted is found, whatever cannot be built, and no oftener than it must something else is named.
 
+mod ahead;
 mod pace;
 mod replies;
 
@@ -19,16 +20,30 @@ fn rules() -> Rules<'static> {
     Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
-/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same.
+/// So many revisions are told ahead where all that may come is wanted.
+const FAR: usize = 64;
+
+/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same. Whatever it asks for was
+/// told ahead.
 fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
     let mut search = Search::new(rules(), aim, last);
     let mut told: Vec<(Ask, Seen)> = Vec::new();
+    let mut before: Option<Search> = None;
     let found = loop {
         let ask = match search.next() {
             Step::Done(conclusion) => break conclusion,
             Step::Run(ask) => ask,
         };
         assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
+        if !told.iter().any(|(known, _)| known.revision == ask.revision) {
+            let ahead = before.map_or_else(|| search.ahead(0), |before| before.ahead(FAR));
+            let all = || ahead.certain.iter().chain(&ahead.likely);
+            assert!(all().any(|at| *at == ask.revision), "{ask:?} comes unforeseen: {ahead:?}");
+            assert!(ahead.likely.len() <= FAR && all().all(|at| *at <= last), "{ahead:?}");
+            assert!(all().enumerate().all(|(place, at)| !all().skip(place + 1).any(|other| other == at)));
+        }
+        assert_eq!(search.ahead(0).certain.first(), Some(&ask.revision));
+        before = Some(search.clone());
         let seen = process(ask);
         search.observe(ask, seen.clone());
         told.push((ask, seen));

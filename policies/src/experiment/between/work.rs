@@ -73,6 +73,14 @@ impl Judge for ByWork {
         if ask.revision == self.ill { self.take_baseline(seen) } else { self.take_own(ask.revision, seen) }
     }
 
+    fn open(&self) -> Option<usize> {
+        self.open.as_ref().map(|open| open.revision)
+    }
+
+    fn beside(&self) -> Vec<usize> {
+        self.symptom.iter().map(|_| self.ill).collect()
+    }
+
     fn tell(&self, conclusion: &mut Conclusion) {
         conclusion.newer = self.newer.clone().unwrap_or_default();
         conclusion.older.clone_from(&self.older);

@@ -22,7 +22,7 @@ use warden_supervisor::SoloSpec;
 pub use self::lengths::Lengths;
 use self::visit::Wanted;
 pub use self::visit::{Sent, requests};
-use crate::between::{Line, Searching, Serving};
+use crate::between::{Line, Needed, Searching, Serving};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
 use crate::lab::Lab;
@@ -121,13 +121,13 @@ impl Pair {
         watch: &mut (dyn FnMut(Proving<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Conclusion, DiagnoseError> {
-        let server = |revision: usize| -> Serving<'_> {
-            let spec = if revision == 0 { &self.old } else { &self.new };
+        let server = |needed: Needed| -> Serving<'_> {
+            let spec = if needed.revision == 0 { &self.old } else { &self.new };
             Box::pin(async move { Ok(spec.clone()) })
         };
         let lengths = OnceLock::new();
         let base = self.work.clone();
-        let line = Line { base, last: 1, newer_only: true, lengths: &lengths, server: &server };
+        let line = Line { base, last: 1, newer_only: true, lengths: &lengths, ahead: 0, server: &server };
         let search = Search::new(lab.rules(), Aim::Growth, 1);
         let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
         Box::pin(line.run(lab, search, &mut show, stop)).await

@@ -21,7 +21,8 @@ use self::rounds::{Round, Scatter, Test, robust, undisturbed};
 use super::super::proof::{self, Metric, ProofPolicy, Ratio, Ruling, Visit};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Ends, Heard, Judge};
-use super::{Aim, Ask, Rules, Seen, UNKNOWN_MOST};
+use super::places::UNKNOWN_MOST;
+use super::{Aim, Ask, Rules, Seen};
 use crate::growth::{Interval, stats};
 
 /// What counts.
@@ -201,6 +202,14 @@ impl Judge for ByPace {
                 if open.taken.is_empty() { self.look() } else { Heard::More }
             }
         }
+    }
+
+    fn open(&self) -> Option<usize> {
+        self.open.as_ref().map(|open| open.revision)
+    }
+
+    fn beside(&self) -> Vec<usize> {
+        self.known.iter().flat_map(|known| [known.good, known.bad]).collect()
     }
 
     fn is_whole(&self) -> bool {

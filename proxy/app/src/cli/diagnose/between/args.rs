@@ -1,5 +1,6 @@
 //! What `diagnose --between` takes on its command line.
 
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -36,6 +37,10 @@ pub(crate) struct BetweenArgs {
     /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
     pub(super) backend: BackendWish,
+    /// Builds at a time. Default: both ends together from four cores on, and from some dozens of cores on what may be tried next beside
+    /// what is needed now, as far as memory allows. 1: one after the other.
+    #[arg(long, value_name = "N", requires = "between")]
+    pub(super) builds: Option<NonZeroUsize>,
 }
 
 /// What `--for` takes.

@@ -7,28 +7,30 @@
 //! ```
 
 mod args;
+mod batch;
 mod kept;
 mod servers;
 mod what;
 mod written;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
-use warden_builder::{BuildId, Builder, Request, Source};
-use warden_diagnose::between::{Line, Searching, Serving, resumed};
+use warden_builder::{Builder, Request, Source};
+use warden_diagnose::between::{Line, Needed, Searching, Serving, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Recording};
 use warden_patches::{Catalogue, Selection, Sets};
+use warden_policies::defaults::Build;
 use warden_policies::experiment::Workload;
 use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Rules};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
 pub(crate) use self::args::BetweenArgs;
+use self::batch::Builds;
 use self::kept::Kept;
 use self::servers::text_of;
 use self::written::Asked;
@@ -50,6 +52,7 @@ struct Between<'a> {
     builder: Builder,
     /// The requests for builds, but for the source.
     plain: Request,
+    numbers: &'a Build,
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
@@ -58,8 +61,7 @@ struct Between<'a> {
     index: usize,
     /// What the configuration file was then.
     file: Option<String>,
-    /// Builds that were made or found, by place, and those that were made and are not in the file of the search yet.
-    built: Mutex<(BTreeMap<usize, BuildId>, Vec<BuildId>)>,
+    builds: Mutex<Builds>,
     /// What is wrong with the machine or the configuration, and with no revision.
     trouble: Mutex<Option<Failure>>,
 }
@@ -116,13 +118,14 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             machine: &machine,
             builder,
             plain,
+            numbers,
             repository: repository.path().to_owned(),
             shown: repository.shown().to_owned(),
             line,
             configured,
             index,
             file: text_of(args),
-            built: Mutex::default(),
+            builds: Mutex::default(),
             trouble: Mutex::default(),
         };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
@@ -174,15 +177,17 @@ impl Between<'_> {
             facts: model.facts,
         };
         let base = Experiment { spec, workloads, steps, early: true, replay: recording };
-        let server = |revision: usize| -> Serving<'_> {
-            Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
+        let server = |needed: Needed| -> Serving<'_> {
+            Box::pin(async move { self.target(&needed).await.map(|target| target.spec) })
         };
         let lengths = OnceLock::new();
         // What was compared before is compared with what comes.
         if let Some(known) = known[..used].iter().find_map(|told| told.lengths) {
             lengths.get_or_init(|| known);
         }
-        let line = Line { base: base.clone(), last, newer_only: false, lengths: &lengths, server: &server };
+        let ahead = batch::AHEAD;
+        let line =
+            Line { base: base.clone(), last, newer_only: false, lengths: &lengths, ahead, server: &server };
         let stop = CancellationToken::new();
         let mut display = Display::new(1);
         let mut watch = |searching: Searching<'_>| match searching {
@@ -197,18 +202,20 @@ impl Between<'_> {
             }
             Searching::Told(told) => {
                 display.close();
-                let new: Vec<BuildId> = lock(&self.built).1.drain(..).collect();
-                let kept =
-                    new.iter().try_for_each(|id| kept.add_build(id.as_str())).and_then(|()| kept.add(told));
-                if let Err(failure) = kept {
+                if let Err(failure) = self.note_builds(&mut kept).and_then(|()| kept.add(told)) {
                     // The search goes on; it could only not be taken up again.
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }
             }
         };
         let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
-        let conclusion = interruptible(signals, &stop, running).await?;
+        let conclusion = interruptible(signals, &stop, running).await;
         display.close();
+        // Those of which nothing was told yet, too: whoever goes on removes them at its end.
+        if let Err(failure) = self.note_builds(&mut kept) {
+            failure.lines().iter().for_each(|line| out::error_line(line));
+        }
+        let conclusion = conclusion?;
         let conclusion = conclusion?;
         if let Some(failure) = lock(&self.trouble).take() {
             return Err(failure);
@@ -235,6 +242,12 @@ impl Between<'_> {
             return Err(Failure::INTERRUPTED);
         }
         end(&report.conclusion)
+    }
+
+    /// Writes down which builds were made.
+    fn note_builds(&self, kept: &mut Kept) -> Result<(), Failure> {
+        let new = lock(&self.builds).new_ones();
+        new.iter().try_for_each(|id| kept.add_build(id.as_str()))
     }
 
     fn next(&self, ask: Ask, left: Option<usize>) -> String {

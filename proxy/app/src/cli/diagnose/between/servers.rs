@@ -4,8 +4,8 @@ use std::fs::File;
 
 use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
-use warden_builder::{BuildId, Error, Kind, Request, Source};
-use warden_diagnose::between::NoServer;
+use warden_builder::{Request, Source};
+use warden_diagnose::between::{Needed, NoServer};
 use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
 
 use super::{Between, DiagnoseArgs, lock};
@@ -22,11 +22,11 @@ impl Between<'_> {
     }
 
     /// The server of a revision, built if it is not there.
-    pub(super) async fn target(&self, revision: usize) -> Result<Target, NoServer> {
-        let Some(info) = self.line.get(revision) else {
+    pub(super) async fn target(&self, needed: &Needed) -> Result<Target, NoServer> {
+        let Some(info) = self.line.get(needed.revision) else {
             return Err(NoServer::Cannot("there is no such revision".to_owned()));
         };
-        let id = self.build(revision, info).await?;
+        let id = self.build(needed).await?;
         if text_of(self.args) != self.file {
             return self.stop_for(Failure::hinted(
                 "the configuration file changed while the search ran",
@@ -43,31 +43,8 @@ impl Between<'_> {
         }
     }
 
-    async fn build(&self, revision: usize, info: &RevisionInfo) -> Result<BuildId, NoServer> {
-        let known = lock(&self.built).0.get(&revision).cloned();
-        if let Some(id) = known.filter(|id| self.builder.store().binary(id).is_ok()) {
-            return Ok(id);
-        }
-        match self.builder.build(&self.request(info)).await {
-            Ok(built) => {
-                let mut all = lock(&self.built);
-                all.0.insert(revision, built.id.clone());
-                if !built.hit {
-                    all.1.push(built.id.clone());
-                }
-                Ok(built.id)
-            }
-            Err(error) if is_of_the_machine(&error) => self.stop_for(error.into()),
-            Err(error) => match error.kind() {
-                Kind::Build | Kind::Refused | Kind::Input => Err(NoServer::Cannot(error.to_string())),
-                Kind::Cancelled => Err(NoServer::Interrupted),
-                Kind::Machine => self.stop_for(error.into()),
-            },
-        }
-    }
-
     /// Ends the search for something that no revision is to be blamed for; what it was told stays.
-    fn stop_for<T>(&self, failure: Failure) -> Result<T, NoServer> {
+    pub(super) fn stop_for<T>(&self, failure: Failure) -> Result<T, NoServer> {
         *lock(&self.trouble) = Some(failure);
         Err(NoServer::Interrupted)
     }
@@ -101,16 +78,6 @@ impl Between<'_> {
                 out::error_line(&format!("build {} was not removed: {error}", build.id));
             }
         }
-    }
-}
-
-/// Whether a build failed for want of memory or disk, whatever the source is.
-fn is_of_the_machine(error: &Error) -> bool {
-    let full = ["No space left on device", "Disk quota exceeded"];
-    match error {
-        Error::Build { killed: true, .. } => true,
-        Error::Build { excerpt, .. } => full.iter().any(|words| excerpt.contains(words)),
-        _ => false,
     }
 }
 

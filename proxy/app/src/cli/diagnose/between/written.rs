@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
+use warden_diagnose::between::Needed;
 use warden_diagnose::proof::{self, Lengths, Sent};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
@@ -35,7 +36,7 @@ impl Between<'_> {
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let Ok(target) = self.target(ill).await else {
+        let Ok(target) = self.target(&Needed::only(ill)).await else {
             let trouble = lock(&self.trouble).take();
             return Err(trouble.unwrap_or(Failure::INTERRUPTED));
         };

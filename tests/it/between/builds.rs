@@ -1,0 +1,174 @@
+//! Several revisions are built at a time: that is really so, one of them that fails changes nothing, and none is left after an interrupt.
+
+use super::*;
+
+use warden_rig::process::ProcessId;
+use warden_rig::wait::wait_for;
+use warden_rig::wait_until;
+
+/// Runs a script for each commit that is configured, with its number and its source folder. If that fails, this is the error.
+fn runs(script: &Path, error: &str) -> String {
+    format!(
+        "execute_process(COMMAND sh {} ${{number}} ${{CMAKE_SOURCE_DIR}} RESULT_VARIABLE failed)\n\
+         if(failed)\n  message(FATAL_ERROR \"{error}\")\nendif()\n",
+        script.display()
+    )
+}
+
+/// A script that notes the commit, its process and its folder in a file of `begun`, and then waits for at most a minute until `holds`.
+fn script(setup: &Setup, holds: &str) -> Result<PathBuf, Trouble> {
+    let folder = setup.home.path();
+    std::fs::create_dir_all(folder.join("begun"))?;
+    let text = format!(
+        "cd '{}' || exit 2\nnumber=$1\necho \"$$ $2\" >> \".$number\"\ncp \".$number\" \".$number.$$\"\nmv \".$number.$$\" \"begun/$number\"\n\
+         left=1200\nuntil {holds}; do\n  left=$((left - 1))\n  [ $left -gt 0 ] || exit 1\n  sleep 0.05\ndone\n",
+        folder.display()
+    );
+    setup.home.file("each.sh", text)
+}
+
+/// The commits that were configured, by number, and how often each was.
+fn configured(setup: &Setup) -> Vec<(usize, usize)> {
+    let entries = std::fs::read_dir(setup.home.path().join("begun")).into_iter().flatten().flatten();
+    let count = |entry: std::fs::DirEntry| {
+        let number = entry.file_name().to_string_lossy().parse().ok()?;
+        Some((number, std::fs::read_to_string(entry.path()).ok()?.lines().count()))
+    };
+    let mut all: Vec<(usize, usize)> = entries.filter_map(count).collect();
+    all.sort_unstable();
+    all
+}
+
+#[tokio::test]
+async fn both_ends_are_built_at_the_same_time_and_each_line_says_of_which_it_is() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    // The first one waits for the second: one after the other would not end well.
+    let script = script(&setup, "[ $(ls begun | wc -l) -ge 2 ]")?;
+    let other = sets("TOKEN_BYTES", "24");
+    let history = History::configured(
+        setup.home.path().join("history"),
+        &runs(&script, "it waited in vain"),
+        &["", "", &other],
+    )?;
+    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+    let told = ran.stderr.lines().find(|line| line.contains(" at a time, with ")).context(ran.all())?;
+    assert!(
+        told.starts_with("between: 2 builds at a time, with ") && told.ends_with(": b9002, b9000"),
+        "{told}"
+    );
+    for line in
+        ["  b9000: compiling", "  b9002: compiling", "  b9000: build ", "  b9002: build ", "  compiling"]
+    {
+        assert!(ran.stderr.contains(line), "{line}: {}", ran.all());
+    }
+    assert!(!ran.stderr.contains("b9001: "), "that one is alone: {}", ran.all());
+    assert_eq!(configured(&setup), [(0, 1), (1, 1), (2, 1)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_build_that_nobody_asked_for_may_fail_and_is_not_made_twice() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (other, broken) = (sets("TOKEN_BYTES", "24"), "    this is no C;");
+    let (late, early) =
+        (["", "", "", "", broken, "", &other], ["", "", &other, &other, broken, &other, &other]);
+    for (planted, found, made) in [(late, 6, &[0, 3, 4, 5, 6][..]), (early, 2, &[0, 1, 2, 3, 4, 6])] {
+        let (setup, config) = setup()?;
+        let script = script(&setup, "true")?;
+        let history = History::configured(
+            setup.home.path().join("history"),
+            &runs(&script, "it waited in vain"),
+            &planted,
+        )?;
+        let args = plain_arguments(&config, &history, "b9000..b9006", &["--for", "answers", "--builds", "2"]);
+        let ran = setup.home.warden(args, LONG).await?;
+        assert_eq!(ran.code, 0, "{}", ran.all());
+        assert!(ran.stdout.starts_with(&format!("between: b900{found} (")), "{}", ran.all());
+        assert!(ran.stderr.contains(": b9003; in case it is asked for next: b9004"), "{}", ran.all());
+        assert!(ran.stderr.contains("b9004: not built: compiling failed: "), "{}", ran.all());
+        // It is told of where it was asked for, and there only.
+        let row = ran.stdout.lines().find(|line| line.starts_with("b9004"));
+        assert_eq!(row.is_some_and(|row| row.contains("not known: ")), found == 6, "{}", ran.all());
+        assert_eq!(row.is_some(), found == 6, "{}", ran.all());
+        let once: Vec<(usize, usize)> = made.iter().map(|number| (*number, 1)).collect();
+        assert_eq!(configured(&setup), once, "{}", ran.all());
+        assert_eq!(builds(&setup), 2, "what was built ahead goes, too");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_has_no_room_beside_another_build_is_made_alone() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    // The disk is full when an end is built for the first time, and not the second time.
+    let script = script(&setup, "[ $number = 1 ] || [ $(wc -l < .$number) -ge 2 ] || exit 1; true")?;
+    let other = sets("TOKEN_BYTES", "24");
+    let more = runs(&script, "No space left on device");
+    let history = History::configured(setup.home.path().join("history"), &more, &["", "", &other])?;
+    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+    for line in ["between: b9000 had no room", "between: b9002 had no room"] {
+        assert!(ran.stderr.contains(line), "{line}: {}", ran.all());
+    }
+    assert_eq!(ran.stderr.matches(" at a time, with ").count(), 1, "{}", ran.all());
+    assert_eq!(configured(&setup), [(0, 2), (1, 1), (2, 2)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_interrupt_ends_all_builds_that_run_and_the_same_command_goes_on() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let script = script(&setup, "[ -e go ]")?;
+    let other = sets("TOKEN_BYTES", "24");
+    let history = History::configured(
+        setup.home.path().join("history"),
+        &runs(&script, "it waited in vain"),
+        &["", "", &other],
+    )?;
+    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let log = setup.home.path().join("first.log");
+    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
+    let mut running: Vec<(ProcessId, PathBuf)> = Vec::new();
+    for number in [0, 2] {
+        let file = setup.home.path().join(format!("begun/{number}"));
+        let told = wait_for("a build begins", LONG, async || std::fs::read_to_string(&file).ok()).await?;
+        let (pid, source) = told.trim().split_once(' ').context("a process and a folder")?;
+        running.push((ProcessId::of(pid.parse()?).context("it waits")?, PathBuf::from(source)));
+    }
+    assert!(running.iter().all(|(process, source)| process.is_alive() && source.exists()), "{running:?}");
+    kid.signal(Signal::INT);
+    let code = kid.exit(SOON).await?;
+    assert_eq!(code, 130, "{}", kid.output());
+    wait_until("no build is left", SOON, async || !running.iter().any(|(process, _)| process.is_alive()))
+        .await?;
+    for (_, source) in &running {
+        assert!(
+            !source.exists() && source.parent().is_none_or(|work| !work.exists()),
+            "{}",
+            source.display()
+        );
+    }
+    assert_eq!(builds(&setup), 0);
+    std::fs::write(setup.home.path().join("go"), "")?;
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+    assert_eq!(configured(&setup), [(0, 2), (1, 1), (2, 2)]);
+    Ok(())
+}
