@@ -229,11 +229,12 @@ impl Between<'_> {
                 let writing = Box::pin(self.write(path, ill, &report, asked, &lab, &stop));
                 interruptible(signals, &stop, writing).await?
             }
+            // The same command goes on, and may find it.
+            (Some(_), Ended::Interrupted) | (None, _) => Ok(()),
             (Some(path), _) => {
                 out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
                 Ok(())
             }
-            (None, _) => Ok(()),
         };
         drop(sockets);
         self.tidy(&report.conclusion, kept.built(), &in_use);

@@ -13,8 +13,8 @@ impl Between<'_> {
     pub(super) async fn what(&self, workloads: &[Workload], requests: u64) -> Result<What, Failure> {
         let model = &self.configured.fleet.models[self.index];
         let command = &model.command;
-        // Not those of variables: a server may write there.
-        let named = command.args.iter().map(PathBuf::from).chain(self.args.replay.clone());
+        // Not those of variables, nor its log: a server writes there, and each of its starts would begin another search.
+        let named = read(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
             Some(format!("{}: {} bytes of {:?}", path.display(), facts.len(), facts.modified().ok()))
@@ -51,5 +51,24 @@ impl Between<'_> {
             aim,
             rest: hash(&rest.concat()),
         })
+    }
+}
+
+/// Those words of a server's command line that may name a file which it reads.
+fn read(args: &[String]) -> impl Iterator<Item = &String> {
+    let before = std::iter::once(None).chain(args.iter().map(Some));
+    let read =
+        args.iter().zip(before).filter(|(_, before)| before.is_none_or(|before| before != "--log-file"));
+    read.map(|(word, _)| word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_writes_makes_no_other_search() {
+        let args = ["-m", "model.gguf", "--log-file", "out.log", "-ngl", "9"].map(str::to_owned);
+        assert_eq!(read(&args).collect::<Vec<_>>(), ["-m", "model.gguf", "--log-file", "-ngl", "9"]);
     }
 }
