@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::build::failure::wants_room;
 use crate::kind::Kind;
 use crate::plan::backend::Backend;
 use crate::store::id::BuildId;
@@ -105,6 +106,8 @@ pub enum Error {
         log: PathBuf,
         /// Whether the compiler was killed from outside, most likely for memory.
         killed: bool,
+        /// Whether disk or memory ran out: its output says so, or the compiler was killed.
+        no_room: bool,
     },
     /// The binary does not do what a llama-server does.
     #[error("the built llama-server failed the check `{check}`: {why}")]
@@ -213,6 +216,20 @@ impl Error {
         }
     }
 
+    /// Whether disk or memory ran out, so that it may go well when less is done at a time or somebody else needs less.
+    pub fn had_no_room(&self) -> bool {
+        match self {
+            Self::Disk { .. } | Self::Memory { .. } => true,
+            Self::Build { no_room, .. } => *no_room,
+            Self::Program { why, .. } => wants_room(why),
+            Self::Io { source, .. } => {
+                use io::ErrorKind::{OutOfMemory, QuotaExceeded, StorageFull};
+                matches!(source.kind(), StorageFull | QuotaExceeded | OutOfMemory)
+            }
+            _ => false,
+        }
+    }
+
     /// What the reader can do about it, as one sentence.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -228,6 +245,9 @@ impl Error {
             Self::Memory { .. } => "stop something else first, or add swap".into(),
             Self::Build { killed: true, .. } => {
                 "the compiler was killed, most likely because memory ran out: try fewer jobs (--jobs 1)".into()
+            }
+            Self::Build { no_room: true, .. } => {
+                "disk or memory ran out, as the log says: free some, or try fewer jobs (--jobs 1)".into()
             }
             Self::Verify { illegal_instruction: true, .. } => {
                 "it uses instructions that this CPU does not have: build with --arch portable, or with --arch native \

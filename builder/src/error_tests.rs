@@ -52,11 +52,12 @@ fn faults() -> Vec<Fault> {
 
 fn errors() -> Vec<Error> {
     let path = || PathBuf::from("/src/x.tar.gz");
-    let build = |killed| Error::Build {
+    let build = |killed, no_room| Error::Build {
         phase: "compiling",
         excerpt: "a.cpp:3: error: `x` was not declared".into(),
         log: "/cache/build.log".into(),
         killed,
+        no_room,
     };
     let verify = |why: &str, illegal_instruction| Error::Verify {
         check: "health",
@@ -94,8 +95,9 @@ fn errors() -> Vec<Error> {
         Error::Patches(warden_patches::Error::Refused(vec![refusal])),
         Error::SourceChanged { path: path() },
         Error::Markers { fixes: vec!["pool-purge".into(), "hook `end` of cuda-memory".into()] },
-        build(false),
-        build(true),
+        build(false, false),
+        build(true, true),
+        build(false, true),
         verify("it answered 500", false),
         verify(loader, false),
         verify("it died of signal 4 (SIGILL)", true),
@@ -120,6 +122,17 @@ fn every_error_is_told_with_its_kind_and_its_cure() {
         format!("{:?}: {error}\n{hint}", error.kind())
     });
     insta::assert_snapshot!(told.collect::<String>());
+}
+
+#[test]
+fn what_may_go_well_with_more_room_is_known() {
+    let room: Vec<String> =
+        errors().iter().filter(|error| error.had_no_room()).map(ToString::to_string).collect();
+    assert_eq!(room.len(), 5, "disk, memory, two builds and a file: {room:#?}");
+    let program =
+        |why: &str| Error::Program { command: "ninja".into(), doing: "compiling".into(), why: why.into() };
+    assert!(program("Resource temporarily unavailable (os error 11)").had_no_room());
+    assert!(!program("No such file or directory (os error 2)").had_no_room());
 }
 
 #[test]

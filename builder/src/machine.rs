@@ -65,7 +65,7 @@ pub(crate) fn jobs(
 
 fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job: u64) -> (usize, String) {
     if let Some(wanted) = wanted.filter(|wanted| *wanted > 0) {
-        return (wanted, format!("{wanted} jobs, as asked"));
+        return (wanted, format!("{wanted} jobs"));
     }
     let fitting =
         memory.and_then(|memory| memory.checked_div(per_job)).and_then(|jobs| usize::try_from(jobs).ok());

@@ -7,7 +7,9 @@ const CONTEXT: usize = 5;
 const LONGEST: usize = 300;
 
 /// Kinds of first lines, the most telling kind first.
-const KINDS: [fn(&str) -> bool; 4] = [
+const KINDS: [fn(&str) -> bool; 5] = [
+    // The others only follow from it.
+    ran_out,
     |line| {
         line.contains(" error: ") || line.starts_with("error: ") || line.contains("undefined reference to")
     },
@@ -26,11 +28,12 @@ pub(super) fn excerpt(log: &str) -> String {
     text.join("\n").trim_end().to_owned()
 }
 
-/// Whether a compiler was killed from outside, which is what the kernel does when memory runs out.
+/// Whether a compiler or linker was killed from outside, which is what the kernel does when memory runs out.
 pub(super) fn was_killed(log: &str) -> bool {
-    // As gcc and clang say it for their own children, and as a shell says it.
+    // As gcc, clang and nvcc say it for their own children, and as a shell says it.
     [
         "Killed signal terminated program",
+        "terminated with signal 9",
         "due to signal 9",
         "unable to execute command: Killed",
         "internal compiler error: Killed",
@@ -38,6 +41,40 @@ pub(super) fn was_killed(log: &str) -> bool {
     .iter()
     .any(|sign| log.contains(sign))
         || log.lines().any(|line| line == "Killed")
+}
+
+/// Whether disk or memory ran out. It is looked for in all of the output: an error that only follows from it may come before or behind
+/// it, as a compiler's last words come behind those of the linker that it called.
+pub(super) fn had_no_room(log: &str) -> bool {
+    was_killed(log) || log.lines().any(ran_out)
+}
+
+fn ran_out(line: &str) -> bool {
+    !is_quoted(line) && wants_room(line)
+}
+
+/// Whether these words say that disk or memory ran out.
+pub(crate) fn wants_room(text: &str) -> bool {
+    [
+        "No space left on device",
+        "Disk quota exceeded",
+        "Cannot allocate memory",
+        // A linker's, and with `virtual` before it that of older compilers.
+        "memory exhausted",
+        "out of memory allocating",
+        "LLVM ERROR: out of memory",
+        "std::bad_alloc",
+        // No process could be begun.
+        "Resource temporarily unavailable",
+    ]
+    .iter()
+    .any(|words| text.contains(words))
+}
+
+/// A line of the source that a compiler shows, as `   12 | code`: what is written there happens to nobody now.
+fn is_quoted(line: &str) -> bool {
+    let (number, _) = line.split_once('|').unwrap_or(("-", ""));
+    number.trim().bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn shorten(line: &str) -> String {
@@ -90,7 +127,36 @@ ninja: build stopped: subcommand failed.";
         assert!(was_killed(
             "c++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
         ));
+        assert!(was_killed("collect2: fatal error: ld terminated with signal 9 [Killed]"));
         assert!(!was_killed(COMPILE));
+    }
+
+    #[test]
+    fn a_disk_that_is_full_when_it_is_linked_is_recognised_and_shown() {
+        let log = "[9/9] Linking CXX executable bin/llama-server\nFAILED: bin/llama-server\n\
+                   /usr/bin/ld: final link failed: No space left on device\n\
+                   collect2: error: ld returned 1 exit status\nninja: build stopped: subcommand failed.";
+        assert!(excerpt(log).starts_with("/usr/bin/ld: final link failed: No space"), "{}", excerpt(log));
+        assert!(had_no_room(log));
+        assert!(had_no_room(&log.replace("No space left on device", "memory exhausted")));
+    }
+
+    #[test]
+    fn whatever_ran_out_is_recognised_and_no_error_in_the_source_is_taken_for_it() {
+        for line in [
+            "as: a.o: Disk quota exceeded",
+            "cc1plus: out of memory allocating 65536 bytes after a total of 1048576 bytes",
+            "virtual memory exhausted: Cannot allocate memory",
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+            "c++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable",
+            "Killed",
+        ] {
+            assert!(had_no_room(&format!("[1/2] a.o\n{line}\nninja: build stopped")), "{line}");
+        }
+        assert!(!had_no_room(COMPILE));
+        let quoted =
+            "a.cpp:3:5: error: expected ';'\n    3 |     } catch (const std::bad_alloc &) {\n      |     ^";
+        assert!(!had_no_room(quoted));
     }
 
     #[test]

@@ -240,7 +240,8 @@ fn failed(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> 
         text if text.is_empty() => status.to_string(),
         text => text,
     };
-    Error::Build { phase, excerpt, log: log.to_owned(), killed }
+    let no_room = killed || failure::had_no_room(output);
+    Error::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
 /// `-DNAME=PATH`.

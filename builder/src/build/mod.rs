@@ -18,7 +18,7 @@
 //! A web page that cannot be made ends the plan with the page, and the build goes on as the plan without one: what is in the
 //! store is what its name says, and the next build tries the page again before it takes that.
 
-mod failure;
+pub(crate) mod failure;
 mod log;
 mod making;
 mod ninja;

@@ -104,7 +104,7 @@ async fn the_first_compiler_error_is_told_with_the_path_of_the_log() {
     let (reporter, mut events) = Reporter::channel();
     rig.builder.reporter = reporter;
     let error = rig.builder.build(&rig.request).await.unwrap_err();
-    let Error::Build { phase: "compiling", excerpt, log, killed: false } = &error else {
+    let Error::Build { phase: "compiling", excerpt, log, killed: false, no_room: false } = &error else {
         unreachable!("{error}");
     };
     assert_eq!(excerpt, "a.c:1:2: error: no\nafter");

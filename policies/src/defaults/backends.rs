@@ -125,7 +125,7 @@ section!(
         memory_per_job: ByteSize,
         /// Memory of one compiler for CUDA or HIP at its peak.
         memory_per_gpu_job: ByteSize,
-        /// Builds that may not be needed are made beside one that is where each of them has so many compilers.
+        /// Builds that may not be needed are made beside one that is where each of them has so many cores, with memory for a compiler on each.
         jobs_to_spare: usize,
         /// The same of builds for CUDA or HIP.
         gpu_jobs_to_spare: usize,

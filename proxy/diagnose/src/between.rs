@@ -47,6 +47,13 @@ pub type Serving<'a> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer>> +
 pub enum NoServer {
     /// It cannot be built, or not be run as it is asked for, in words.
     Cannot(String),
+    /// An end of the line cannot be built: it is another one, and nothing can be told without it.
+    End {
+        /// Which.
+        revision: usize,
+        /// In words.
+        why: String,
+    },
     /// Somebody asked for an end.
     Interrupted,
 }
@@ -157,9 +164,20 @@ impl Line<'_> {
             }
             watch(Searching::Next(ask, search.left()));
             let needed = Needed { revision: ask.revision, ahead: search.ahead(self.ahead) };
-            let Some(seen) = self.see(lab, ask, needed, watch, stop).await? else {
+            let served = (self.server)(needed).await;
+            if stop.is_cancelled() {
                 return Ok(search.interrupt());
+            }
+            let seen = match served {
+                Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
+                Err(NoServer::Cannot(why)) => Some(Seen::Cannot(why)),
+                Err(NoServer::End { revision, why }) => {
+                    search.end_failed(revision, why);
+                    continue;
+                }
+                Err(NoServer::Interrupted) => None,
             };
+            let Some(seen) = seen else { return Ok(search.interrupt()) };
             let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
             let told = Told { ask, seen, lengths };
             if !told.is_passing(self.last) {
@@ -174,22 +192,13 @@ impl Line<'_> {
         &self,
         lab: &Lab,
         ask: Ask,
-        needed: Needed,
+        spec: &SoloSpec,
         watch: &mut (dyn FnMut(Searching<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Option<Seen>, DiagnoseError> {
-        let served = (self.server)(needed).await;
-        if stop.is_cancelled() {
-            return Ok(None);
-        }
-        let spec = match served {
-            Ok(spec) => spec,
-            Err(NoServer::Cannot(why)) => return Ok(Some(Seen::Cannot(why))),
-            Err(NoServer::Interrupted) => return Ok(None),
-        };
         match ask.aim {
-            Aim::Growth => self.work(lab, ask, &spec, watch, stop).await,
-            Aim::Slowdown | Aim::Answers => visit(lab, ask, &spec, self.lengths, watch, stop).await,
+            Aim::Growth => self.work(lab, ask, spec, watch, stop).await,
+            Aim::Slowdown | Aim::Answers => visit(lab, ask, spec, self.lengths, watch, stop).await,
         }
     }
 

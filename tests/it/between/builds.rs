@@ -39,6 +39,12 @@ fn configured(setup: &Setup) -> Vec<(usize, usize)> {
     all
 }
 
+/// The file of the only search.
+fn kept(setup: &Setup) -> Option<PathBuf> {
+    let folder = setup.home.path().join("state/llama-warden/between");
+    std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).next()
+}
+
 #[tokio::test]
 async fn both_ends_are_built_at_the_same_time_and_each_line_says_of_which_it_is() -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
@@ -111,8 +117,12 @@ async fn what_has_no_room_beside_another_build_is_made_alone() -> Outcome {
         return Ok(());
     }
     let (setup, config) = setup()?;
-    // The disk is full when an end is built for the first time, and not the second time.
-    let script = script(&setup, "[ $number = 1 ] || [ $(wc -l < .$number) -ge 2 ] || exit 1; true")?;
+    // The disk is full when the newer end is built for the first time. The other one would never end by itself the first time.
+    let first = "[ $number = 2 ] && [ -e begun/0 ] && exit 1";
+    let script = script(
+        &setup,
+        &format!("[ $number = 1 ] || [ $(wc -l < .$number) -ge 2 ] || {{ {first}; false; }}"),
+    )?;
     let other = sets("TOKEN_BYTES", "24");
     let more = runs(&script, "No space left on device");
     let history = History::configured(setup.home.path().join("history"), &more, &["", "", &other])?;
@@ -120,11 +130,125 @@ async fn what_has_no_room_beside_another_build_is_made_alone() -> Outcome {
     let ran = setup.home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
-    for line in ["between: b9000 had no room", "between: b9002 had no room"] {
+    for line in ["between: b9002 had no room: ", "b9000: not built: it is not needed now"] {
         assert!(ran.stderr.contains(line), "{line}: {}", ran.all());
     }
     assert_eq!(ran.stderr.matches(" at a time, with ").count(), 1, "{}", ran.all());
     assert_eq!(configured(&setup), [(0, 2), (1, 1), (2, 2)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_fails_its_checks_beside_another_build_is_made_alone() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    // The newer end starts once it was configured for the second time.
+    let script = script(&setup, "{ [ $number = 2 ] && [ $(wc -l < .2) -ge 2 ] && : > again; true; }")?;
+    let once = format!(
+        "    if (access(\"{}\", F_OK) != 0) {{ return 1; }}\n{}",
+        setup.home.path().join("again").display(),
+        sets("TOKEN_BYTES", "24")
+    );
+    let history = History::configured(
+        setup.home.path().join("history"),
+        &runs(&script, "it waited in vain"),
+        &["", "", &once],
+    )?;
+    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+    for line in
+        ["between: b9002 failed its checks beside other builds", "between: b9002 passes its checks alone"]
+    {
+        assert!(ran.stderr.contains(line), "{line}: {}", ran.all());
+    }
+    let again = configured(&setup);
+    assert!(again.contains(&(2, 2)), "{again:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_build_that_hangs_and_may_not_be_needed_holds_nothing_up() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let other = sets("TOKEN_BYTES", "24");
+    let planted = ["", "", &other, &other, &other, &other, &other, &other, &other];
+    // Beside the fourth one, which is built, or which fails once the sixth one was begun.
+    for holds in
+        ["[ $number != 6 ]", "[ $number != 6 ] && { [ $number != 4 ] || { [ -e begun/6 ] && exit 1; }; }"]
+    {
+        let (setup, config) = setup()?;
+        let script = script(&setup, holds)?;
+        let history = History::configured(
+            setup.home.path().join("history"),
+            &runs(&script, "it waited in vain"),
+            &planted,
+        )?;
+        let args = plain_arguments(&config, &history, "b9000..b9008", &["--for", "answers", "--builds", "2"]);
+        let ran = setup.home.warden(args, LONG).await?;
+        assert_eq!(ran.code, 0, "{}", ran.all());
+        assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
+        assert!(ran.stderr.contains(": b9004; in case it is asked for next: b9006"), "{}", ran.all());
+        assert!(ran.stderr.contains("b9006: not built: it is not needed now"), "{}", ran.all());
+        let fails = holds.contains("exit");
+        assert_eq!(ran.stderr.contains("b9004: not built: "), fails, "{}", ran.all());
+        let begun = configured(&setup);
+        assert!(begun.contains(&(4, 1)) && begun.contains(&(6, 1)), "{begun:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_end_that_cannot_be_built_ends_it_before_the_other_one_is_run() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let history = History::new(setup.home.path().join("history"), &["    this is no C;", "", ""])?;
+    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 1, "{}", ran.all());
+    assert!(ran.stderr.contains("b9000: not built: compiling failed: "), "{}", ran.all());
+    let told = "between: the older end cannot be judged: compiling failed:";
+    assert!(ran.stdout.starts_with(told), "{}", ran.all());
+    let kept = std::fs::read_to_string(kept(&setup).context("a file of the search")?)?;
+    assert!(kept.contains("\"built\"") && !kept.contains("\"told\""), "{kept}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_build_is_written_down_as_soon_as_it_is_made_and_removed_by_whoever_goes_on() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let (setup, config) = setup()?;
+    let script = script(&setup, "[ $number != 0 ] || [ -e go ]")?;
+    let other = sets("TOKEN_BYTES", "24");
+    let history = History::configured(
+        setup.home.path().join("history"),
+        &runs(&script, "it waited in vain"),
+        &["", &other, &other, &other],
+    )?;
+    let args = plain_arguments(&config, &history, "b9000..b9003", &["--for", "answers", "--builds", "2"]);
+    let log = setup.home.path().join("first.log");
+    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
+    wait_until("the newer end is written down", LONG, async || {
+        kept(&setup)
+            .and_then(|path| std::fs::read_to_string(path).ok())
+            .is_some_and(|text| text.contains("built"))
+    })
+    .await?;
+    kid.signal(Signal::KILL);
+    kid.exit(SOON).await.ok();
+    std::fs::write(setup.home.path().join("go"), "")?;
+    let ran = setup.home.warden(args, LONG).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.starts_with("between: b9001 ("), "{}", ran.all());
+    assert_eq!(builds(&setup), 2, "those that matter");
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 //!
 //! A build is work of `W` core-seconds that any number of cores share, and a time `L` in which hardly more than one core has something to do:
 //! configuring, the few files that take longest, linking, verifying. With `C` cores one build takes `W/C + L`, and `n` at a time take
-//! `nW/C + L`.
+//! `nW/C + L`. For that each of them may begin as many compilers as there are cores: the kernel shares the cores, and what one build leaves idle
+//! while it waits another one has. What has to be divided is memory.
 //!
 //! - **Two that are both needed** take `2W/C + 2L` one after the other: at a time is always shorter, by `L`.
 //! - **One, and both of those that may be next** take `3W/C + L`, and are two steps of a search, which else take `2W/C + 2L`: that is shorter
@@ -12,7 +13,7 @@
 //! - **One step farther ahead** (seven builds for three steps) is shorter than that only from `5W/C < L` on, with five times the cores: three are
 //!   the most, unless more are asked for.
 
-/// Compilers that each of two builds has at least that are both needed. On fewer cores the work is most of what a build takes, so there is little
+/// Cores, with memory for a compiler on each, that each of two builds has at least that are both needed. On fewer cores the work is most of what a build takes, so there is little
 /// to gain, and whether the first of them can be built at all would be known twice as late.
 const LEAST: usize = 2;
 /// Builds that run at a time without being asked for: one, and both that may be next.
@@ -36,7 +37,7 @@ pub struct Takes {
     pub memory_per_job: u64,
     /// Disk of one build, in bytes.
     pub disk: u64,
-    /// Compilers for each build from which on one that may not be needed pays.
+    /// Cores for each build, with memory for a compiler on each, from which on one that may not be needed pays.
     pub jobs_to_spare: usize,
 }
 
@@ -51,12 +52,12 @@ pub struct Wanted {
     pub at_a_time: Option<usize>,
 }
 
-/// Builds at a time, with so many compilers each. Both are at least 1.
+/// Builds at a time, with up to so many compilers each. Both are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Builds.
     pub builds: usize,
-    /// Compilers of each of them.
+    /// Compilers of each of them: as many as there are cores, and of all together no more than fit into memory.
     pub jobs: usize,
 }
 
@@ -79,7 +80,9 @@ pub fn at_a_time(machine: Machine, takes: Takes, wanted: Wanted) -> Split {
     };
     let all = wanted.certain.saturating_add(wanted.likely);
     let builds = builds.min(times(machine.disk, takes.disk)).min(all).max(1);
-    Split { builds, jobs: (jobs / builds).max(1) }
+    // Of memory that nobody knows no more is taken than by one build.
+    let all = fitting.unwrap_or(machine.cores);
+    Split { builds, jobs: (all / builds).min(machine.cores).max(1) }
 }
 
 #[cfg(test)]
@@ -112,9 +115,10 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_are_built_at_a_time_where_each_has_two_compilers() {
-        assert_eq!(split(machine(4, 64), CPU, ENDS), (2, 2));
-        assert_eq!(split(machine(16, 64), CUDA, ENDS), (2, 8));
+    fn both_ends_are_built_at_a_time_where_each_has_two_cores() {
+        assert_eq!(split(machine(4, 64), CPU, ENDS), (2, 4), "they share the cores");
+        assert_eq!(split(machine(16, 64), CUDA, ENDS), (2, 16));
+        assert_eq!(split(machine(16, 14), CPU, ENDS), (2, 10), "memory for twenty in all");
         assert_eq!(split(machine(16, 9), CUDA, ENDS), (2, 2), "memory for four");
         assert_eq!(split(machine(16, 7), CUDA, ENDS), (1, 3), "for three");
         let one = Wanted { certain: 1, likely: 0, ..ENDS };
@@ -124,25 +128,25 @@ mod tests {
     #[test]
     fn what_may_not_be_needed_is_built_only_where_cores_would_be_idle() {
         assert_eq!(split(machine(16, 64), CPU, STEP), (1, 16));
-        assert_eq!(split(machine(24, 64), CPU, STEP), (2, 12));
+        assert_eq!(split(machine(24, 64), CPU, STEP), (2, 24));
         assert_eq!(split(machine(24, 12), CPU, STEP), (1, 17), "memory for seventeen");
         assert_eq!(split(machine(24, 64), CUDA, STEP), (1, 24), "more work");
-        assert_eq!(split(machine(64, 256), CUDA, STEP), (2, 32));
-        assert_eq!(split(machine(192, 999), CPU, STEP), (3, 64), "and no farther ahead");
-        assert_eq!(split(machine(192, 999), CPU, Wanted { likely: 1, ..STEP }), (2, 96), "as there are");
+        assert_eq!(split(machine(64, 256), CUDA, STEP), (2, 64));
+        assert_eq!(split(machine(192, 999), CPU, STEP), (3, 192), "and no farther ahead");
+        assert_eq!(split(machine(192, 999), CPU, Wanted { likely: 1, ..STEP }), (2, 192), "as there are");
     }
 
     #[test]
     fn a_wish_is_granted_as_far_as_memory_and_disk_reach() {
         let wish = |builds| Wanted { at_a_time: Some(builds), ..STEP };
-        assert_eq!(split(machine(2, 64), CPU, wish(2)), (2, 1));
-        assert_eq!(split(machine(2, 64), CPU, wish(3)), (3, 1));
-        assert_eq!(split(machine(16, 64), CPU, wish(99)), (7, 2));
+        assert_eq!(split(machine(2, 64), CPU, wish(2)), (2, 2));
+        assert_eq!(split(machine(2, 64), CPU, wish(3)), (3, 2));
+        assert_eq!(split(machine(16, 64), CPU, wish(99)), (7, 13));
         assert_eq!(split(machine(64, 999), CPU, wish(1)), (1, 64));
         assert_eq!(split(machine(16, 5), CUDA, wish(7)), (2, 1));
         assert_eq!(split(machine(16, 1), CUDA, wish(7)), (1, 1));
         let full = Machine { disk: 5 * GIB, ..machine(16, 64) };
-        assert_eq!(split(full, CPU, wish(7)), (2, 8));
+        assert_eq!(split(full, CPU, wish(7)), (2, 16));
         assert_eq!(split(Machine { disk: 0, ..full }, CPU, wish(7)), (1, 16), "the build itself says so");
     }
 
@@ -152,6 +156,6 @@ mod tests {
         assert_eq!(split(unknown, CPU, ENDS), (1, 64));
         assert_eq!(split(unknown, CPU, Wanted { at_a_time: Some(2), ..ENDS }), (2, 32));
         let free = Takes { memory_per_job: 0, disk: 0, jobs_to_spare: 0 };
-        assert_eq!(split(machine(8, 0), free, ENDS), (2, 4));
+        assert_eq!(split(machine(8, 0), free, ENDS), (2, 8));
     }
 }

@@ -238,6 +238,13 @@ impl Search {
         }
     }
 
+    /// An end cannot be run, as is known before it is asked for. Says nothing once the ends are known.
+    pub fn end_failed(&mut self, revision: usize, why: String) {
+        if self.phase == Phase::Ends && (revision == 0 || revision == self.places.last()) {
+            self.phase = Phase::Over(Outcome::EndFailed { newer: revision == self.places.last(), why });
+        }
+    }
+
     fn hear(&mut self, heard: Heard) {
         match heard {
             Heard::More => {}

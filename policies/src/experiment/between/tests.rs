@@ -260,6 +260,25 @@ fn ends_that_are_alike_are_told() {
 }
 
 #[test]
+fn an_end_that_is_known_to_fail_ends_it_before_it_is_asked_for_and_not_later() {
+    let mut search = Search::new(rules(), Aim::Growth, 40);
+    search.end_failed(7, "no end".to_owned());
+    assert!(matches!(search.next(), Step::Run(ask) if ask.revision == 40));
+    let mut over = search.clone();
+    over.end_failed(0, "it does not build".to_owned());
+    let Step::Done(found) = over.next() else { panic!() };
+    assert_eq!(found.outcome, Outcome::EndFailed { newer: false, why: "it does not build".to_owned() });
+    while let Step::Run(ask) = search.next() {
+        let rate = if ask.revision >= 17 { 400.0 } else { 0.0 };
+        search.observe(ask, Seen::Findings(vec![finding(rate * KIB)]));
+        if search.left().is_some() {
+            search.end_failed(0, "it does not build".to_owned());
+        }
+    }
+    assert_eq!(search.interrupt().outcome, Outcome::Found { revision: 17 });
+}
+
+#[test]
 fn it_may_be_broken_off_at_any_time_and_says_what_is_left() {
     let mut history = History::new(11, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (64, 50, Vec::new());

@@ -385,6 +385,7 @@ mod tests {
             excerpt: "\n  ggml.h:187:22: error: invalid use of 'extern'\n  187 | extern".to_owned(),
             log: "/logs/1.log".into(),
             killed: false,
+            no_room: false,
         };
         let told = untold(failed).unwrap();
         assert_eq!(told, "compiling failed: ggml.h:187:22: error: invalid use of 'extern'");

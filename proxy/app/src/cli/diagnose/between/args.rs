@@ -37,8 +37,8 @@ pub(crate) struct BetweenArgs {
     /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
     pub(super) backend: BackendWish,
-    /// Builds at a time. Default: both ends together from four cores on, and from some dozens of cores on what may be tried next beside
-    /// what is needed now, as far as memory allows. 1: one after the other.
+    /// Builds at a time, as far as memory and disk allow. Default: both ends together from four cores on, and from some dozens of cores on what
+    /// may be tried next beside what is needed now; one after the other where available memory is not known. 1: one after the other.
     #[arg(long, value_name = "N", requires = "between")]
     pub(super) builds: Option<NonZeroUsize>,
 }

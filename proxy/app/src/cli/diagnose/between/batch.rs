@@ -7,20 +7,25 @@
 //!             ├─ the one that is needed ───────> told to the search
 //!             ├─ another one is built ─────────> there when it is asked for
 //!             ├─ another one cannot be built ──> remembered, and told when it is asked for
-//!             └─ memory or disk ran out ───────> from here on one after the other, the needed one at once
+//!             ├─ memory or disk ran out ───────> from here on one after the other, the needed one at once
+//!             └─ it failed its checks ─────────> the needed one once more, alone: they may be why
 //! ```
+//!
+//! How long the others are waited for is the business of [`Course`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use warden_builder::machine::cores;
 use warden_builder::{Backend, BuildId, Builder, Built, Error, Event, Kind, Plan, Reporter, Request};
 use warden_diagnose::between::{Needed, NoServer};
 use warden_policies::experiment::between::{Ahead, Machine, Split, Takes, Wanted, at_a_time};
 
+use super::course::Course;
 use super::{Between, lock};
 use crate::out;
 
@@ -32,26 +37,12 @@ pub(super) const AHEAD: usize = 16;
 pub(super) struct Builds {
     /// Made, or found in the store.
     known: BTreeMap<usize, BuildId>,
-    /// Made, and not in the file of the search yet.
-    new: Vec<BuildId>,
     /// Could not be built while another one was needed, and why. Nobody asked for them yet.
     failed: BTreeMap<usize, String>,
-    /// Memory or disk ran out while several ran.
+    /// Failed their checks beside others, and are made alone if they are needed.
+    unsure: BTreeSet<usize>,
+    /// What one build has is not enough for several.
     singly: bool,
-}
-
-impl Builds {
-    /// Those that were made since it was asked last.
-    pub(super) fn new_ones(&mut self) -> Vec<BuildId> {
-        std::mem::take(&mut self.new)
-    }
-
-    fn made(&mut self, revision: usize, built: &Built) {
-        self.known.insert(revision, built.id.clone());
-        if !built.hit {
-            self.new.push(built.id.clone());
-        }
-    }
 }
 
 /// What is built together.
@@ -60,7 +51,7 @@ struct Batch {
     revisions: Vec<usize>,
     /// So many of them are needed in any case.
     certain: usize,
-    /// Compilers of each; `None`: as many as a build takes that is alone.
+    /// Compilers of each at most; `None`: as many as a build takes that is alone.
     jobs: Option<NonZeroUsize>,
 }
 
@@ -84,12 +75,33 @@ impl Between<'_> {
         if !batch.is_alone() {
             out::error_line(&self.told(&batch));
         }
-        if let Some(made) = self.make(&batch, &needed.ahead.otherwise).await {
-            return made;
+        let made = match self.make(&batch, &needed.ahead.otherwise).await {
+            Some(made) => made,
+            None => self.once_more(needed.revision).await,
+        };
+        let id = made?;
+        match self.failed_end(needed.revision) {
+            Some(failed) => Err(failed),
+            None => Ok(id),
         }
-        // What is wrong may be that there were several.
-        let alone = self.make(&Batch::alone(needed.revision), &[]).await;
-        alone.unwrap_or(Err(NoServer::Interrupted))
+    }
+
+    /// What is wrong may be that there were several.
+    async fn once_more(&self, revision: usize) -> Result<BuildId, NoServer> {
+        let alone = self.make(&Batch::alone(revision), &[]).await;
+        let alone = alone.unwrap_or(Err(NoServer::Interrupted));
+        if alone.is_ok() && !std::mem::replace(&mut lock(&self.builds).singly, true) {
+            let label = &self.line[revision].label;
+            self.note(&format!("{label} passes its checks alone: from here on one build after the other"));
+        }
+        alone
+    }
+
+    /// The other end, if this is an end and that one could not be built beside it: the work of this one would be in vain.
+    fn failed_end(&self, revision: usize) -> Option<NoServer> {
+        let other = (self.line.len() - 1).checked_sub(revision)?;
+        let why = (revision == 0 || other == 0).then(|| lock(&self.builds).failed.remove(&other))??;
+        Some(NoServer::End { revision: other, why })
     }
 
     /// What came of it in an earlier batch. That it could not be built is told once: whoever asks again has it tried again.
@@ -108,7 +120,7 @@ impl Between<'_> {
         let alone = Batch::alone(needed.revision);
         let wish = self.args.between.builds.map(NonZeroUsize::get);
         let Ahead { certain, likely, .. } = &needed.ahead;
-        if wish == Some(1) || certain.is_empty() || lock(&self.builds).singly {
+        if wish == Some(1) || certain.is_empty() || self.is_single(needed.revision) {
             return alone;
         }
         // What is wrong with its plan is told when it is built; and what the store has is no reason to build others.
@@ -140,6 +152,12 @@ impl Between<'_> {
         Batch { certain: certain.min(builds), revisions, jobs: NonZeroUsize::new(jobs) }
     }
 
+    /// Whether it is made alone after what happened.
+    fn is_single(&self, revision: usize) -> bool {
+        let all = lock(&self.builds);
+        all.singly || all.unsure.contains(&revision)
+    }
+
     fn split(&self, backend: Backend, wanted: Wanted) -> Split {
         let (needs, numbers) = (self.plain.needs, &self.numbers);
         let is_gpu = matches!(backend, Backend::Cuda | Backend::Hip);
@@ -159,11 +177,11 @@ impl Between<'_> {
         silent.plan(&self.request(self.line.get(revision)?)).await.ok()
     }
 
-    /// Whether a revision can be built and is not.
+    /// Whether a revision can be built beside others and is not.
     async fn is_missing(&self, revision: usize) -> bool {
         let known = {
             let all = lock(&self.builds);
-            if all.failed.contains_key(&revision) {
+            if all.failed.contains_key(&revision) || all.unsure.contains(&revision) {
                 return false;
             }
             all.known.get(&revision).cloned()
@@ -193,57 +211,115 @@ impl Between<'_> {
             format!("; in case it is asked for next: {}", names(likely))
         };
         format!(
-            "between: {} at a time, with {} each: {}{next}",
+            "between: {} at a time, with up to {} each: {}{next}",
             out::counted(batch.revisions.len(), "build"),
             out::counted(jobs, "compiler"),
             names(certain)
         )
     }
 
-    /// Makes all of them, and says what came of the first one; `None` if it failed for something that it may have had to share. If it cannot be
-    /// built, those are broken off that are not needed then.
+    /// Makes all of them, and says what came of the first one; `None` if it failed for what may be only because it was not alone.
     async fn make(&self, batch: &Batch, otherwise: &[usize]) -> Option<Result<BuildId, NoServer>> {
         let each = |revision: &usize| (*revision, self.builder.cancel.child_token());
         let stops: BTreeMap<usize, CancellationToken> = batch.revisions.iter().map(each).collect();
+        let break_off =
+            |all: Vec<usize>| all.iter().filter_map(|at| stops.get(at)).for_each(CancellationToken::cancel);
         let all = stops.iter().map(|(revision, stop)| self.one(*revision, batch, stop));
         let mut running: FuturesUnordered<_> = all.collect();
+        let mut course = Course::new(&batch.revisions, batch.certain);
+        let (begun, mut until) = (Instant::now(), None);
         let mut first = None;
-        while let Some((revision, ended)) = running.next().await {
-            let is_first = batch.revisions.first() == Some(&revision);
-            let came = match ended {
-                Ok(built) => {
-                    lock(&self.builds).made(revision, &built);
-                    Ok(built.id)
+        loop {
+            let next = match until {
+                None => running.next().await,
+                Some(at) => {
+                    let Ok(next) = timeout_at(at, running.next()).await else {
+                        until = None;
+                        break_off(course.breaks_off());
+                        continue;
+                    };
+                    next
                 }
-                Err(error) if error.kind() == Kind::Cancelled => Err(NoServer::Interrupted),
-                Err(error) if error.kind() == Kind::Machine || is_of_the_machine(&error) => {
-                    if batch.is_alone() {
-                        return Some(self.stop_for(error.into()));
-                    }
-                    lock(&self.builds).singly = true;
-                    let label = &self.line[revision].label;
-                    out::error_line(&format!(
-                        "between: {label} had no room: from here on one build after the other"
-                    ));
-                    continue;
-                }
-                Err(error) => Err(NoServer::Cannot(error.to_string())),
             };
-            match came {
-                came if is_first => {
-                    if came.is_err() {
-                        let spare = stops.iter().filter(|(revision, _)| !otherwise.contains(revision));
-                        spare.for_each(|(_, stop)| stop.cancel());
-                    }
-                    first = Some(came);
+            let Some((revision, ended)) = next else { return first };
+            course.ended(revision);
+            let is_first = batch.revisions.first() == Some(&revision);
+            let came = self.came(revision, ended, is_first, batch.is_alone());
+            match &came {
+                Some(Ok(_)) => {}
+                Some(Err(NoServer::Cannot(_))) if is_first => {
+                    let next = self.next_ones(otherwise, batch.revisions.len());
+                    break_off(course.goes_on_with(&next));
                 }
-                Err(NoServer::Cannot(why)) => {
-                    lock(&self.builds).failed.insert(revision, why);
+                // It is made alone, or there is no going on.
+                _ if is_first => break_off(course.breaks_off()),
+                Some(Err(NoServer::Cannot(why))) => {
+                    lock(&self.builds).failed.insert(revision, why.clone());
                 }
-                Ok(_) | Err(NoServer::Interrupted) => {}
+                _ => {}
+            }
+            if is_first {
+                first = came;
+            }
+            if until.is_none() && course.only_spares() {
+                until = Some(Instant::now() + begun.elapsed());
             }
         }
-        first
+    }
+
+    /// What came of one that has ended; `None` if that says nothing of its revision.
+    fn came(
+        &self,
+        revision: usize,
+        ended: Result<Built, Error>,
+        is_first: bool,
+        is_alone: bool,
+    ) -> Option<Result<BuildId, NoServer>> {
+        let error = match ended {
+            Ok(built) => return Some(Ok(self.made(revision, built))),
+            Err(error) => error,
+        };
+        let label = &self.line[revision].label;
+        match blame(&error) {
+            Blame::Nobody => Some(Err(NoServer::Interrupted)),
+            Blame::Room if !is_alone => {
+                lock(&self.builds).singly = true;
+                self.note(&format!("{label} had no room: from here on one build after the other"));
+                None
+            }
+            Blame::Checks if !is_alone => {
+                lock(&self.builds).unsure.insert(revision);
+                if is_first {
+                    self.note(&format!("{label} failed its checks beside other builds: once more, alone"));
+                }
+                None
+            }
+            Blame::Room | Blame::Machine if is_first => Some(self.stop_for(error.into())),
+            // Whoever needs it is told.
+            Blame::Room | Blame::Machine => None,
+            Blame::Checks | Blame::Source => Some(Err(NoServer::Cannot(error.to_string()))),
+        }
+    }
+
+    /// It is written down at once, so that it is removed some day whatever happens now.
+    fn made(&self, revision: usize, built: Built) -> BuildId {
+        if !built.hit {
+            self.keep(|kept| kept.add_build(built.id.as_str()));
+        }
+        lock(&self.builds).known.insert(revision, built.id.clone());
+        built.id
+    }
+
+    /// What the next batch has if the one that is needed now cannot be built.
+    fn next_ones(&self, otherwise: &[usize], most: usize) -> Vec<usize> {
+        let all = lock(&self.builds);
+        let is_open = |at: &usize| !all.known.contains_key(at) && !all.failed.contains_key(at);
+        otherwise.iter().copied().filter(is_open).take(most).collect()
+    }
+
+    /// Not past the display of the builds: a line of it may be changing.
+    fn note(&self, text: &str) {
+        self.builder.reporter.tell(Event::Note(format!("between: {text}")));
     }
 
     /// Makes one of them.
@@ -262,7 +338,7 @@ impl Between<'_> {
         let ended = builder.build(&request).await;
         if let (Err(error), false) = (&ended, batch.is_alone()) {
             let is_spare = error.kind() == Kind::Cancelled && !self.builder.cancel.is_cancelled();
-            let why = if is_spare { "it is not needed any more".to_owned() } else { first_words(error) };
+            let why = if is_spare { "it is not needed now".to_owned() } else { first_words(error) };
             builder.reporter.tell(Event::Failed(why));
         }
         (revision, ended)
@@ -278,12 +354,67 @@ fn first_words(error: &Error) -> String {
     next.map_or_else(|| first.to_owned(), |next| format!("{first} {}", next.trim()))
 }
 
-/// Whether a build failed for want of memory or disk, whatever the source is.
-fn is_of_the_machine(error: &Error) -> bool {
-    let full = ["No space left on device", "Disk quota exceeded"];
-    match error {
-        Error::Build { killed: true, .. } => true,
-        Error::Build { excerpt, .. } => full.iter().any(|words| excerpt.contains(words)),
-        _ => false,
+/// What a build failed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// It was broken off.
+    Nobody,
+    /// Memory or disk ran out.
+    Room,
+    /// Something else on this machine is amiss.
+    Machine,
+    /// It was built and did not do what it should, or not in time: a machine that is busy may be why.
+    Checks,
+    /// Its revision.
+    Source,
+}
+
+fn blame(error: &Error) -> Blame {
+    match (error, error.kind()) {
+        (_, Kind::Cancelled) => Blame::Nobody,
+        _ if error.had_no_room() => Blame::Room,
+        (_, Kind::Machine) => Blame::Machine,
+        (Error::Verify { illegal_instruction: false, .. }, _) => Blame::Checks,
+        _ => Blame::Source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_is_blamed_for_what_is_its_own_alone() {
+        let build = |no_room| Error::Build {
+            phase: "compiling",
+            excerpt: "collect2: error: ld returned 1 exit status".to_owned(),
+            log: "/logs/1.log".into(),
+            killed: false,
+            no_room,
+        };
+        let verify = |illegal_instruction| Error::Verify {
+            check: "health",
+            why: "no answer within 60 s".to_owned(),
+            illegal_instruction,
+        };
+        let io = |source: std::io::ErrorKind| Error::Io {
+            doing: "writing",
+            path: "/store/x".into(),
+            source: source.into(),
+        };
+        let missing = Error::MissingProgram { program: "ninja".to_owned(), package: "ninja-build" };
+        for (error, expected) in [
+            (Error::Cancelled, Blame::Nobody),
+            (build(true), Blame::Room),
+            (Error::Memory { available: 1, need: 2 }, Blame::Room),
+            (io(std::io::ErrorKind::StorageFull), Blame::Room),
+            (io(std::io::ErrorKind::PermissionDenied), Blame::Machine),
+            (missing, Blame::Machine),
+            (verify(false), Blame::Checks),
+            (verify(true), Blame::Source),
+            (build(false), Blame::Source),
+        ] {
+            assert_eq!(blame(&error), expected, "{error}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 
 mod args;
 mod batch;
+mod course;
 mod kept;
 mod servers;
 mod what;
@@ -62,6 +63,8 @@ struct Between<'a> {
     /// What the configuration file was then.
     file: Option<String>,
     builds: Mutex<Builds>,
+    /// What is told and made is written down there, once the search has begun.
+    kept: Mutex<Option<Kept>>,
     /// What is wrong with the machine or the configuration, and with no revision.
     trouble: Mutex<Option<Failure>>,
 }
@@ -126,6 +129,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             index,
             file: text_of(args),
             builds: Mutex::default(),
+            kept: Mutex::default(),
             trouble: Mutex::default(),
         };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
@@ -166,6 +170,7 @@ impl Between<'_> {
                 kept.path().display()
             ));
         }
+        *lock(&self.kept) = Some(kept);
         let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
         let model = &self.configured.fleet.models[self.index];
         let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
@@ -202,21 +207,13 @@ impl Between<'_> {
             }
             Searching::Told(told) => {
                 display.close();
-                if let Err(failure) = self.note_builds(&mut kept).and_then(|()| kept.add(told)) {
-                    // The search goes on; it could only not be taken up again.
-                    failure.lines().iter().for_each(|line| out::error_line(line));
-                }
+                self.keep(|kept| kept.add(told));
             }
         };
         let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
         let conclusion = interruptible(signals, &stop, running).await;
         display.close();
-        // Those of which nothing was told yet, too: whoever goes on removes them at its end.
-        if let Err(failure) = self.note_builds(&mut kept) {
-            failure.lines().iter().for_each(|line| out::error_line(line));
-        }
-        let conclusion = conclusion?;
-        let conclusion = conclusion?;
+        let conclusion = conclusion??;
         if let Some(failure) = lock(&self.trouble).take() {
             return Err(failure);
         }
@@ -237,7 +234,8 @@ impl Between<'_> {
             }
         };
         drop(sockets);
-        self.tidy(&report.conclusion, kept.built(), &in_use);
+        let made = lock(&self.kept).as_ref().map(|kept| kept.built().to_vec()).unwrap_or_default();
+        self.tidy(&report.conclusion, &made, &in_use);
         written?;
         if stop.is_cancelled() {
             return Err(Failure::INTERRUPTED);
@@ -245,10 +243,13 @@ impl Between<'_> {
         end(&report.conclusion)
     }
 
-    /// Writes down which builds were made.
-    fn note_builds(&self, kept: &mut Kept) -> Result<(), Failure> {
-        let new = lock(&self.builds).new_ones();
-        new.iter().try_for_each(|id| kept.add_build(id.as_str()))
+    /// Writes something down for whoever goes on.
+    fn keep(&self, write: impl FnOnce(&mut Kept) -> Result<(), Failure>) {
+        let written = lock(&self.kept).as_mut().map_or(Ok(()), write);
+        if let Err(failure) = written {
+            // The search goes on; it could only not be taken up again.
+            failure.lines().iter().for_each(|line| out::error_line(line));
+        }
     }
 
     fn next(&self, ask: Ask, left: Option<usize>) -> String {
