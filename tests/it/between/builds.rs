@@ -27,6 +27,27 @@ fn script(setup: &Setup, holds: &str) -> Result<PathBuf, Trouble> {
     setup.home.file("each.sh", text)
 }
 
+/// The arguments of a search over these commits, two of which are built at a time. Each waits for `holds` when it is configured; what goes
+/// wrong there is this error.
+fn search(
+    setup: &Setup,
+    config: &Path,
+    holds: &str,
+    error: &str,
+    planted: &[&str],
+) -> Result<Vec<OsString>, Trouble> {
+    let script = script(setup, holds)?;
+    let history = History::configured(setup.home.path().join("history"), &runs(&script, error), planted)?;
+    let range = format!("b9000..b900{}", planted.len() - 1);
+    Ok(plain_arguments(config, &history, &range, &["--for", "answers", "--builds", "2"]))
+}
+
+/// Begins it, to be ended before its time.
+fn begin(setup: &Setup, args: &[OsString]) -> Result<Kid, Trouble> {
+    let log = setup.home.path().join("first.log");
+    Kid::start(&binaries::llama_warden()?, args, &setup.home.env, setup.home.path(), log)
+}
+
 /// The commits that were configured, by number, and how often each was.
 fn configured(setup: &Setup) -> Vec<(usize, usize)> {
     let entries = std::fs::read_dir(setup.home.path().join("begun")).into_iter().flatten().flatten();
@@ -52,14 +73,9 @@ async fn both_ends_are_built_at_the_same_time_and_each_line_says_of_which_it_is(
     }
     let (setup, config) = setup()?;
     // The first one waits for the second: one after the other would not end well.
-    let script = script(&setup, "[ $(ls begun | wc -l) -ge 2 ]")?;
     let other = sets("TOKEN_BYTES", "24");
-    let history = History::configured(
-        setup.home.path().join("history"),
-        &runs(&script, "it waited in vain"),
-        &["", "", &other],
-    )?;
-    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let args =
+        search(&setup, &config, "[ $(ls begun | wc -l) -ge 2 ]", "it waited in vain", &["", "", &other])?;
     let ran = setup.home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
@@ -88,19 +104,13 @@ async fn a_build_that_nobody_asked_for_may_fail_and_is_not_made_twice() -> Outco
         (["", "", "", "", broken, "", &other], ["", "", &other, &other, broken, &other, &other]);
     for (planted, found, made) in [(late, 6, &[0, 3, 4, 5, 6][..]), (early, 2, &[0, 1, 2, 3, 4, 6])] {
         let (setup, config) = setup()?;
-        let script = script(&setup, "true")?;
-        let history = History::configured(
-            setup.home.path().join("history"),
-            &runs(&script, "it waited in vain"),
-            &planted,
-        )?;
-        let args = plain_arguments(&config, &history, "b9000..b9006", &["--for", "answers", "--builds", "2"]);
+        let args = search(&setup, &config, "true", "it waited in vain", &planted)?;
         let ran = setup.home.warden(args, LONG).await?;
         assert_eq!(ran.code, 0, "{}", ran.all());
         assert!(ran.stdout.starts_with(&format!("between: b900{found} (")), "{}", ran.all());
         assert!(ran.stderr.contains(": b9003; in case it is asked for next: b9004"), "{}", ran.all());
         assert!(ran.stderr.contains("b9004: not built: compiling failed: "), "{}", ran.all());
-        // It is told of where it was asked for, and there only.
+        // The table has it only where the search asked for it.
         let row = ran.stdout.lines().find(|line| line.starts_with("b9004"));
         assert_eq!(row.is_some_and(|row| row.contains("not known: ")), found == 6, "{}", ran.all());
         assert_eq!(row.is_some(), found == 6, "{}", ran.all());
@@ -119,14 +129,14 @@ async fn what_has_no_room_beside_another_build_is_made_alone() -> Outcome {
     let (setup, config) = setup()?;
     // The disk is full when the newer end is built for the first time. The other one would never end by itself the first time.
     let first = "[ $number = 2 ] && [ -e begun/0 ] && exit 1";
-    let script = script(
-        &setup,
-        &format!("[ $number = 1 ] || [ $(wc -l < .$number) -ge 2 ] || {{ {first}; false; }}"),
-    )?;
     let other = sets("TOKEN_BYTES", "24");
-    let more = runs(&script, "No space left on device");
-    let history = History::configured(setup.home.path().join("history"), &more, &["", "", &other])?;
-    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
+    let args = search(
+        &setup,
+        &config,
+        &format!("[ $number = 1 ] || [ $(wc -l < .$number) -ge 2 ] || {{ {first}; false; }}"),
+        "No space left on device",
+        &["", "", &other],
+    )?;
     let ran = setup.home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
@@ -145,18 +155,18 @@ async fn what_fails_its_checks_beside_another_build_is_made_alone() -> Outcome {
     }
     let (setup, config) = setup()?;
     // The newer end starts once it was configured for the second time.
-    let script = script(&setup, "{ [ $number = 2 ] && [ $(wc -l < .2) -ge 2 ] && : > again; true; }")?;
     let once = format!(
         "    if (access(\"{}\", F_OK) != 0) {{ return 1; }}\n{}",
         setup.home.path().join("again").display(),
         sets("TOKEN_BYTES", "24")
     );
-    let history = History::configured(
-        setup.home.path().join("history"),
-        &runs(&script, "it waited in vain"),
+    let args = search(
+        &setup,
+        &config,
+        "{ [ $number = 2 ] && [ $(wc -l < .2) -ge 2 ] && : > again; true; }",
+        "it waited in vain",
         &["", "", &once],
     )?;
-    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
     let ran = setup.home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
@@ -182,13 +192,7 @@ async fn a_build_that_hangs_and_may_not_be_needed_holds_nothing_up() -> Outcome 
         ["[ $number != 6 ]", "[ $number != 6 ] && { [ $number != 4 ] || { [ -e begun/6 ] && exit 1; }; }"]
     {
         let (setup, config) = setup()?;
-        let script = script(&setup, holds)?;
-        let history = History::configured(
-            setup.home.path().join("history"),
-            &runs(&script, "it waited in vain"),
-            &planted,
-        )?;
-        let args = plain_arguments(&config, &history, "b9000..b9008", &["--for", "answers", "--builds", "2"]);
+        let args = search(&setup, &config, holds, "it waited in vain", &planted)?;
         let ran = setup.home.warden(args, LONG).await?;
         assert_eq!(ran.code, 0, "{}", ran.all());
         assert!(ran.stdout.starts_with("between: b9002 ("), "{}", ran.all());
@@ -226,16 +230,15 @@ async fn a_build_is_written_down_as_soon_as_it_is_made_and_removed_by_whoever_go
         return Ok(());
     }
     let (setup, config) = setup()?;
-    let script = script(&setup, "[ $number != 0 ] || [ -e go ]")?;
     let other = sets("TOKEN_BYTES", "24");
-    let history = History::configured(
-        setup.home.path().join("history"),
-        &runs(&script, "it waited in vain"),
+    let args = search(
+        &setup,
+        &config,
+        "[ $number != 0 ] || [ -e go ]",
+        "it waited in vain",
         &["", &other, &other, &other],
     )?;
-    let args = plain_arguments(&config, &history, "b9000..b9003", &["--for", "answers", "--builds", "2"]);
-    let log = setup.home.path().join("first.log");
-    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
+    let mut kid = begin(&setup, &args)?;
     wait_until("the newer end is written down", LONG, async || {
         kept(&setup)
             .and_then(|path| std::fs::read_to_string(path).ok())
@@ -258,16 +261,9 @@ async fn an_interrupt_ends_all_builds_that_run_and_the_same_command_goes_on() ->
         return Ok(());
     }
     let (setup, config) = setup()?;
-    let script = script(&setup, "[ -e go ]")?;
     let other = sets("TOKEN_BYTES", "24");
-    let history = History::configured(
-        setup.home.path().join("history"),
-        &runs(&script, "it waited in vain"),
-        &["", "", &other],
-    )?;
-    let args = plain_arguments(&config, &history, "b9000..b9002", &["--for", "answers", "--builds", "2"]);
-    let log = setup.home.path().join("first.log");
-    let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
+    let args = search(&setup, &config, "[ -e go ]", "it waited in vain", &["", "", &other])?;
+    let mut kid = begin(&setup, &args)?;
     let mut running: Vec<(ProcessId, PathBuf)> = Vec::new();
     for number in [0, 2] {
         let file = setup.home.path().join(format!("begun/{number}"));

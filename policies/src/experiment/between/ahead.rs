@@ -29,7 +29,7 @@ pub struct Ahead {
     pub otherwise: Vec<usize>,
 }
 
-/// A way that the search may take: where it looks, if all before it was told so.
+/// A way that the search may take: where it looks next if earlier revisions turn out so.
 struct Way {
     chance: f64,
     places: Places,

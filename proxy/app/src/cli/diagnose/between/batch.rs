@@ -295,7 +295,7 @@ impl Between<'_> {
                 None
             }
             Blame::Room | Blame::Machine if is_first => Some(self.stop_for(error.into())),
-            // Whoever needs it is told.
+            // The error is told when the search asks for that revision.
             Blame::Room | Blame::Machine => None,
             Blame::Checks | Blame::Source => Some(Err(NoServer::Cannot(error.to_string()))),
         }

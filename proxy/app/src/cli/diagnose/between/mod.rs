@@ -63,7 +63,7 @@ struct Between<'a> {
     /// What the configuration file was then.
     file: Option<String>,
     builds: Mutex<Builds>,
-    /// What is told and made is written down there, once the search has begun.
+    /// The search's file, once it has begun: what processes told, and which builds were made.
     kept: Mutex<Option<Kept>>,
     /// What is wrong with the machine or the configuration, and with no revision.
     trouble: Mutex<Option<Failure>>,
