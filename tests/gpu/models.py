@@ -17,6 +17,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -32,6 +33,8 @@ PORT = 8199
 def configuration(folder, args):
     lines = ["server.port = %d" % PORT, "admin.socket = '%s/admin.sock'" % folder]
     lines += ["paths.runtime_dir = '%s/run'" % folder, "paths.state_dir = '%s/state'" % folder]
+    if args.looks:
+        lines += ["log.level = 'info,warden_supervisor::memory::loading=trace'"]
     lines += ["[defaults]", "binary = '%s'" % args.server, "args = %s" % json.dumps(shlex.split(args.flags))]
     for number in range(args.names):
         sees = "m%d" % number in leaking(args)
@@ -117,13 +120,19 @@ def drive(wanted, seeing=()):
 
 
 def swaps(log):
-    """Milliseconds from the end of the last process that made room for a model to the start of that model's."""
-    makes_room, ended, gaps = {}, {}, []
+    """Milliseconds from the end of the last process that made room for a model to the start of that model's, and those of them in which
+    there was room, at most: since the last look before the one that let the model in."""
+    makes_room, ended, gaps, ours, looks = {}, {}, [], [], []
     for line in open(log):
-        event = re.match(r"(\S+Z)\s+INFO \S*view::event: (.*)", line)
+        event = re.match(r"(\S+Z)\s+(?:INFO|TRACE) (\S+): (.*)", line)
         if not event:
             continue
         at = datetime.datetime.fromisoformat(event[1].replace("Z", "+00:00")).timestamp()
+        if event[3].startswith("looked for room"):
+            looks = looks[-1:] + [at]
+        if not event[2].endswith("view::event"):
+            continue
+        event = (event[0], event[1], event[3])
         room = re.search(r'model="(.*?)" wanted=(\S+)', event[2])
         stopped = re.match(r'stopped model="(.*?)"', event[2])
         start = re.match(r'starting model="(.*?)"', event[2])
@@ -133,10 +142,12 @@ def swaps(log):
             ended[makes_room.pop(stopped[1])] = at
         elif start:
             if start[1] in ended:
-                gaps.append(round((at - ended.pop(start[1])) * 1000))
+                end = ended.pop(start[1])
+                gaps.append(round((at - end) * 1000))
+                ours.append(round((at - max(end, looks[0] if len(looks) == 2 else end)) * 1000))
             # What still ends was not needed.
             makes_room = {who: wanted for who, wanted in makes_room.items() if wanted != start[1]}
-    return sorted(gaps)
+    return sorted(gaps), sorted(ours)
 
 
 def main():
@@ -149,6 +160,8 @@ def main():
     parser.add_argument("--seeing", help="the model that they serve")
     parser.add_argument("--projector")
     parser.add_argument("--flags", default="-np 2 -c 4096 -ngl 99", help="of llama-server")
+    parser.add_argument("--looks", action="store_true", help="tell how long there was room before a start")
+    parser.add_argument("--log", help="keep llama-warden's log in this file")
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lwm") as folder:
@@ -167,7 +180,9 @@ def main():
         seconds = time.monotonic() - began
         warden.terminate()
         warden.wait()
-        gaps, text = swaps(log), open(log).read()
+        (gaps, ours), text = swaps(log), open(log).read()
+        if args.log:
+            shutil.copy(log, args.log)
         left = re.findall(r'view::event: unloaded: it makes room model="(m\d+)"', text)
         print(json.dumps({
             "requests": len(took),
@@ -183,6 +198,10 @@ def main():
             "out_of_memory": len(re.findall(r"out of memory", text)),
             "gap_ms_p50": gaps[len(gaps) // 2] if gaps else None,
             "gap_ms_p90": gaps[len(gaps) * 9 // 10] if gaps else None,
+            "gap_ms_most": gaps[-1:],
+            "gaps_over_50_ms": sum(1 for gap in gaps if gap > 50),
+            # Only if looks are in the log (`--looks`).
+            "with_room_ms_p50_p90_most": [ours[len(ours) // 2], ours[len(ours) * 9 // 10], ours[-1]] if ours and args.looks else None,
         }))
 
 

@@ -149,8 +149,11 @@ impl Offers {
         } else {
             Fetches::Nothing
         };
-        let old_switch =
-            !knows(&list, PAGE_OPTION) && (knows(&list, OLD_PAGE_OPTION) || knows(&servers, OLD_PAGE_OPTION));
+        // Some of those with both names make the page unless both say no.
+        let either = knows(&ui, &format!("{OLD_PAGE_OPTION} OR {PAGE_OPTION}"));
+        let old_switch = either
+            || !knows(&list, PAGE_OPTION)
+                && (knows(&list, OLD_PAGE_OPTION) || knows(&servers, OLD_PAGE_OPTION));
         Ok(Self { page, old_switch, stand_in: lacks_embedder, fetches })
     }
 }
@@ -195,7 +198,10 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
             choice.versions.push(npm.0.clone());
             format!("made by {}, which fetches what the source's package-lock.json names", npm.0)
         }
-        (Page::Npm, Err(why)) => format!("none: npm makes it, and {why}"),
+        (Page::Npm, Err(why)) => {
+            choice.old_switch_off = offers.old_switch;
+            format!("none: npm makes it, and {why}")
+        }
     };
     if offers.stand_in {
         choice.words.stand_in = true;

@@ -436,9 +436,3 @@ inline int64_t ggml_time_us() {
     static std::atomic<int64_t> now{ 0 };
     return now += 1;
 }
-
-struct ggml_cuda_pool {
-    virtual ~ggml_cuda_pool() = default;
-    virtual void * alloc(size_t size, size_t * actual_size) = 0;
-    virtual void   free(void * ptr, size_t size)            = 0;
-};

@@ -179,8 +179,10 @@ section!(
         gpu_kept: f64,
         /// What an ended process held is free again so soon. Until then nobody is unloaded in its place.
         returns_within: Duration = "duration",
-        /// While somebody waits for room it is looked for this often.
+        /// While somebody waits for room it is looked for this often ...
         look: Duration = "duration",
+        /// ... and this often while what an ended process held comes back, which a driver gives in steps.
+        look_closely: Duration = "duration",
         /// How often it is noted who was asked how often.
         noted: Duration = "duration",
     }

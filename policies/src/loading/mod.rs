@@ -168,6 +168,11 @@ impl Loading {
         self.is_moving() && self.models.iter().any(hurries)
     }
 
+    /// Whether what an ended process held is not seen to be free yet: it may be at any moment, and somebody waits for it.
+    pub fn awaits_memory(&self) -> bool {
+        self.returning.is_awaited()
+    }
+
     /// A model serves.
     pub fn loaded(&mut self, name: &Who, now: Duration) {
         if let Some(model) = self.models.get_mut(name)

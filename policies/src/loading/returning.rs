@@ -27,6 +27,11 @@ impl Returning {
         self.seen.as_ref().map(|(_, free)| free)
     }
 
+    /// Whether anything is waited for.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
     /// One that held this is gone.
     pub(super) fn add(&mut self, held: Amounts) {
         let Some((_, free)) = &self.seen else { return };

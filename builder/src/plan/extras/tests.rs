@@ -62,6 +62,16 @@ fn what_a_source_offers_is_seen_by_its_files() {
     assert_eq!((found.fetches, found.old_switch, found.stand_in), (Fetches::OpenSsl, true, false));
     let found = offers(&UI, "tools/server");
     assert_eq!(found, Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() });
+    let either = "if(LLAMA_BUILD_WEBUI OR LLAMA_BUILD_UI)\n  add_executable(e embed.cpp)\nendif()";
+    let both: Vec<_> = UI
+        .iter()
+        .map(|(name, text)| (*name, if *name == "tools/ui/CMakeLists.txt" { either } else { text }))
+        .collect();
+    let found = offers(&both, "tools/server");
+    assert_eq!((&found.page, found.old_switch), (&Page::Npm, true), "either name makes the page there");
+    let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    assert!(choose(&found, &none, |_| false).old_switch_off);
+    assert!(!choose(&offers(&UI, "tools/server"), &none, |_| false).old_switch_off);
     let with_dist = [&UI[..], &[("tools/ui/dist/index.html", "x")]].concat();
     assert_eq!(offers(&with_dist, "tools/server").page, Page::Ready);
     assert_eq!(offers(&[], "tools/server"), Offers::default());

@@ -94,7 +94,7 @@ impl Loader {
         loop {
             let numbers = lock(&self.common).loading.clone();
             let pause = if self.loading.is_hurried(seen(&self.members)) {
-                numbers.look
+                if self.loading.awaits_memory() { numbers.look_closely } else { numbers.look }
             } else if self.loading.is_moving() {
                 IDLE_LOOK
             } else {
@@ -200,6 +200,7 @@ impl Loader {
         let free = self.world.free(self.limit).await;
         let capacity = capacity(&self.total, &lock(&self.common));
         let free = amounts(&free, &capacity);
+        tracing::trace!(?free, "looked for room");
         self.loading.set_capacity(capacity);
         let orders = self.loading.next(now, Some(&free), seen);
         self.free = Some(free);
