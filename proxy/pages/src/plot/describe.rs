@@ -7,7 +7,7 @@ use warden_policies::units::whole;
 
 use super::frame::Frame;
 use super::mark::shown;
-use super::{Across, Limit, Mark, Plot, Up, is_number};
+use super::{Across, Limit, Mark, MarkKind, Plot, Up, is_number};
 use crate::html::Html;
 use crate::number::grouped;
 use crate::time::{Moment, time};
@@ -48,9 +48,9 @@ pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     match marks.len() + left_out {
         0 => {}
-        1 => text.push_str(" One thing was done in that time."),
+        1 => text.push_str(" One thing happened in that time."),
         count => {
-            let _ = write!(text, " {count} things were done in that time.");
+            let _ = write!(text, " {count} things happened in that time.");
         }
     }
     text
@@ -111,7 +111,10 @@ pub(super) fn mark(across: Across, mark: &Mark) -> String {
         Across::Requests => format!("request {}", place(across, mark.x)),
         Across::Time => place(across, mark.x),
     };
-    format!("{}, {at}: {}", mark.kind.word(), mark.why)
+    match mark.kind {
+        MarkKind::Other => format!("{at}: {}", mark.why),
+        kind => format!("{}, {at}: {}", kind.word(), mark.why),
+    }
 }
 
 pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
@@ -170,14 +173,14 @@ fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
     });
 }
 
-/// What was done, so that nobody has to point at marks to read it.
+/// What happened, so that nobody has to point at marks to read it.
 fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {
         return;
     }
     html.within("details", &[("class", &"marks")], |details| {
-        details.element("summary", &[], format_args!("What was done: {}", marks.len() + left_out));
+        details.element("summary", &[], format_args!("What happened: {}", marks.len() + left_out));
         details.within("ul", &[], |list| {
             if left_out > 0 {
                 list.element(
@@ -200,7 +203,10 @@ fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
                         Across::Time => item.raw(&time(moment(mark.x))),
                         Across::Requests => item.text(format_args!("request {}", place(plot.across, mark.x))),
                     };
-                    item.text(format_args!(", {}: {}", mark.kind.word(), mark.why));
+                    match mark.kind {
+                        MarkKind::Other => item.text(format_args!(": {}", mark.why)),
+                        kind => item.text(format_args!(", {}: {}", kind.word(), mark.why)),
+                    };
                 });
             }
         });

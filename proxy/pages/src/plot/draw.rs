@@ -115,6 +115,9 @@ fn axes(plot: &Plot, frame: &Frame, svg: &mut Html) {
         let moment = if plot.across == Across::Time { &moment[..] } else { &[] };
         svg.element("text", &[&place, moment].concat(), &tick.label);
     }
+    let (x, y) = (Px(LEFT - 8.0), Px(HEIGHT - 8.0));
+    let name = if plot.across == Across::Time { "UTC" } else { "requests" };
+    svg.element("text", &[("class", &"at-y unit"), ("x", &x), ("y", &y)], name);
 }
 
 fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
@@ -131,8 +134,10 @@ fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
         let (from, to) = (Px(frame.x(from)), Px(frame.x(to)));
         svg.shape("line", &[("class", &class), ("x1", &from), ("x2", &to), ("y1", &y), ("y2", &y)]);
     }
+    // Broad and beneath the readings, because where it is right it lies under them.
     for law in &plot.laws {
         filled(frame, &law.levels, "band", svg);
+        traced("law", &line(frame, &law.levels), &law.name, svg);
     }
     for (curve, stretches) in plot.curves.iter().zip(&frame.curves) {
         let class = curve.kind.class();
@@ -141,9 +146,6 @@ fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
         }
         let d: String = stretches.iter().map(|stretch| line(frame, stretch)).collect();
         traced(&format!("curve {class}"), &d, &curve.name, svg);
-    }
-    for law in &plot.laws {
-        traced("law", &line(frame, &law.levels), &law.name, svg);
     }
     if let Some(coming) = &plot.coming {
         to_come(frame, coming, svg);
@@ -213,10 +215,10 @@ fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
     traced("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
 }
 
-/// The name of a limit at its right end, above its line.
+/// The name of a limit at its left end, above its line: what grows is farther down there.
 fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
-    let to = limit.held.map_or(frame.to, |(_, to)| to.clamp(frame.from, frame.to));
-    let (x, y) = (Px(frame.x(to) - 4.0), Px(frame.y(limit.at) - 4.0));
+    let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
+    let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) - 4.0));
     let class = format_args!("limit-name {}", limit.kind.class());
     svg.element("text", &[("class", &class), ("x", &x), ("y", &y)], limit.kind.word());
 }

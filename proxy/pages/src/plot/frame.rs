@@ -18,6 +18,9 @@ const STILL: f64 = 16.0 * 1024.0 * 1024.0;
 const STILL_SHARE: f64 = 0.1;
 /// A limit that is this many times the most that was read would make a flat line of the readings: it is told, not drawn.
 const FAR: f64 = 2.0;
+/// Areas and bands make a plot this many times as high as the readings alone would, at most: what is told to be kept may be far more
+/// than what anything moves by.
+const AROUND: f64 = 4.0;
 /// For a forecast a plot goes on by this share of what was read, at most.
 const AHEAD: f64 = 0.5;
 
@@ -52,11 +55,12 @@ impl Frame {
         let around = around.chain(plot.areas.iter().flat_map(|area| area.stretches.iter().flatten()));
         let around: Vec<&Level> = around.filter(|level| level.is_known() && inside(level)).collect();
         let (low, read) = ends(levels().flat_map(|level| [level.low, level.high]))?;
-        let most = around.iter().map(|level| level.high).fold(read, f64::max);
-        let low = around.iter().map(|level| level.low).fold(low, f64::min);
+        let still = if plot.up == Up::Bytes { STILL } else { read.abs() * STILL_SHARE };
+        let reach = (read - low).max(still) * (AROUND - 1.0);
+        let most = around.iter().map(|level| level.high).fold(read, f64::max).min(read + reach);
+        let low = around.iter().map(|level| level.low).fold(low, f64::min).max(low - reach);
         let near = plot.limits.iter().filter(|limit| is_number(limit.at) && limit.at <= most.max(0.0) * FAR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
-        let still = if plot.up == Up::Bytes { STILL } else { high.abs() * STILL_SHARE };
         let room = (still - (high - low)).max(0.0) / 2.0;
         // Nothing of what is drawn here is below zero.
         let bottom = if low >= 0.0 { (low - room).max(0.0) } else { low - room };

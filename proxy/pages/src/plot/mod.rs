@@ -22,7 +22,7 @@
 //! The drawing carries its geometry, so that a script can put one cursor over all plots of a page: `data-across` (`requests` or
 //! `time`), `data-left`, `data-right`, `data-top`, `data-bottom` (units of the `viewBox`), `data-x-from`, `data-x-to`,
 //! `data-y-from`, `data-y-to` (values). Labels of a time axis carry `data-time` (seconds since 1970) and `data-step` (seconds
-//! from label to label), so that a script can show another zone than UTC. Colours come from the stylesheet, by class.
+//! from label to label), and that of the class `unit` names the zone, so that a script can show another one than UTC. Colours come from the stylesheet, by class.
 
 mod axis;
 mod describe;

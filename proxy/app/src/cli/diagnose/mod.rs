@@ -13,6 +13,7 @@
 pub(crate) mod against;
 mod between;
 mod bisect;
+mod budgets;
 mod candidates;
 mod display;
 mod folder;
@@ -230,6 +231,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let (outcome, Further { cure, survival, headroom, trouble }) = further?;
     let mut report = Report { cure, survival, headroom, ..Report::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;
+    report.budgets = budgets::of(&target, &machine, &report);
     if let Some(tracing) = &tracing {
         let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
         report.trace = legs.map_err(|error| Failure::failed(format!("--trace: {error}")))?;
