@@ -4,6 +4,7 @@ mod admission;
 mod assembled;
 mod bad_input;
 mod between;
+mod bug_report;
 mod build;
 mod canary;
 mod canary_under;

@@ -231,6 +231,9 @@ fn done(plot: &Plot, frame: &Frame, mark: &Mark, svg: &mut Html) {
         group.element("title", &[], describe::mark(plot.across, mark));
         let x = Px(x);
         group.shape("line", &[("x1", &x), ("x2", &x), ("y1", &top), ("y2", &bottom)]);
-        group.shape("path", &[("transform", &place), ("d", &mark.kind.path())]);
+        // In a group of its own, so that the stylesheet can make the shape larger where it is.
+        group.within("g", &[("transform", &place)], |shape| {
+            shape.shape("path", &[("d", &mark.kind.path())]);
+        });
     });
 }

@@ -5,12 +5,12 @@ use super::{Level, Limit, Plot, Up, is_number, thin};
 
 /// Size in the units of the drawing.
 pub(super) const WIDTH: f64 = 760.0;
-pub(super) const HEIGHT: f64 = 260.0;
+pub(super) const HEIGHT: f64 = 266.0;
 /// Room for the numbers beside the axes, also for the larger ones of a small screen, and for marks above.
 pub(super) const LEFT: f64 = 96.0;
 pub(super) const RIGHT: f64 = 12.0;
 pub(super) const TOP: f64 = 24.0;
-pub(super) const BOTTOM: f64 = 30.0;
+pub(super) const BOTTOM: f64 = 36.0;
 
 /// What moves by less than this many bytes is still: a line in the middle, not noise over the whole height.
 const STILL: f64 = 16.0 * 1024.0 * 1024.0;

@@ -39,6 +39,7 @@ use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
 
 use self::display::Display;
+pub(crate) use self::folder::machine as machine_facts;
 pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
 use self::target::Target;
 use self::trace::Tracing;
