@@ -71,7 +71,7 @@ fn declared(leg: &LegReport, found: &SeriesFinding) -> Option<Area> {
     };
     (found.series == MemoryKind::Host).then(|| Area {
         kind: AreaKind::Declared,
-        name: format!("told to keep: up to {}", ByteSize(most)),
+        name: format!("declared, told to keep: up to {}", ByteSize(most)),
         stretches: vec![leg.readings.iter().map(level).collect()],
     })
 }

@@ -5,7 +5,7 @@ use std::fmt::{Display, Write as _};
 use super::frame::{BOTTOM, Frame, HEIGHT, LEFT, RIGHT, TOP, WIDTH};
 use super::mark::{Mark, shown};
 use super::{Across, AreaKind, Coming, CurveKind, Level, Limit, LimitKind, Plot, describe, is_number};
-use crate::html::Html;
+use crate::html::{Attributes, Html};
 use crate::number::{Px, Value};
 
 impl CurveKind {
@@ -215,12 +215,15 @@ fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
     traced("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
 }
 
-/// The name of a limit at its left end, above its line: what grows is farther down there.
+/// The name of a limit at its left end, where what grows is farther down: above its line, and that of a soft budget beneath it, because the
+/// hard one may be right above.
 fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
     let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
-    let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) - 4.0));
+    let (shift, hang) = if limit.kind == LimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
+    let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) + shift));
     let class = format_args!("limit-name {}", limit.kind.class());
-    svg.element("text", &[("class", &class), ("x", &x), ("y", &y)], limit.kind.word());
+    let place: Attributes<'_> = &[("class", &class), ("x", &x), ("y", &y), ("dominant-baseline", &hang)];
+    svg.element("text", place, limit.kind.word());
 }
 
 fn done(plot: &Plot, frame: &Frame, mark: &Mark, svg: &mut Html) {

@@ -50,16 +50,21 @@ fn facts(machine: &Machine) -> String {
         row("memory available", &ByteSize(totals.available));
     }
     if let Ok(group) = warden_sensors::cgroup_memory(machine.pid) {
-        row("control group", &format_args!("{group:?}"));
+        row("control group", &told(&group));
     }
     let gpus = Gpus::open();
     for device in gpus.devices() {
-        row("GPU", &format_args!("{device:?}"));
+        row("GPU", &told(device));
     }
     for note in gpus.notes() {
         row("GPUs", note);
     }
     text
+}
+
+/// On a line, with the names of what is in it.
+fn told(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 /// The papers of the builds that the instance uses and of the one that is chosen; without an instance of that one and the newest.
