@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Home, Outcome, Trouble, wait_until};
+use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
 /// What nobody knows to be one by its look.
@@ -147,6 +147,5 @@ async fn a_report_is_made_beside_an_instance_that_does_not_answer() -> Outcome {
     assert_eq!(ran.code, 0, "{ran:?}");
     let all = unpacked(&warden.home().path().join("r.tar.gz"))?;
     assert!(all["notes.txt"].contains("no answer within"), "{}", all["notes.txt"]);
-    wait_until("it serves again", SOON, async || warden.state("m").await.is_ok_and(|state| state == "ready"))
-        .await
+    warden.until_ready(1).await.map(drop)
 }
