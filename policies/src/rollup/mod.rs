@@ -91,9 +91,9 @@ impl Rollup {
     /// Takes a reading in. Returns what is complete by it, each with the number of its tier. A reading of an earlier time than the one
     /// before is of a clock that was set back: it counts where it says that it belongs.
     pub fn add(&mut self, reading: &Reading) -> Vec<(usize, Bucket)> {
-        let since = self.before.filter(|before| {
-            reading.at.checked_sub(*before).is_some_and(|passed| passed <= self.fresh)
-        });
+        let since = self
+            .before
+            .filter(|before| reading.at.checked_sub(*before).is_some_and(|passed| passed <= self.fresh));
         self.before = Some(reading.at);
         let mut done = Vec::new();
         for (number, (tier, open)) in self.tiers.iter().zip(&mut self.open).enumerate() {

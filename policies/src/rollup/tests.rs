@@ -60,7 +60,10 @@ fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
     assert_eq!(coarse.iter().map(|bucket| bucket.count).sum::<u64>(), 14);
     // 20 s of a minute lie before the first reading.
     let first = &coarse[0];
-    assert!(first.start < NOON && !first.is_whole() && first.covered == (first.end() - NOON) * 1000, "{first:?}");
+    assert!(
+        first.start < NOON && !first.is_whole() && first.covered == (first.end() - NOON) * 1000,
+        "{first:?}"
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
 //! | [`canary`] | another build that is tried with a model |
+//! | [`series`] | what memory did |
 //! | [`client`] | the command line's end |
 
 pub(crate) mod answer;
@@ -18,8 +19,11 @@ mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
+#[path = "page/memory.rs"]
+pub(crate) mod memory;
 pub(crate) mod metrics;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod route;
+mod series;
 pub(crate) mod server;

@@ -24,7 +24,7 @@ mod control;
 mod diagnose;
 mod dropin;
 mod gpu;
-mod growth;
+pub(crate) mod growth;
 mod history;
 mod import;
 mod keys;

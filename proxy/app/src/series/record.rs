@@ -54,7 +54,8 @@ pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
         let kib = line.map_or(0, |line| short(line / KIB).max(1));
         put(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
-    bytes[92] = VERDICTS.iter().position(|known| *known == verdict).and_then(|at| at.try_into().ok()).unwrap_or(0);
+    bytes[92] =
+        VERDICTS.iter().position(|known| *known == verdict).and_then(|at| at.try_into().ok()).unwrap_or(0);
     bytes[93] = tier;
     let check = crc32(&bytes[..CHECK]);
     put(&mut bytes, CHECK, &check.to_le_bytes());

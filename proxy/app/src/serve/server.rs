@@ -29,6 +29,7 @@ use crate::config::resolve::Resolved;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::request_recorder::Recorders;
+use crate::series;
 
 /// A running instance.
 pub(crate) struct Server {
@@ -108,6 +109,8 @@ impl Server {
         if let Some(job) = unmeasured {
             tasks.spawn(job.run(fleet.clone(), stop.clone()));
         }
+        let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
+        tasks.spawn(series::record(kept.clone(), fleet.clone(), stop.clone()));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
@@ -116,6 +119,7 @@ impl Server {
             gateway: control.clone(),
             access: access.clone(),
             instance: Arc::new(instance),
+            series: kept,
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
