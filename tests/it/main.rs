@@ -53,6 +53,7 @@ mod report;
 mod reproduced;
 mod routes;
 mod sample_models;
+mod series;
 mod settings;
 mod shutdown;
 mod sidecar;
