@@ -15,7 +15,7 @@ use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
 use crate::exit::Failure;
 
 pub(crate) mod build;
-mod builds;
+pub(crate) mod builds;
 mod builds_between;
 mod builds_in_use;
 pub(crate) mod canary;
@@ -24,7 +24,7 @@ mod control;
 mod diagnose;
 mod dropin;
 mod gpu;
-mod growth;
+pub(crate) mod growth;
 mod history;
 mod import;
 mod keys;
