@@ -27,6 +27,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         gateway: Control::default(),
         access: AccessLog::none(),
         instance: Arc::new(instance),
+        page: Arc::default(),
         stop: CancellationToken::new(),
     };
     (admin, dir)

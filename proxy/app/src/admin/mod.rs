@@ -10,6 +10,7 @@
 //! | [`instance`] | directories of one instance, and how the command line finds it |
 //! | [`canary`] | another build that is tried with a model |
 //! | [`client`] | the command line's end |
+//! | [`page`] | what a browser shows |
 
 pub(crate) mod answer;
 pub(crate) mod canary;
@@ -19,6 +20,7 @@ pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
 pub(crate) mod metrics;
+pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod route;

@@ -295,11 +295,7 @@ impl Fleet {
     /// # Errors
     ///
     /// As [`Self::restart`].
-    pub async fn restart_by(
-        &self,
-        model: &str,
-        by: Option<&str>,
-    ) -> Result<Vec<LedgerEntry>, ControlError> {
+    pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
         let handle = self.asked(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Restart(by.map(Arc::from), reply));
@@ -342,11 +338,7 @@ impl Fleet {
     /// # Errors
     ///
     /// As [`Self::reclaim`].
-    pub async fn reclaim_by(
-        &self,
-        model: &str,
-        by: Option<&str>,
-    ) -> Result<Vec<ReclaimEntry>, ControlError> {
+    pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
         let handle = self.asked(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Reclaim(by.map(Arc::from), reply));
@@ -577,6 +569,11 @@ impl Fleet {
     /// What happened and what will.
     pub fn events(&self) -> EventTail {
         self.inner.context.journal.tail()
+    }
+
+    /// The number of the last event; 0 before the first.
+    pub fn last_event(&self) -> u64 {
+        self.inner.context.journal.last()
     }
 
     /// Where the ledger is.

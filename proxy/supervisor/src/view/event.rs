@@ -347,6 +347,10 @@ impl Journal {
         drop(self.sender.send(event));
     }
 
+    pub(crate) fn last(&self) -> u64 {
+        lock(&self.kept).last
+    }
+
     pub(crate) fn tail(&self) -> EventTail {
         let kept = lock(&self.kept);
         EventTail { events: kept.events.iter().cloned().collect(), receiver: self.sender.subscribe() }

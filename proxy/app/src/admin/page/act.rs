@@ -118,7 +118,8 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
     match action {
         Action::Restart => {
             let entries = fleet.restart_by(model, Some(who)).await.map_err(told)?;
-            let each = entries.iter().map(|entry| format!("unavailable {} ms, {} cut", entry.gap_ms, entry.cut));
+            let each =
+                entries.iter().map(|entry| format!("unavailable {} ms, {} cut", entry.gap_ms, entry.cut));
             Ok(each.collect::<Vec<_>>().join("; "))
         }
         Action::Drain => {
@@ -139,7 +140,8 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
         Action::Release => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.note_asked(Some(&name), action.word(), who);
-            let released = fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
+            let released =
+                fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
             Ok(format!("{released} request(s) released"))
         }
     }
@@ -163,10 +165,22 @@ mod tests {
             read("token=right&do=drain+org%2Fa%20b&back=/page/%3Fq%3Dx"),
             order(Action::Drain, "org/a b", "/page/?q=x")
         );
-        for form in ["", "do=restart+a", "token=&do=restart+a", "token=wrong&do=restart+a", "token=right2&do=restart+a"] {
+        for form in [
+            "",
+            "do=restart+a",
+            "token=&do=restart+a",
+            "token=wrong&do=restart+a",
+            "token=right2&do=restart+a",
+        ] {
             assert_eq!(read(form), Err(Wrong::Refused(Refused::Token)), "{form}");
         }
-        for form in ["token=right", "token=right&do=", "token=right&do=restart", "token=right&do=restart+", "token=right&do=kill+a"] {
+        for form in [
+            "token=right",
+            "token=right&do=",
+            "token=right&do=restart",
+            "token=right&do=restart+",
+            "token=right&do=kill+a",
+        ] {
             assert!(matches!(read(form), Err(Wrong::Unknown(_))), "{form}");
         }
     }
@@ -174,10 +188,18 @@ mod tests {
     #[test]
     fn nobody_is_led_elsewhere() {
         for back in [
-            "https://evil.example/", "//evil.example", "/status", "/pagex", "javascript:alert(1)", "/page/\r\nset-cookie:x",
-            "/page/\\evil", "", "/page",
+            "https://evil.example/",
+            "//evil.example",
+            "/status",
+            "/pagex",
+            "javascript:alert(1)",
+            "/page/\r\nset-cookie:x",
+            "/page/\\evil",
+            "",
+            "/page",
         ] {
-            let form = super::super::ask::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
+            let form =
+                super::super::ask::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
             assert_eq!(read(&form[1..]).unwrap().back, "/page/", "{back}");
         }
     }

@@ -69,7 +69,12 @@ pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body>
 }
 
 /// An answer that is kept by nobody. `asked`: the request's headers, where it may be compressed.
-pub(super) fn plain(status: StatusCode, kind: Kind, body: Bytes, asked: Option<&HeaderMap>) -> Response<Body> {
+pub(super) fn plain(
+    status: StatusCode,
+    kind: Kind,
+    body: Bytes,
+    asked: Option<&HeaderMap>,
+) -> Response<Body> {
     let small = asked.is_some_and(takes_gzip) && body.len() > WORTH;
     let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
     let mut response = with(status, kind, full(body));

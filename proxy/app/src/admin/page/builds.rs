@@ -76,17 +76,29 @@ pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
                     let cells = row(build);
                     for (title, text) in titles.iter().zip(&cells) {
                         tr.within("td", &[("data-title", title), ("class", &"says")], |td| match *title {
-                            "Build" => drop(td.element("code", &[], text)),
-                            "Made" => drop(td.raw(&moment(text))),
-                            _ => drop(td.text(text)),
+                            "Build" => {
+                                td.element("code", &[], text);
+                            }
+                            "Made" => {
+                                td.raw(&moment(text));
+                            }
+                            _ => {
+                                td.text(text);
+                            }
                         });
                     }
                     tr.within("td", &[("data-title", &"Stands"), ("class", &"says")], |td| {
                         let word = stands(&build.id, shelf.in_use.as_ref(), &shelf.choices);
                         match word {
-                            "in use" => drop(td.raw(&badge(Tone::Good, word))),
-                            "rejected" => drop(td.raw(&badge(Tone::Bad, word))),
-                            word => drop(td.text(word)),
+                            "in use" => {
+                                td.raw(&badge(Tone::Good, word));
+                            }
+                            "rejected" => {
+                                td.raw(&badge(Tone::Bad, word));
+                            }
+                            word => {
+                                td.text(word);
+                            }
                         }
                         let chosen = shelf.choices.chosen.iter().rev().find(|one| one.build == build.id);
                         if let Some(why) = shelf.choices.rejected(&build.id).or(chosen) {

@@ -8,11 +8,25 @@ use super::part::link;
 /// What somebody wants to see.
 pub(crate) fn form(words: &str) -> Html {
     let mut html = Html::new();
-    html.within("form", &[("method", &"get"), ("action", &"/page/configuration"), ("class", &"filter"), ("role", &"search")], |form| {
-        form.element("label", &[("for", &"filter")], "Words");
-        form.void("input", &[("id", &"filter"), ("name", &"q"), ("type", &"search"), ("value", &words), ("autocomplete", &"off"), ("placeholder", &"key, value or file")]);
-        form.element("button", &[], "Show");
-    });
+    html.within(
+        "form",
+        &[("method", &"get"), ("action", &"/page/configuration"), ("class", &"filter"), ("role", &"search")],
+        |form| {
+            form.element("label", &[("for", &"filter")], "Words");
+            form.void(
+                "input",
+                &[
+                    ("id", &"filter"),
+                    ("name", &"q"),
+                    ("type", &"search"),
+                    ("value", &words),
+                    ("autocomplete", &"off"),
+                    ("placeholder", &"key, value or file"),
+                ],
+            );
+            form.element("button", &[], "Show");
+        },
+    );
     html
 }
 
@@ -30,7 +44,10 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
         html.element(
             "p",
             &[("class", &"warn")],
-            format_args!("Changed in the file, and in force after the next start of llama-warden: {}.", all.join(", ")),
+            format_args!(
+                "Changed in the file, and in force after the next start of llama-warden: {}.",
+                all.join(", ")
+            ),
         );
     }
     let Some(text) = text else {
@@ -40,7 +57,8 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     let mut found = 0;
     for (title, lines) in sections(text) {
         let whole = ask::has_words(words, title);
-        let lines: Vec<&str> = lines.into_iter().filter(|line| whole || ask::has_words(words, line)).collect();
+        let lines: Vec<&str> =
+            lines.into_iter().filter(|line| whole || ask::has_words(words, line)).collect();
         if lines.is_empty() {
             continue;
         }
@@ -106,7 +124,10 @@ mod tests {
     #[test]
     fn each_setting_stands_beside_its_place_and_words_find_both() {
         let rows = |words: &str| view(Some(TEXT), &[], words).as_str().matches("class=\"says\"").count();
-        assert_eq!((rows(""), rows("w.toml"), rows("port"), rows("[server]"), rows("nothing")), (3, 2, 1, 2, 0));
+        assert_eq!(
+            (rows(""), rows("w.toml"), rows("port"), rows("[server]"), rows("nothing")),
+            (3, 2, 1, 2, 0)
+        );
         let whole = view(Some(TEXT), &["server"], "").into_string();
         assert!(whole.contains("host = &quot;a  # b&quot;</code>") && whole.contains(">default<"), "{whole}");
         assert!(!whole.contains("<b>") && whole.contains("[server]."), "{whole}");

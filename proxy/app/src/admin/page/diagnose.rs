@@ -90,7 +90,11 @@ pub(crate) fn view<'a>(
         html.element(
             "pre",
             &[("tabindex", &"0"), ("role", &"region"), ("aria-label", &format_args!("Command for {model}"))],
-            format_args!("llama-warden diagnose --config FILE --model {} --html {}", quoted(model.as_str()), quoted(&path.to_string_lossy())),
+            format_args!(
+                "llama-warden diagnose --config FILE --model {} --html {}",
+                quoted(model.as_str()),
+                quoted(&path.to_string_lossy())
+            ),
         );
     }
     html.element("h2", &[], "Reports");
@@ -109,15 +113,26 @@ pub(crate) fn view<'a>(
         });
         table.within("tbody", &[], |body| {
             for report in reports {
-                body.within("tr", &[("class", &"row"), ("id", &format_args!("r-{}", super::files::hash(report.name.as_bytes())))], |tr| {
-                    tr.within("th", &[("scope", &"row")], |th| {
-                        link(th, &address(&report.name), &report.name);
-                    });
-                    tr.within("td", &[("data-title", &"Written")], |td| {
-                        td.raw(&warden_pages::time::time(report.at));
-                    });
-                    tr.element("td", &[("data-title", &"Size"), ("class", &"number")], ByteSize(report.bytes));
-                });
+                body.within(
+                    "tr",
+                    &[
+                        ("class", &"row"),
+                        ("id", &format_args!("r-{}", super::files::hash(report.name.as_bytes()))),
+                    ],
+                    |tr| {
+                        tr.within("th", &[("scope", &"row")], |th| {
+                            link(th, &address(&report.name), &report.name);
+                        });
+                        tr.within("td", &[("data-title", &"Written")], |td| {
+                            td.raw(&warden_pages::time::time(report.at));
+                        });
+                        tr.element(
+                            "td",
+                            &[("data-title", &"Size"), ("class", &"number")],
+                            ByteSize(report.bytes),
+                        );
+                    },
+                );
             }
         });
     });
@@ -168,7 +183,9 @@ mod tests {
         names.sort();
         assert_eq!(names, ["a.html", "b <x>.html"]);
         assert_eq!(one(&reports, "a.html").as_deref(), Some(b"a.html".as_slice()));
-        for name in ["../secret.html", "link.html", "dir.html", ".hidden.html", "notes.txt", "no.html", "/etc/passwd"] {
+        for name in
+            ["../secret.html", "link.html", "dir.html", ".hidden.html", "notes.txt", "no.html", "/etc/passwd"]
+        {
             assert_eq!(one(&reports, name), None, "{name}");
         }
         assert_eq!(address("b <x>.html"), "/page/reports/b%20%3Cx%3E.html");

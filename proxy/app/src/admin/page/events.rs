@@ -29,26 +29,44 @@ impl Wish {
     }
 
     /// The form that filters. `all`: an entry for all models.
-    pub(crate) fn form<'a>(&self, path: &str, models: impl Iterator<Item = &'a ModelName>, all: bool) -> Html {
+    pub(crate) fn form<'a>(
+        &self,
+        path: &str,
+        models: impl Iterator<Item = &'a ModelName>,
+        all: bool,
+    ) -> Html {
         let mut html = Html::new();
-        html.within("form", &[("method", &"get"), ("action", &path), ("class", &"filter"), ("role", &"search")], |form| {
-            form.element("label", &[("for", &"model")], "Model");
-            form.within("select", &[("id", &"model"), ("name", &"model")], |select| {
-                if all {
-                    select.element("option", &[("value", &"")], "all");
-                }
-                for model in models {
-                    if model.as_str() == self.model {
-                        select.element("option", &[("value", model), ("selected", &"")], model);
-                    } else {
-                        select.element("option", &[("value", model)], model);
+        html.within(
+            "form",
+            &[("method", &"get"), ("action", &path), ("class", &"filter"), ("role", &"search")],
+            |form| {
+                form.element("label", &[("for", &"model")], "Model");
+                form.within("select", &[("id", &"model"), ("name", &"model")], |select| {
+                    if all {
+                        select.element("option", &[("value", &"")], "all");
                     }
-                }
-            });
-            form.element("label", &[("for", &"filter")], "Words");
-            form.void("input", &[("id", &"filter"), ("name", &"q"), ("type", &"search"), ("value", &self.words), ("autocomplete", &"off")]);
-            form.element("button", &[], "Show");
-        });
+                    for model in models {
+                        if model.as_str() == self.model {
+                            select.element("option", &[("value", model), ("selected", &"")], model);
+                        } else {
+                            select.element("option", &[("value", model)], model);
+                        }
+                    }
+                });
+                form.element("label", &[("for", &"filter")], "Words");
+                form.void(
+                    "input",
+                    &[
+                        ("id", &"filter"),
+                        ("name", &"q"),
+                        ("type", &"search"),
+                        ("value", &self.words),
+                        ("autocomplete", &"off"),
+                    ],
+                );
+                form.element("button", &[], "Show");
+            },
+        );
         html
     }
 }
@@ -65,7 +83,8 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
     let named = |event: &Event, text: &str| {
         format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
     };
-    let found: Vec<_> = found.filter(|(event, text)| ask::has_words(&wish.words, &named(event, text))).collect();
+    let found: Vec<_> =
+        found.filter(|(event, text)| ask::has_words(&wish.words, &named(event, text))).collect();
     html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
@@ -150,7 +169,11 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
         for (line, text) in found.iter().take(LINES) {
             log.within("p", &[], |p| {
                 p.raw(&moment(&line.at)).text(" ");
-                p.element("span", &[("class", &"quiet")], line.generation).text(" ").element("code", &[], text);
+                p.element("span", &[("class", &"quiet")], line.generation).text(" ").element(
+                    "code",
+                    &[],
+                    text,
+                );
             });
         }
     });
@@ -159,7 +182,11 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
 
 fn count(found: usize, all: usize, most: usize, what: &str) -> String {
     let shown = if found > most { format!(", the latest {most} of them shown") } else { String::new() };
-    if found == all { format!("{all} {what} are kept{shown}") } else { format!("{found} of {all} {what}{shown}") }
+    if found == all {
+        format!("{all} {what} are kept{shown}")
+    } else {
+        format!("{found} of {all} {what}{shown}")
+    }
 }
 
 #[cfg(test)]
@@ -177,7 +204,11 @@ mod tests {
         let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
         let all = [
             event(1, "a", EventKind::Recovered),
-            event(2, "<img src=x onerror=alert(1)>", EventKind::Stopped { exit: format!("<script> {secret}") }),
+            event(
+                2,
+                "<img src=x onerror=alert(1)>",
+                EventKind::Stopped { exit: format!("<script> {secret}") },
+            ),
             event(3, "a", EventKind::QueueFull { waiting: 8 }),
         ];
         let whole = events(&all, &Wish::default()).into_string();
@@ -185,7 +216,10 @@ mod tests {
         assert!(whole.find("id=\"e-3\"") < whole.find("id=\"e-1\""), "the latest first");
         let wish = |model: &str, words: &str| Wish { model: model.to_owned(), words: words.to_owned() };
         let rows = |wish: &Wish| events(&all, wish).as_str().matches("class=\"row\"").count();
-        assert_eq!((rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))), (2, 1, 0));
+        assert_eq!(
+            (rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))),
+            (2, 1, 0)
+        );
         let line = LogLine {
             at: "x".to_owned(),
             model: ModelName::new("a"),
@@ -194,6 +228,9 @@ mod tests {
             text: format!("</code><script>\u{1b}[31m {secret}"),
         };
         let logged = logs(&[line], &wish("a", "")).into_string();
-        assert!(!logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'), "{logged}");
+        assert!(
+            !logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'),
+            "{logged}"
+        );
     }
 }

@@ -71,7 +71,7 @@ pub(crate) fn hash(content: &[u8]) -> String {
 pub(crate) fn gzip(content: &[u8], level: Compression) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(content.len() / 4), level);
     // Writing to memory cannot fail.
-    let _ = encoder.write_all(content);
+    drop(encoder.write_all(content));
     encoder.finish().unwrap_or_default().into()
 }
 

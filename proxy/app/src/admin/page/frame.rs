@@ -58,13 +58,16 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
             }
             body.raw(part);
             body.within("footer", &[("class", &"quiet")], |foot| {
-                foot.text("Keys: ").raw("<kbd>j</kbd> <kbd>k</kbd> rows, <kbd>/</kbd> filter, <kbd>1</kbd>–<kbd>8</kbd> views, ");
+                foot.text("Keys: ").raw(
+                    "<kbd>j</kbd> <kbd>k</kbd> rows, <kbd>/</kbd> filter, <kbd>1</kbd>–<kbd>8</kbd> views, ",
+                );
                 foot.element("a", &[("href", &"/page/help"), ("id", &"help-link")], "all keys and words");
                 foot.text(". Times are in UTC where no script runs.");
             });
         });
     });
-    html.raw("\n").into_string()
+    html.raw("\n");
+    html.into_string()
 }
 
 fn views(nav: &mut Html, current: View) {
@@ -82,20 +85,28 @@ fn views(nav: &mut Html, current: View) {
 /// What is refreshed: outcomes, then the view.
 pub(crate) fn part(view: View, content: &Html, notices: &[Notice]) -> String {
     let mut html = Html::new();
-    html.within("section", &[("id", &"notices"), ("aria-label", &"What was asked here"), ("aria-live", &"polite")], |all| {
-        for notice in notices.iter().rev().take(4) {
-            all.within("p", &[("id", &format_args!("n-{}", notice.id)), ("class", &class(&notice.outcome))], |p| {
-                p.text(format_args!("{}: ", notice.what));
-                match &notice.outcome {
-                    Outcome::Pending => p.text("being done, asked "),
-                    Outcome::Done(more) if more.is_empty() => p.text("done, asked "),
-                    Outcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
-                    Outcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
-                };
-                p.raw(&moment(&notice.at));
-            });
-        }
-    });
+    html.within(
+        "section",
+        &[("id", &"notices"), ("aria-label", &"What was asked here"), ("aria-live", &"polite")],
+        |all| {
+            for notice in notices.iter().rev().take(4) {
+                all.within(
+                    "p",
+                    &[("id", &format_args!("n-{}", notice.id)), ("class", &class(&notice.outcome))],
+                    |p| {
+                        p.text(format_args!("{}: ", notice.what));
+                        match &notice.outcome {
+                            Outcome::Pending => p.text("being done, asked "),
+                            Outcome::Done(more) if more.is_empty() => p.text("done, asked "),
+                            Outcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
+                            Outcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
+                        };
+                        p.raw(&moment(&notice.at));
+                    },
+                );
+            }
+        },
+    );
     html.within("main", &[("id", &"main"), ("tabindex", &"-1"), ("data-view", &view.word())], |main| {
         main.raw(content.as_str());
     });
@@ -124,7 +135,10 @@ pub(crate) fn help() -> Html {
         ("?", "this list"),
     ]);
     html.element("h2", &[], "What memory says");
-    html.terms(warden_pages::words::VERDICTS.map(|verdict| (verdict.as_str(), warden_pages::words::verdict(verdict))));
+    html.terms(
+        warden_pages::words::VERDICTS
+            .map(|verdict| (verdict.as_str(), warden_pages::words::verdict(verdict))),
+    );
     html.element("h2", &[], "What a process holds");
     html.terms([
         ("weights", "tensors of the model, as planned from its file"),

@@ -21,13 +21,17 @@ const DEST: &str = "sec-fetch-dest";
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`")]
+    #[error(
+        "the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
+    )]
     Host(String),
     #[error("this was asked for by another web page: open the page itself, by its address")]
     Elsewhere,
     #[error("this was sent by a page of another origin: nothing was done")]
     Origin,
-    #[error("the form does not have the token of this instance, which is made anew at each start: nothing was done; load the page again")]
+    #[error(
+        "the form does not have the token of this instance, which is made anew at each start: nothing was done; load the page again"
+    )]
     Token,
     #[error("this is done by POST, from the page")]
     Method,
@@ -108,20 +112,41 @@ mod tests {
 
     #[test]
     fn names_that_are_pointed_at_us_are_not_us() {
-        for host in
-            ["127.0.0.1:9090", "127.0.0.1", "127.1.2.3:1", "[::1]:9090", "[::1]", "localhost:9090", "LOCALHOST"]
-        {
+        for host in [
+            "127.0.0.1:9090",
+            "127.0.0.1",
+            "127.1.2.3:1",
+            "[::1]:9090",
+            "[::1]",
+            "localhost:9090",
+            "LOCALHOST",
+        ] {
             assert_eq!(judged("GET", &[("host", host)]), Ok(()), "{host}");
         }
         for host in [
-            "evil.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1.", "", "[::2]:1",
-            "10.0.0.1", "[::ffff:10.0.0.1]", "localhost@evil.example", "evil.example:9090@localhost", "0.0.0.0",
-            "2130706433", "0x7f.1", "[::1", "localhost.",
+            "evil.example:9090",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "127.0.0.1.",
+            "",
+            "[::2]:1",
+            "10.0.0.1",
+            "[::ffff:10.0.0.1]",
+            "localhost@evil.example",
+            "evil.example:9090@localhost",
+            "0.0.0.0",
+            "2130706433",
+            "0x7f.1",
+            "[::1",
+            "localhost.",
         ] {
             assert!(matches!(judged("GET", &[("host", host)]), Err(Refused::Host(_))), "{host}");
         }
         assert!(matches!(judged("GET", &[]), Err(Refused::Host(_))));
-        assert!(matches!(judged("GET", &[HOST, ("host", "evil.example")]), Err(Refused::Host(_))), "two hosts");
+        assert!(
+            matches!(judged("GET", &[HOST, ("host", "evil.example")]), Err(Refused::Host(_))),
+            "two hosts"
+        );
         assert!(matches!(judged("GET", &[HOST, HOST]), Err(Refused::Host(_))), "also the same twice");
     }
 
@@ -136,7 +161,11 @@ mod tests {
             let (opens, tab) = ((MODE, "navigate"), (DEST, "document"));
             assert_eq!(judged("GET", &[HOST, from, opens, tab]), Ok(()), "{site}");
             for other in [(DEST, "iframe"), (DEST, "empty"), (DEST, "script"), (DEST, "object")] {
-                assert_eq!(judged("GET", &[HOST, from, opens, other]), Err(Refused::Elsewhere), "{site} {other:?}");
+                assert_eq!(
+                    judged("GET", &[HOST, from, opens, other]),
+                    Err(Refused::Elsewhere),
+                    "{site} {other:?}"
+                );
             }
             assert_eq!(judged("GET", &[HOST, from, (MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
             assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(Refused::Origin), "{site}");
@@ -149,8 +178,15 @@ mod tests {
         assert_eq!(judged("POST", &[HOST, OWN, SAME]), Ok(()));
         assert_eq!(judged("POST", &[HOST, SAME]), Err(Refused::Origin), "no browser leaves it out");
         for origin in [
-            "null", "http://evil.example", "https://127.0.0.1:9090", "http://127.0.0.1:9091", "http://127.0.0.1",
-            "http://localhost:9090", "http://127.0.0.1:9090.evil.example", "http://127.0.0.1:9090/", "",
+            "null",
+            "http://evil.example",
+            "https://127.0.0.1:9090",
+            "http://127.0.0.1:9091",
+            "http://127.0.0.1",
+            "http://localhost:9090",
+            "http://127.0.0.1:9090.evil.example",
+            "http://127.0.0.1:9090/",
+            "",
         ] {
             assert_eq!(judged("POST", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");
             assert_eq!(judged("GET", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");

@@ -102,9 +102,7 @@ pub(crate) fn of_backend(
         };
         let plan = match series {
             MemoryKind::Host => plan.host,
-            MemoryKind::Vram(_) => {
-                Plan { weights: plan.gpus.weights / gpus, cache: plan.gpus.cache / gpus }
-            }
+            MemoryKind::Vram(_) => Plan { weights: plan.gpus.weights / gpus, cache: plan.gpus.cache / gpus },
         };
         let settled = growth.and_then(|growth| growth.baseline).or(at_ready).unwrap_or(held).min(held);
         let kept = growth.map_or(0, |growth| growth.fill.used.min(growth.fill.allowed)).min(held - settled);

@@ -109,13 +109,13 @@ pub(crate) struct Desk {
     notices: Mutex<(u64, VecDeque<Notice>)>,
     views: Mutex<(u64, HashMap<String, Rendered>)>,
     /// Somebody has come, or something was done.
-    pub(super) wake: tokio::sync::Notify,
+    wake: tokio::sync::Notify,
     /// What was asked here and goes on.
-    pub(super) work: TaskTracker,
+    pub(crate) work: TaskTracker,
 }
 
-impl Desk {
-    pub(crate) fn new() -> Self {
+impl Default for Desk {
+    fn default() -> Self {
         Self {
             token: Token::draw(),
             boot: hex::encode(rand::random::<[u8; 8]>()),
@@ -129,7 +129,9 @@ impl Desk {
             work: TaskTracker::new(),
         }
     }
+}
 
+impl Desk {
     /// Makes pictures while somebody looks, until the end.
     pub(crate) async fn run(&self, admin: &Admin) {
         let mut views = admin.fleet.subscribe();
@@ -222,24 +224,19 @@ impl Desk {
     }
 
     /// A view of a picture, made once for all who ask for the same.
-    pub(crate) fn view(
-        &self,
-        picture: &Picture,
-        query: &str,
-        make: impl FnOnce() -> Rendered,
-    ) -> Rendered {
+    pub(crate) fn view(&self, picture: &Picture, query: &str, make: impl FnOnce() -> Rendered) -> Rendered {
         if let Some(known) = self.known(picture.number, query) {
             return known;
         }
-        let made = make();
+        let view = make();
         let mut views = lock(&self.views);
         if views.0 < picture.number {
             *views = (picture.number, HashMap::new());
         }
         if views.0 == picture.number && views.1.len() < VIEWS {
-            views.1.insert(query.to_owned(), made.clone());
+            views.1.insert(query.to_owned(), view.clone());
         }
-        made
+        view
     }
 
     fn known(&self, number: u64, query: &str) -> Option<Rendered> {

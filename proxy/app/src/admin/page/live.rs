@@ -27,7 +27,9 @@ const QUIET: Duration = Duration::from_secs(15);
 /// Follows the pictures. The first thing said is who we are, with a token for the forms of a page that outlives a restart.
 pub(super) fn stream(admin: &Admin) -> Response<Body> {
     if admin.page.viewers() >= VIEWERS {
-        let why = format!("{VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded");
+        let why = format!(
+            "{VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
+        );
         return refuse(StatusCode::SERVICE_UNAVAILABLE, &why);
     }
     let page = &admin.page;

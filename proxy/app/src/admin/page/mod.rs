@@ -178,7 +178,8 @@ async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> H
         View::Configuration => {
             let told = admin.told.borrow().clone();
             // A thousand models have tens of thousands of settings.
-            let text = blocking(move || told.configuration.map(|kept| (kept.text(), kept.pending))).await.flatten();
+            let text =
+                blocking(move || told.configuration.map(|kept| (kept.text(), kept.pending))).await.flatten();
             let (text, pending) = text.map_or((None, Vec::new()), |(text, pending)| (Some(text), pending));
             configuration::view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
         }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use warden_pages::{Html, Tone, badge};
 use warden_policies::growth::Verdict;
+use warden_policies::reclaim::Parts;
 use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
@@ -135,21 +136,35 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
 /// The form that filters and sorts; outside of what is refreshed, so that nobody's typing is disturbed.
 pub(crate) fn form(wish: &Wish) -> Html {
     let mut html = Html::new();
-    html.within("form", &[("method", &"get"), ("action", &"/page/"), ("class", &"filter"), ("role", &"search")], |form| {
-        form.element("label", &[("for", &"filter")], "Filter");
-        form.void("input", &[("id", &"filter"), ("name", &"q"), ("type", &"search"), ("value", &wish.words), ("autocomplete", &"off"), ("placeholder", &"name or state")]);
-        form.element("label", &[("for", &"sort")], "Sort by");
-        form.within("select", &[("id", &"sort"), ("name", &"sort")], |select| {
-            for (sort, word, told) in Sort::ALL {
-                if sort == wish.sort {
-                    select.element("option", &[("value", &word), ("selected", &"")], told);
-                } else {
-                    select.element("option", &[("value", &word)], told);
+    html.within(
+        "form",
+        &[("method", &"get"), ("action", &"/page/"), ("class", &"filter"), ("role", &"search")],
+        |form| {
+            form.element("label", &[("for", &"filter")], "Filter");
+            form.void(
+                "input",
+                &[
+                    ("id", &"filter"),
+                    ("name", &"q"),
+                    ("type", &"search"),
+                    ("value", &wish.words),
+                    ("autocomplete", &"off"),
+                    ("placeholder", &"name or state"),
+                ],
+            );
+            form.element("label", &[("for", &"sort")], "Sort by");
+            form.within("select", &[("id", &"sort"), ("name", &"sort")], |select| {
+                for (sort, word, told) in Sort::ALL {
+                    if sort == wish.sort {
+                        select.element("option", &[("value", &word), ("selected", &"")], told);
+                    } else {
+                        select.element("option", &[("value", &word)], told);
+                    }
                 }
-            }
-        });
-        form.element("button", &[], "Show");
-    });
+            });
+            form.element("button", &[], "Show");
+        },
+    );
     html
 }
 
@@ -297,7 +312,9 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
         tr.within("td", &[("data-title", &"First token, p50 / p99"), ("class", &"number")], |td| {
             td.text(first);
         });
-        tr.within("td", &[("data-title", &"What is next"), ("class", &"says")], |td| next(td, picture, model));
+        tr.within("td", &[("data-title", &"What is next"), ("class", &"says")], |td| {
+            next(td, picture, model);
+        });
         tr.within("td", &[("data-title", &"Do"), ("class", &"do")], |td| actions(td, model));
     });
 }
@@ -337,7 +354,7 @@ fn memory(td: &mut Html, row: &Row) {
             td.element("div", &[("class", &"quiet")], "not read yet");
         }
         for one in holds {
-            bar_of(td, one);
+            bar_of(td, row.model.name.as_str(), one);
         }
     }
     if row.processes.len() > PROCESSES {
@@ -370,10 +387,14 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
         [one] => td.text(one),
-        [first, rest @ ..] => td.text(first).within("details", &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))], |more| {
-            more.element("summary", &[], format_args!("{} more", rest.len()));
-            more.list(rest);
-        }),
+        [first, rest @ ..] => td.text(first).within(
+            "details",
+            &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))],
+            |more| {
+                more.element("summary", &[], format_args!("{} more", rest.len()));
+                more.list(rest);
+            },
+        ),
     };
 }
 
@@ -396,7 +417,7 @@ fn actions(td: &mut Html, model: &ModelView) {
     let runs = model.backends.iter().any(|backend| backend.pid.is_some());
     if runs {
         button("restart", "restart", "a fresh process takes its place; no request fails");
-        let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(|parts| parts.any());
+        let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(Parts::any);
         if model.backends.iter().any(able) {
             button("reclaim", "reclaim", "asks it to give memory back while it serves");
         }
@@ -475,18 +496,17 @@ fn machine(html: &mut Html, picture: &Picture) {
                         ByteSize(host.available)
                     );
                     item.element("div", &[], text);
-                    super::part::bar(item, MemoryKind::Host, used, host.total, "host memory in use");
+                    super::part::bar(item, MemoryKind::Host, used, host.total);
                 });
             }
             for (device, text) in fleet.devices.iter().zip(growth::devices(&fleet.devices)) {
                 list.within("li", &[], |item| {
                     item.element("div", &[], text);
                     if let (Some(used), Some(total)) = (device.used, device.total) {
-                        super::part::bar(item, MemoryKind::Vram(device.gpu), used, total, "VRAM in use");
+                        super::part::bar(item, MemoryKind::Vram(device.gpu), used, total);
                     }
                 });
             }
         });
     });
 }
-

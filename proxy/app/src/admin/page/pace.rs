@@ -45,9 +45,8 @@ pub(crate) struct Paces {
 impl Paces {
     /// Takes counters in. Of samples less than a second apart the first one stays, but for what is newest.
     pub(crate) fn take(&mut self, at: Duration, now: All) {
-        let too_close = |older: Duration, newer: Duration| {
-            newer.saturating_sub(older) < Duration::from_millis(950)
-        };
+        let too_close =
+            |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);
         if let [.., (before, _), (last, _)] = self.samples.as_slice()
             && too_close(*before, *last)
         {

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use warden_pages::Html;
+use warden_pages::bar::{Bar, Held};
 use warden_policies::{ByteSize, MemoryKind};
 
 use super::holds::Holds;
@@ -44,60 +45,34 @@ pub(crate) fn moment(written: &str) -> String {
 }
 
 /// What is held of a budget, as a bar and in words.
-pub(crate) fn bar_of(html: &mut Html, holds: &Holds) {
-    let mut text = format!("{} {}", name(holds.series), ByteSize(holds.held));
-    let of = match (holds.hard, holds.soft, holds.total) {
-        (Some(hard), ..) => Some(format!(" of {}", ByteSize(hard))),
-        (None, Some(soft), _) => Some(format!(" of {}", ByteSize(soft))),
-        (None, None, Some(total)) => Some(format!(" of {}, without a budget", ByteSize(total))),
-        (None, None, None) => None,
-    };
-    text.extend(of);
-    let parts = [
-        ("weights", holds.weights),
-        ("cache", holds.cache),
-        ("growth", holds.growth),
-        ("other", holds.other),
+pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
+    let parts = vec![
+        (Held::Weights, holds.weights),
+        (Held::Cache, holds.cache),
+        (Held::Growth, holds.growth),
+        (Held::Other, holds.other),
     ];
-    let each = parts.iter().filter(|(_, bytes)| *bytes > 0);
-    let each: Vec<String> = each.map(|(what, bytes)| format!("{what} {}", ByteSize(*bytes))).collect();
-    drawn(html, &format!("{text}: {}", each.join(", ")), &parts, holds.soft, holds.full());
-    html.element("div", &[("class", &"holds")], text);
+    let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
+    let limit = holds.hard.or(holds.soft).or(holds.total);
+    let title = format!("{} of {of}{without}", name(holds.series));
+    let bar = Bar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
+    drawn(html, holds.series, &bar, without);
 }
 
 /// What of a whole is in use.
-pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64, what: &str) {
-    let told = format!("{}: {} of {} {what}", name(series), ByteSize(used), ByteSize(total));
-    drawn(html, &told, &[("other", used)], None, total.max(1));
+pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
+    let title = format!("{} in use", name(series));
+    let bar = Bar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
+    html.raw(&bar.svg());
 }
 
-fn drawn(html: &mut Html, told: &str, parts: &[(&'static str, u64)], soft: Option<u64>, full: u64) {
-    let exact = warden_policies::units::exact;
-    let at = |bytes: u64| (exact(bytes) / exact(full)).clamp(0.0, 1.0) * 100.0;
-    html.within(
-        "svg",
-        &[("class", &"bar"), ("viewBox", &"0 0 100 8"), ("preserveAspectRatio", &"none"), ("role", &"img"), ("aria-label", &told)],
-        |svg| {
-            svg.element("title", &[], told);
-            svg.shape("rect", &[("class", &"room"), ("x", &0), ("y", &0), ("width", &100), ("height", &8)]);
-            let mut from = 0_u64;
-            for (part, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
-                let (start, end) = (at(from), at(from.saturating_add(*bytes)));
-                from = from.saturating_add(*bytes);
-                let (x, width) = (format!("{start:.2}"), format!("{:.2}", end - start));
-                svg.shape(
-                    "rect",
-                    &[("class", &format_args!("part-{part}")), ("x", &x), ("y", &0), ("width", &width), ("height", &8)],
-                );
-            }
-            if let Some(soft) = soft.filter(|soft| *soft < full) {
-                let x = format!("{:.2}", at(soft));
-                svg.shape("line", &[("class", &"soft"), ("x1", &x), ("x2", &x), ("y1", &0), ("y2", &8)]);
-            }
-            if from > full {
-                svg.shape("line", &[("class", &"over"), ("x1", &100), ("x2", &100), ("y1", &0), ("y2", &8)]);
-            }
-        },
+fn drawn(html: &mut Html, series: MemoryKind, bar: &Bar, behind: &str) {
+    html.raw(&bar.svg());
+    let of = bar.limit.map_or_else(String::new, |limit| format!(" of {}", ByteSize(limit)));
+    html.element(
+        "div",
+        &[("class", &"holds")],
+        format_args!("{} {}{of}{behind}", name(series), ByteSize(bar.held())),
     );
 }
 
@@ -114,8 +89,8 @@ mod tests {
 
     #[test]
     fn numbers_have_as_many_digits_as_mean_something() {
-        let rates = [0.0, 0.001, 0.25, 3.14159, 42.42, 1234.5].map(rate);
-        assert_eq!(rates, ["0", "0", "0.25", "3.1", "42", "1234"]);
+        let rates = [0.0, 0.001, 0.25, 3.4123, 42.42, 1234.5].map(rate);
+        assert_eq!(rates, ["0", "0", "0.25", "3.4", "42", "1234"]);
         let times = [0.0123, 0.25, 12.34, 3600.0].map(|s| seconds(Duration::from_secs_f64(s)));
         assert_eq!(times, ["12 ms", "0.25 s", "12.3 s", "1 h"]);
     }

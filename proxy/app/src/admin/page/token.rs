@@ -51,7 +51,8 @@ mod tests {
         assert!(one != two && token.is(&one) && token.is(&two), "{one} {two}");
         let mut wrong = one.clone();
         wrong.replace_range(0..1, if one.starts_with('0') { "1" } else { "0" });
-        for said in [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &Token::draw().masked()] {
+        for said in [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &Token::draw().masked()]
+        {
             assert!(!token.is(said), "{said}");
         }
         assert_eq!(format!("{token:?}"), "Token(..)");

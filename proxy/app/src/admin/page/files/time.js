@@ -13,10 +13,9 @@ const localize = (root) => {
     time.title = time.dateTime;
     time.textContent = (at.toDateString() === day ? today : earlier).format(at);
   }
-  // Labels of axes: what was a clock stays one, what was a date stays one.
   for (const label of root.querySelectorAll("text[data-time]")) {
     const at = new Date(Number(label.dataset.time) * 1000);
     if (Number.isNaN(at.getTime())) continue;
-    label.textContent = (label.textContent.includes(":") ? axisTime : axisDate).format(at);
+    label.textContent = (Number(label.dataset.step) < 86400 ? axisTime : axisDate).format(at);
   }
 };
