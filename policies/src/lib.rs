@@ -16,6 +16,7 @@
 //! | [`reclaim`] | whether a process is asked to give memory back before it is replaced |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
+//! | [`rollup`] | nothing: it keeps what memory did, small |
 //! | [`trace`] | nothing: it reads and writes recordings of readings |
 //! | [`world`] | nothing: it makes up readings, for tests and simulations |
 //! | [`replacement_cost`] | whether now is the cheapest moment for it |
@@ -59,6 +60,7 @@ pub mod rate;
 pub mod reclaim;
 pub mod recycle;
 pub mod replacement_cost;
+pub mod rollup;
 pub mod sample;
 pub mod schedule;
 pub mod secrets;

@@ -27,7 +27,13 @@ fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
 }
 
 /// A request with these headers beside the right host.
-async fn ask(at: SocketAddr, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> Result<Whole, Trouble> {
+async fn ask(
+    at: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Result<Whole, Trouble> {
     let mut request = Request::builder().method(method).uri(target);
     if !headers.iter().any(|(name, _)| *name == "host") {
         request = request.header("host", at.to_string());
@@ -63,13 +69,21 @@ fn form(pairs: &[(&str, &str)]) -> String {
 }
 
 const VIEWS: [&str; 9] = [
-    "/page/", "/page/memory", "/page/requests", "/page/events", "/page/logs", "/page/configuration", "/page/builds",
-    "/page/diagnose", "/page/help",
+    "/page/",
+    "/page/memory",
+    "/page/requests",
+    "/page/events",
+    "/page/logs",
+    "/page/configuration",
+    "/page/builds",
+    "/page/diagnose",
+    "/page/help",
 ];
 
 #[tokio::test]
 async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhere() -> Outcome {
-    let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "policy.host.soft = \"1GiB\"\n")?.start().await?;
+    let warden =
+        Setup::new()?.top(TCP).fake("m", &json!({}), "policy.host.soft = \"1GiB\"\n")?.start().await?;
     warden.until_ready(1).await?;
     let at = address(&warden)?;
     let lead = get(at, "/").await?;
@@ -79,7 +93,13 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         let text = page.text();
         assert_eq!(page.status.as_u16(), 200, "{view}: {text}");
         let policy = page.header("content-security-policy");
-        for part in ["default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"] {
+        for part in [
+            "default-src 'none'",
+            "script-src 'self'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+            "form-action 'self'",
+        ] {
             assert!(policy.contains(part), "{view}: {part} is not in {policy}");
         }
         assert!(!policy.contains("unsafe"), "{policy}");
@@ -92,7 +112,10 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         ] {
             assert_eq!(page.header(name), value, "{view}");
         }
-        assert!(text.starts_with("<!doctype html>") && text.contains("<main") && text.contains("aria-current"), "{view}" );
+        assert!(
+            text.starts_with("<!doctype html>") && text.contains("<main") && text.contains("aria-current"),
+            "{view}"
+        );
         for inline in [" style=", " onclick", " onload", "<style", "javascript:"] {
             assert!(!text.contains(inline), "{view} has {inline}");
         }
@@ -142,9 +165,22 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
         (&[("host", "evil.example:9090"), ("sec-fetch-site", "same-origin")], 403),
         (&[("origin", "http://evil.example")], 403),
         (&[("origin", "null")], 403),
-        (&[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "script")], 403),
-        (&[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")], 403),
-        (&[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")], 200),
+        (
+            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "script")],
+            403,
+        ),
+        (
+            &[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")],
+            403,
+        ),
+        (
+            &[
+                ("sec-fetch-site", "cross-site"),
+                ("sec-fetch-mode", "navigate"),
+                ("sec-fetch-dest", "document"),
+            ],
+            200,
+        ),
         (&[("sec-fetch-site", "same-origin")], 200),
         (&[("sec-fetch-site", "none")], 200),
         (&[("host", "localhost:1")], 200),
@@ -155,7 +191,8 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
         assert!(page.header("access-control-allow-origin").is_empty());
     }
     // What is no whole page is for the page itself, also where a tab is opened with it.
-    let tab = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+    let tab =
+        [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
     assert_eq!(ask(at, "GET", "/page/live", &tab, "").await?.status.as_u16(), 403);
     // Doing.
     let act = |token: &str| form(&[("token", token), ("do", "restart m")]);
@@ -169,7 +206,11 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
         (&[("origin", "null")], &good, "an origin that is hidden"),
         (&[("origin", "http://127.0.0.1:1")], &good, "another port"),
         (&[ours, ("sec-fetch-site", "cross-site")], &good, "another site"),
-        (&[("host", "evil.example"), ("origin", "http://evil.example")], &good, "a name that is pointed at us"),
+        (
+            &[("host", "evil.example"), ("origin", "http://evil.example")],
+            &good,
+            "a name that is pointed at us",
+        ),
     ] {
         let answer = ask(at, "POST", "/page/act", headers, body).await?;
         assert_eq!(answer.status.as_u16(), 403, "{why}: {}", answer.text());
@@ -181,15 +222,32 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
     }
     let large = format!("{good}&x={}", "x".repeat(100_000));
     assert_eq!(ask(at, "POST", "/page/act", &[ours], &large).await?.status.as_u16(), 413);
-    assert_eq!(ask(at, "POST", "/page/act", &[ours], &form(&[("token", &right), ("do", "kill m")])).await?.status.as_u16(), 400);
+    assert_eq!(
+        ask(at, "POST", "/page/act", &[ours], &form(&[("token", &right), ("do", "kill m")]))
+            .await?
+            .status
+            .as_u16(),
+        400
+    );
     // The other routes are as closed to browsers as they were, over the socket, too.
     for target in ["/status", "/metrics", "/events", "/models/m/logs?reveal=1"] {
-        for headers in [&[("sec-fetch-site", "same-origin")][..], &[("origin", own.as_str())], &[("host", "evil.example")]] {
-            assert_eq!(ask(at, "GET", target, headers, "").await?.status.as_u16(), 403, "{target} {headers:?}");
+        for headers in [
+            &[("sec-fetch-site", "same-origin")][..],
+            &[("origin", own.as_str())],
+            &[("host", "evil.example")],
+        ] {
+            assert_eq!(
+                ask(at, "GET", target, headers, "").await?.status.as_u16(),
+                403,
+                "{target} {headers:?}"
+            );
         }
     }
     assert_eq!(ask(at, "POST", "/models/m/restart", &[ours], "").await?.status.as_u16(), 403);
-    let led = Request::get("/status").header("host", "localhost").header("origin", "http://localhost").body(Full::default())?;
+    let led = Request::get("/status")
+        .header("host", "localhost")
+        .header("origin", "http://localhost")
+        .body(Full::default())?;
     assert_eq!(warden.admin().send(led).await?.status.as_u16(), 403);
     assert_eq!(warden.backends(), before, "nothing was done");
     // And none of it is on the public listener.
@@ -219,12 +277,19 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
     .await?;
     assert_ne!(warden.until_ready(1).await?, before);
     let entry = json_lines(&warden.recycles())?.pop().context("no entry in the ledger")?;
-    assert_eq!((entry["reason"].as_str(), entry["by"].as_str()), (Some("operator"), Some("page, 127.0.0.1")), "{entry}");
+    assert_eq!(
+        (entry["reason"].as_str(), entry["by"].as_str()),
+        (Some("operator"), Some("page, 127.0.0.1")),
+        "{entry}"
+    );
     assert!(warden.cli(&["events"]).await?.stdout.contains("page, 127.0.0.1 asks for: restart"));
     // For a script the answer is the number of the notice.
     let done = act("drain m", "application/json").await?;
     assert_eq!((done.status.as_u16(), done.json()?["notice"].as_u64()), (202, Some(2)));
-    wait_until("it is unloaded", SOON, async || warden.state("m").await.is_ok_and(|state| state == "unloaded")).await?;
+    wait_until("it is unloaded", SOON, async || {
+        warden.state("m").await.is_ok_and(|state| state == "unloaded")
+    })
+    .await?;
     assert!(get(at, "/page/").await?.text().contains("value=\"load m\""));
     act("load m", "application/json").await?;
     warden.until_ready(1).await?;
@@ -243,18 +308,26 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
 async fn names_lines_and_errors_of_others_stay_text() -> Outcome {
     let script = json!({});
     let setup = Setup::new()?.top(TCP).fake("plain", &script, "")?;
-    let lines = format!("binary = '/nonexistent/{}'\nmodel = 'x.gguf'\npreload = true\n", "<script>alert(3)</script>");
+    let lines = format!(
+        "binary = '/nonexistent/{}'\nmodel = 'x.gguf'\npreload = true\n",
+        "<script>alert(3)</script>"
+    );
     let warden = setup.model(HOSTILE, &lines).start().await?;
     let at = address(&warden)?;
     wait_until("the hostile one has failed", SOON, async || {
-        get(at, "/page/").await.is_ok_and(|page| page.text().contains("failed") || page.text().contains("backoff"))
+        get(at, "/page/")
+            .await
+            .is_ok_and(|page| page.text().contains("failed") || page.text().contains("backoff"))
     })
     .await?;
     for view in VIEWS {
         for query in [
             String::new(),
             format!("?{}", form(&[("model", "\"><script>alert(1)</script>"), ("q", "<script>")])),
-            format!("?{}", form(&[("q", "\" autofocus onfocus=alert(1) x=\""), ("sort", "<b>"), ("part", "-1")])),
+            format!(
+                "?{}",
+                form(&[("q", "\" autofocus onfocus=alert(1) x=\""), ("sort", "<b>"), ("part", "-1")])
+            ),
         ] {
             let page = get(at, &format!("{view}{query}")).await?;
             let text = page.text();
@@ -275,7 +348,10 @@ async fn secrets_are_on_no_view() -> Outcome {
     let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
     let lines = format!("env.HF_TOKEN = \"{secret}\"\nenv.OTHER = \"{secret}\"\n");
     let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?;
-    let warden = warden.model("n", &format!("{lines}preload = false\nmodel = 'x'\nbinary = '/bin/true'")).start().await?;
+    let warden = warden
+        .model("n", &format!("{lines}preload = false\nmodel = 'x'\nbinary = '/bin/true'"))
+        .start()
+        .await?;
     warden.until_ready(1).await?;
     let at = address(&warden)?;
     for view in VIEWS {
@@ -284,7 +360,11 @@ async fn secrets_are_on_no_view() -> Outcome {
         }
     }
     let configuration = get(at, "/page/configuration").await?.text();
-    assert!(configuration.contains("HF_TOKEN") && configuration.contains("***") && configuration.contains("warden.toml:"));
+    assert!(
+        configuration.contains("HF_TOKEN")
+            && configuration.contains("***")
+            && configuration.contains("warden.toml:")
+    );
     Ok(())
 }
 
@@ -332,7 +412,8 @@ async fn all_who_look_share_one_picture_and_one_that_does_not_read_holds_up_nobo
     assert_eq!(get(at, "/page/").await?.status.as_u16(), 200);
     drop((viewers, more));
     wait_until("who has left makes room", SOON, async || {
-        let Ok(request) = Request::get("/page/live").header("host", at.to_string()).body(Full::default()) else {
+        let Ok(request) = Request::get("/page/live").header("host", at.to_string()).body(Full::default())
+        else {
             return false;
         };
         Http::Tcp(at).open(request).await.is_ok_and(|viewer| viewer.status().is_success())
@@ -356,7 +437,8 @@ async fn the_end_does_not_wait_for_those_who_look() -> Outcome {
 async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
     let mut setup = Setup::new()?.top(TCP);
     for n in 0..1000 {
-        setup = setup.model(&format!("org/model-{n:04}"), "model = 'x.gguf'\nbinary = '/bin/true'\npreload = false");
+        setup = setup
+            .model(&format!("org/model-{n:04}"), "model = 'x.gguf'\nbinary = '/bin/true'\npreload = false");
     }
     let warden = setup.start().await?;
     let at = address(&warden)?;
@@ -365,7 +447,11 @@ async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
     let first = begun.elapsed();
     let mut text = String::new();
     flate2::read::GzDecoder::new(&page.body[..]).read_to_string(&mut text)?;
-    eprintln_line(&format!("1,000 models: {} bytes, compressed {}, in {first:?}", text.len(), page.body.len()));
+    eprintln_line(&format!(
+        "1,000 models: {} bytes, compressed {}, in {first:?}",
+        text.len(),
+        page.body.len()
+    ));
     assert_eq!(page.header("content-encoding"), "gzip");
     assert!(page.body.len() < 60_000, "{}", page.body.len());
     assert_eq!(text.matches("class=\"row\"").count(), 100);
@@ -373,13 +459,19 @@ async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
     let mut seen = std::collections::BTreeSet::new();
     for part in 0..11 {
         let page = get(at, &format!("/page/?sort=name&part={part}")).await?.text();
-        seen.extend(page.split("value=\"load ").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)));
+        seen.extend(
+            page.split("value=\"load ").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)),
+        );
     }
     assert_eq!(seen.len(), 1000);
     assert_eq!(get(at, "/page/?q=model-0999").await?.text().matches("class=\"row\"").count(), 1);
     let begun = Instant::now();
     let configuration = ask(at, "GET", "/page/configuration", &[("accept-encoding", "gzip")], "").await?;
-    eprintln_line(&format!("their configuration: compressed {} bytes in {:?}", configuration.body.len(), begun.elapsed()));
+    eprintln_line(&format!(
+        "their configuration: compressed {} bytes in {:?}",
+        configuration.body.len(),
+        begun.elapsed()
+    ));
     assert_eq!(configuration.status.as_u16(), 200);
     Ok(())
 }

@@ -18,6 +18,7 @@ mod logging;
 mod out;
 mod replay;
 mod request_recorder;
+mod series;
 mod serve;
 
 /// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.

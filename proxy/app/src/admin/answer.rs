@@ -28,6 +28,7 @@ use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 use crate::config::show::Kept;
+use crate::series::Store;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -176,6 +177,8 @@ pub(crate) struct Admin {
     pub(crate) instance: Arc<Instance>,
     /// What all who look at the page share.
     pub(crate) page: Arc<Desk>,
+    /// What memory did.
+    pub(crate) series: Store,
     /// Ends answers that would go on for ever.
     pub(crate) stop: CancellationToken,
 }
@@ -203,6 +206,7 @@ impl Admin {
                 let tail = self.fleet.events();
                 lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), line)
             }
+            Ok(Route::Series(query)) => self.series(query.as_deref()).await,
             Ok(Route::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
                 Some(tail) => {
                     let line = if reveal { as_it_is } else { line };

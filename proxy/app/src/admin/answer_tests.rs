@@ -28,6 +28,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         access: AccessLog::none(),
         instance: Arc::new(instance),
         page: Arc::default(),
+        series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         stop: CancellationToken::new(),
     };
     (admin, dir)

@@ -26,6 +26,7 @@ pub(crate) fn leaking() -> BackendView {
         floor: Some(900),
         fill: Fill { allowed: 100, used: 80 },
         blame: Some(Blame::Pays { unit: Work::Image, bytes_per_unit: 16.0, share: 0.9 }),
+        law: None,
     };
     let forecast = Forecast { limit: 1000, requests: interval(25.0), seconds: Some(interval(50.0)) };
     let decision = Decision {

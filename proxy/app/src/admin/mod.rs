@@ -9,6 +9,7 @@
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
 //! | [`canary`] | another build that is tried with a model |
+//! | [`series`] | what memory did |
 //! | [`client`] | the command line's end |
 //! | [`page`] | what a browser shows |
 
@@ -24,4 +25,5 @@ pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod route;
+mod series;
 pub(crate) mod server;

@@ -11,6 +11,8 @@ pub(crate) enum Route {
     Status,
     /// `GET /metrics`
     Metrics,
+    /// `GET /series`, with its query.
+    Series(Option<String>),
     /// `GET /events`
     Events {
         /// Whether to wait for more.
@@ -48,7 +50,8 @@ pub(crate) enum Mismatch {
 const RELEASE: &str = "/quarantine/release/";
 
 /// The routes, for the answer to a wrong one.
-pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1&reveal=1], \
+pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
+                                 GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], and for browsers GET /page/";
@@ -65,6 +68,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/status" => (Route::Status, "GET"),
         "/metrics" => (Route::Metrics, "GET"),
         "/events" => (Route::Events { follow }, "GET"),
+        "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
         _ if path.starts_with(RELEASE) => {
             let which = percent_decoded(&path[RELEASE.len()..]).ok_or(Mismatch::NotFound)?;

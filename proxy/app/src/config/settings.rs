@@ -51,6 +51,9 @@ pub(crate) struct Settings {
     /// What is declared of canaries: nothing of it is a key.
     #[schemars(skip)]
     pub(crate) canary: defaults::Canary,
+    /// What is kept of readings: nothing of it is a key.
+    #[schemars(skip)]
+    pub(crate) series: defaults::Series,
     /// When a backend is ill although it lives.
     #[schemars(with = "Of<defaults::Health>")]
     pub(crate) health: defaults::Health,

@@ -31,6 +31,7 @@ use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::request_recorder::Recorders;
+use crate::series;
 
 /// A running instance.
 pub(crate) struct Server {
@@ -104,7 +105,7 @@ impl Server {
             bound: resolved.bound(),
             tries: tries(&resolved),
             plans: plans(&resolved.fleet.models),
-            configuration: kept(&resolved, machine, Vec::new()),
+            configuration: shown(&resolved, machine, Vec::new()),
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
@@ -112,6 +113,8 @@ impl Server {
         if let Some(job) = unmeasured {
             tasks.spawn(job.run(fleet.clone(), stop.clone()));
         }
+        let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
+        tasks.spawn(series::record(kept.clone(), fleet.clone(), stop.clone()));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
@@ -121,6 +124,7 @@ impl Server {
             access: access.clone(),
             instance: Arc::new(instance),
             page: Arc::default(),
+            series: kept,
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
@@ -232,7 +236,7 @@ impl Server {
             bound: new.bound(),
             tries: tries(&new),
             plans: plans(&fleet.models),
-            configuration: kept(&new, machine, kept_back),
+            configuration: shown(&new, machine, kept_back),
         });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
@@ -270,7 +274,7 @@ impl Server {
 }
 
 /// What the page shows of the configuration.
-fn kept(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
+fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
     let loaded = resolved.written.clone()?;
     Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
 }

@@ -36,7 +36,7 @@ pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
         }
         _ => String::new(),
     };
-    for law in &plot.laws {
+    for law in plot.laws.iter().filter(|law| !law.name.is_empty()) {
         let _ = write!(text, " {}.", capital(&law.name));
     }
     for limit in plot.limits.iter().filter(|limit| is_number(limit.at)) {
@@ -144,7 +144,8 @@ fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
     for curve in plot.curves.iter().filter(|curve| !curve.stretches.is_empty()) {
         rows.push((line(format!("curve {}", curve.kind.class())), curve.name.clone()));
     }
-    rows.extend(plot.laws.iter().map(|law| (line("law".to_owned()), law.name.clone())));
+    let named = plot.laws.iter().filter(|law| !law.name.is_empty());
+    rows.extend(named.map(|law| (line("law".to_owned()), law.name.clone())));
     rows.extend(plot.areas.iter().map(|one| (area(one.kind.class()), one.name.clone())));
     let limits = plot.limits.iter().filter(|limit| is_number(limit.at));
     rows.extend(

@@ -117,7 +117,7 @@ pub struct Curve {
 /// What a detector makes of readings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Law {
-    /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`.
+    /// Its name in the legend: `the law: +4.42 MiB a request (4.40 to 4.45)`. Without one it is drawn, and told of nowhere: one of several.
     pub name: String,
     /// The line with its band; two levels make a straight one.
     pub levels: Vec<Level>,

@@ -9,7 +9,9 @@ use http_body_util::{BodyExt as _, Full};
 
 use super::files::{File, gzip};
 use super::hub::Rendered;
+use super::memory;
 use crate::admin::answer::Body;
+use crate::series::answer::MemoryData;
 
 /// What the page may load: its own style, script and stream. Its icon is in itself.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -83,6 +85,16 @@ pub(super) fn plain(
     }
     if small {
         response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// What memory did, as a file that needs nothing else.
+pub(super) fn download(data: &MemoryData) -> Response<Body> {
+    let mut response = plain(StatusCode::OK, Kind::Report, memory::file(data).into(), None);
+    let name = format!("attachment; filename=\"{}\"", memory::file_name(data));
+    if let Ok(name) = HeaderValue::try_from(name) {
+        response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
     }
     response
 }

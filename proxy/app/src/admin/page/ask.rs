@@ -37,7 +37,8 @@ pub(crate) fn address(path: &str, pairs: &[(&str, &str)]) -> String {
     let mut text = path.to_owned();
     if let Some(query) = url.query().filter(|query| !query.is_empty()) {
         // Writing to a String cannot fail.
-        let _ = write!(text, "?{query}");
+        // A blank may be spelled in two ways, of which not everybody reads both.
+        let _ = write!(text, "?{}", query.replace('+', "%20"));
     }
     text
 }

@@ -17,7 +17,7 @@
 //! | [`tally`], [`pace`] | what requests came to, and how many a second |
 //! | [`holds`] | what processes hold of their budgets; pure |
 //! | [`frame`] | what is around every view; pure |
-//! | [`overview`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`overview`], [`memory`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
 //! | [`part`] | what several of them have; pure |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
@@ -37,6 +37,7 @@ mod guard;
 pub(crate) mod holds;
 pub(crate) mod hub;
 mod live;
+mod memory;
 mod overview;
 mod pace;
 mod part;
@@ -59,6 +60,7 @@ use self::guard::Refused;
 use self::hub::{Picture, Rendered};
 use self::view::{View, Way, way};
 use super::answer::{Admin, Body};
+use crate::series::answer::{MemoryData, of_model};
 
 /// The largest form: one action, one name, one address.
 const FORM: usize = 64 << 10;
@@ -119,6 +121,12 @@ async fn show(admin: &Admin, view: View, query: &str, headers: &HeaderMap) -> Re
             let key = format!("{wish:?}");
             admin.page.view(&picture, &key, || make(&overview::view(&picture, &wish)))
         }
+        View::Memory => match remembered(admin, query).await {
+            Ok(Some(data)) if asked.get("file").is_some() => return answer::download(&data),
+            Ok(Some(data)) => make(&memory::view(&data)),
+            Ok(None) => make(&listed(admin).await),
+            Err(why) => make(&without(view, &why)),
+        },
         other => make(&content(admin, other, &asked, &picture).await),
     };
     if asked.get("fragment").is_some() {
@@ -196,7 +204,7 @@ async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> H
             diagnose::view(&reports, &folder, own_models(picture))
         }
         View::Help => frame::help(),
-        View::Memory | View::Requests => missing(view),
+        View::Memory | View::Requests => without(view, "This version does not have this view."),
     }
 }
 
@@ -204,10 +212,28 @@ fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
-/// A view that this version has not.
-fn missing(view: View) -> Html {
+/// What memory did of the model that is asked for; `None` if none is.
+async fn remembered(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
+    let ask = crate::series::ask::Ask::of(Some(query), admin.series.policy())?;
+    let Some(model) = &ask.model else { return Ok(None) };
+    // By another name it is the same model.
+    let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
+    let data = of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
+    data.map(Some).map_err(|nothing| nothing.to_string())
+}
+
+/// Of which models there is something.
+async fn listed(admin: &Admin) -> Html {
+    match crate::series::answer::list(&admin.series).await {
+        Ok(listed) => memory::listing(&listed),
+        Err(failed) => without(View::Memory, &failed.to_string()),
+    }
+}
+
+/// A view that cannot be shown, and why.
+fn without(view: View, why: &str) -> Html {
     let mut html = Html::new();
-    html.element("h1", &[], view.title()).element("p", &[], "This version does not have this view.");
+    html.element("h1", &[], view.title()).element("p", &[], why);
     html
 }
 

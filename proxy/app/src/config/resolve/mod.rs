@@ -55,6 +55,7 @@ pub(crate) struct Resolved {
     pub(crate) diagnose: defaults::Diagnose,
     pub(crate) proof: defaults::Proof,
     pub(crate) update: defaults::Update,
+    pub(crate) series: defaults::Series,
     pub(crate) child: defaults::Child,
     /// Where things are kept.
     pub(crate) dirs: Dirs,
@@ -233,6 +234,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         diagnose: settings.diagnose.clone(),
         proof: settings.proof.clone(),
         update: settings.update.clone(),
+        series: settings.series,
         child: settings.child,
         dirs,
         admin_socket,
