@@ -182,10 +182,9 @@ impl Desk {
     /// The picture of this moment, or of a moment ago.
     pub(crate) fn picture(&self, admin: &Admin) -> Arc<Picture> {
         let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < LEAST);
-        match self.pictures.borrow().clone().filter(|_| fresh) {
-            Some(picture) => picture,
-            None => self.renew(admin),
-        }
+        // Taken out first: whoever renews it waits for everybody who holds it.
+        let known = self.pictures.borrow().clone();
+        known.filter(|_| fresh).unwrap_or_else(|| self.renew(admin))
     }
 
     fn count(&self, admin: &Admin) {
