@@ -34,6 +34,7 @@ mod measured;
 mod mitigations;
 mod names;
 mod operator;
+mod page;
 mod pages;
 mod passthrough;
 mod patched;

@@ -22,15 +22,18 @@ use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::canary::Tries;
 use super::metrics::Metrics;
+use super::page::holds::Plans;
+use super::page::hub::Desk;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
+use crate::config::show::Kept;
 use crate::series::Store;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// What `GET /status` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) instance: Instance,
     /// Budgets by model; models without one are left out.
@@ -106,6 +109,10 @@ pub(crate) struct Told {
     pub(crate) bound: Vec<String>,
     /// What a canary is made by.
     pub(crate) tries: Tries,
+    /// What models were planned to need.
+    pub(crate) plans: Plans,
+    /// What was configured, to be shown.
+    pub(crate) configuration: Option<Kept>,
 }
 
 pub(crate) type Budgets = BTreeMap<String, Budget>;
@@ -168,6 +175,8 @@ pub(crate) struct Admin {
     pub(crate) gateway: Control,
     pub(crate) access: AccessLog,
     pub(crate) instance: Arc<Instance>,
+    /// What all who look at the page share.
+    pub(crate) page: Arc<Desk>,
     /// What memory did.
     pub(crate) series: Store,
     /// Ends answers that would go on for ever.
@@ -232,13 +241,21 @@ impl Admin {
     }
 
     fn status(&self) -> Status {
+        let mut status = self.seen();
+        let binaries = status.binaries.take().unwrap_or_default();
+        status.binaries = Some(running_too(binaries, &status.fleet));
+        status
+    }
+
+    /// The same, as far as no process has to be looked at.
+    pub(crate) fn seen(&self) -> Status {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.told.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
         let advice = advice::of_fleet(&told.servers, &fleet);
         let advice =
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
-        let binaries = Some(running_too(told.binaries, &fleet));
+        let binaries = Some(told.binaries);
         let access_log = self.access.view();
         let shown = told.servers.iter().map(|(model, server)| (model.clone(), server.shown.clone()));
         Status {

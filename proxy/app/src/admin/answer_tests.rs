@@ -27,6 +27,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         gateway: Control::default(),
         access: AccessLog::none(),
         instance: Arc::new(instance),
+        page: Arc::default(),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         stop: CancellationToken::new(),
     };

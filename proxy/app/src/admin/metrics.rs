@@ -3,6 +3,8 @@
 //! Counters and histograms are fed as things happen; what is true *now* is read from the fleet at each scrape. The names
 //! are listed in `docs/metrics.md`.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use prometheus_client::encoding::text::encode;
@@ -22,6 +24,7 @@ use super::answer::Budgets;
 use super::families::{families, labels};
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
+use super::page::tally::Tally;
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 
@@ -121,6 +124,11 @@ impl Metrics {
 
     pub(crate) fn request_done(&self, record: &Record) {
         self.requests.done(record);
+    }
+
+    /// What the page counts, by model.
+    pub(crate) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
+        self.requests.tallies()
     }
 
     /// Something happened in the fleet.

@@ -11,6 +11,7 @@
 //! | [`canary`] | another build that is tried with a model |
 //! | [`series`] | what memory did |
 //! | [`client`] | the command line's end |
+//! | [`page`] | what a browser shows |
 
 pub(crate) mod answer;
 pub(crate) mod canary;
@@ -19,9 +20,8 @@ mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
-#[path = "page/memory.rs"]
-pub(crate) mod memory;
 pub(crate) mod metrics;
+pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod route;

@@ -1,6 +1,7 @@
 //! What requests came to. Where a request of some kind counts is looked up once: with names for labels, looking up
 //! costs more than counting.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +13,7 @@ use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
+use super::page::tally::Tally;
 
 /// From the answer of a tokenizer to a generation of half an hour.
 const REQUEST_SECONDS: [f64; 14] =
@@ -37,6 +39,7 @@ struct Counted {
 }
 
 struct CountedOfModel {
+    tally: Arc<Tally>,
     queue: Histogram,
     retries: Counter,
     continued: Counter,
@@ -55,7 +58,10 @@ fn request_histogram() -> Histogram {
 }
 
 families! {
-    pub(super) struct RequestMetrics (counted: RwLock<QuickMap<Kind, Arc<Counted>>>) {
+    pub(super) struct RequestMetrics (
+        counted: RwLock<QuickMap<Kind, Arc<Counted>>>,
+        tallies: RwLock<BTreeMap<String, Arc<Tally>>>
+    ) {
         requests: Family<RequestLabels, Counter> = "requests", "Requests that ended";
         outcomes: Family<OutcomeLabels, Counter> = "request_outcomes", "Requests by how they ended";
         retries: Family<ModelLabel, Counter> = "request_retries", "Further attempts to find a backend";
@@ -96,6 +102,7 @@ impl RequestMetrics {
             ttfb.observe(first.as_secs_f64());
         }
         if let Some(of_model) = &counted.of_model {
+            of_model.tally.done(record);
             of_model.queue.observe(record.queued.as_secs_f64());
             let add = |counter: &Counter, more: u64| {
                 if more > 0 {
@@ -111,12 +118,22 @@ impl RequestMetrics {
         }
     }
 
+    /// What the page counts, by model.
+    pub(super) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
+        self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Looks up what one kind of request counts into; that costs more than counting.
     fn counted_for(&self, (model, route, status, outcome): &Kind) -> Counted {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };
+        let tally = || {
+            let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(tallies.entry(text.clone()).or_default())
+        };
         let of_model = model.as_ref().map(|_| CountedOfModel {
+            tally: tally(),
             queue: self.queue_seconds.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
             continued: self.continued.get_or_create(&label).clone(),

@@ -54,7 +54,7 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
-                                 POST /quarantine/release[/MODEL or /FINGERPRINT]";
+                                 POST /quarantine/release[/MODEL or /FINGERPRINT], and for browsers GET /page/";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
@@ -99,10 +99,15 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
     if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
 }
 
+/// Whether a request has what only browsers write.
+pub(crate) fn has_browsers_marks(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
 /// Whether a request over TCP may come from a page in a browser: such a page can reach loopback addresses, and there is
 /// no key to stop it. A page's requests carry `Origin`, or a host name of the page's own choosing.
 pub(crate) fn from_a_browser_page(headers: &HeaderMap) -> bool {
-    if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
+    if has_browsers_marks(headers) {
         return true;
     }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();

@@ -15,7 +15,7 @@ use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
 use crate::exit::Failure;
 
 pub(crate) mod build;
-mod builds;
+pub(crate) mod builds;
 mod builds_between;
 mod builds_in_use;
 pub(crate) mod canary;

@@ -97,6 +97,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             let verdict = entry.canary.verdict.as_str().replace('_', " ");
             format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
         }
+        EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {
                 (!names.is_empty()).then(|| {
@@ -255,6 +256,7 @@ mod tests {
             too_large("recycle"),
             too_large("elsewhere"),
             too_large("warn"),
+            json!({"kind": "asked", "action": "restart", "by": "page, 127.0.0.1"}),
             json!({"kind": "requests_suspected", "fingerprints": [print, print]}),
             json!({"kind": "request_quarantined", "fingerprint": print, "seconds": 600}),
             json!({"kind": "requests_released", "count": 2}),

@@ -22,10 +22,12 @@ use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
+use crate::admin::page::holds::plans;
 use crate::admin::server::bind;
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
+use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::request_recorder::Recorders;
@@ -102,6 +104,8 @@ impl Server {
             binaries: next_binaries(&resolved.fleet.models),
             bound: resolved.bound(),
             tries: tries(&resolved),
+            plans: plans(&resolved.fleet.models),
+            configuration: shown(&resolved, machine, Vec::new()),
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
@@ -119,6 +123,7 @@ impl Server {
             gateway: control.clone(),
             access: access.clone(),
             instance: Arc::new(instance),
+            page: Arc::default(),
             series: kept,
             stop: stop.clone(),
         };
@@ -208,8 +213,8 @@ impl Server {
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
         // First, because it may fail: then nothing of the new configuration is taken over.
         self.recorders.open(&new)?;
-        let kept = needs_restart(&self.resolved, &new);
-        for section in &kept {
+        let kept_back = needs_restart(&self.resolved, &new);
+        for section in &kept_back {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
         }
         let mut fleet = new.fleet.clone();
@@ -230,6 +235,8 @@ impl Server {
             binaries,
             bound: new.bound(),
             tries: tries(&new),
+            plans: plans(&fleet.models),
+            configuration: shown(&new, machine, kept_back),
         });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
@@ -264,6 +271,12 @@ impl Server {
         self.access.flush();
         drop(self.claim);
     }
+}
+
+/// What the page shows of the configuration.
+fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
+    let loaded = resolved.written.clone()?;
+    Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
 }
 
 fn tries(resolved: &Resolved) -> Tries {

@@ -260,6 +260,13 @@ pub enum EventKind {
         /// Its entry in the ledger.
         entry: Box<CanaryEntry>,
     },
+    /// An operator asked for something.
+    Asked {
+        /// For what: `restart`, `drain`, `reclaim`, `load`, `release`.
+        action: String,
+        /// Who, as far as we can tell: `page, 127.0.0.1`.
+        by: String,
+    },
     /// A configuration was taken over.
     ConfigApplied {
         /// What changed.
@@ -338,6 +345,10 @@ impl Journal {
         kept.events.push_back(event.clone());
         // Under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
         drop(self.sender.send(event));
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        lock(&self.kept).last
     }
 
     pub(crate) fn tail(&self) -> EventTail {
@@ -438,6 +449,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::CanaryEnded { entry } => {
             tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
         }
+        EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {
             let count = fingerprints.len();

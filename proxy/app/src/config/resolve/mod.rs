@@ -93,6 +93,8 @@ pub(crate) struct Resolved {
     pub(crate) cancel: Vec<Cancel>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
+    /// As it was written, where it is kept to be shown.
+    pub(crate) written: Option<Arc<Loaded>>,
 }
 
 impl Resolved {
@@ -256,6 +258,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         cancel: loaded.models.iter().map(|(_, model, _)| model.run.cancel).collect(),
         mitigations,
         warnings,
+        written: None,
     })
 }
 
