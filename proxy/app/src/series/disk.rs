@@ -122,7 +122,7 @@ impl Disk {
     /// Makes room for another file: the one goes that was not written for longest, and not within `rest` seconds.
     fn forget_one(&mut self, now: u64, rest: u64) -> bool {
         let oldest = self.known.iter().min_by_key(|(_, known)| known.written);
-        let oldest = oldest.filter(|(_, known)| known.written.saturating_add(rest) <= now);
+        let oldest = oldest.filter(|(_, known)| known.written.abs_diff(now) >= rest);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
         self.forget(&key);
         true

@@ -151,7 +151,9 @@ fn ranges(html: &mut Html, data: &MemoryData) {
             let mut link = |address: &str, text: &str, current: bool| {
                 list.within("li", &[], |item| {
                     if current {
-                        item.element("a", &[("href", &address), ("aria-current", &"true")], text);
+                        item.within("a", &[("href", &address), ("aria-current", &"true")], |name| {
+                            name.element("strong", &[], text);
+                        });
                     } else {
                         item.element("a", &[("href", &address)], text);
                     }
@@ -295,15 +297,12 @@ fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
         Some(Level { x: place(point), low: exact(law.low), value: exact(law.level), high: exact(law.high) })
     });
     let coming = coming(series, data.now);
-    let (from, to) = (exact(data.from), exact(data.to));
-    let ahead =
-        coming.map_or(0.0, |coming| (coming.reached[1] * 1.02 - to * 1.02).clamp(0.0, (to - from) * AHEAD));
     let last = laws.len();
     Plot {
         title: format!("{what} of {}", data.model),
         across: Across::Time,
         up: Up::Bytes,
-        span: Some((from, to + ahead)),
+        span: Some(span(data)),
         curves: vec![Curve { kind: CurveKind::Readings, name: read_how(series), stretches: readings }],
         // Those of former processes are drawn; the legend has a word for the last.
         laws: laws
@@ -334,6 +333,15 @@ fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
             .map(mark)
             .collect(),
     }
+}
+
+/// The same for all plots, so that one moment is at one place: with room for the forecasts.
+fn span(data: &MemoryData) -> (f64, f64) {
+    let (from, to) = (exact(data.from), exact(data.to));
+    let far =
+        data.series.iter().filter_map(|series| coming(series, data.now)).map(|coming| coming.reached[1]);
+    let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
+    (from, to + ahead.min((to - from) * AHEAD))
 }
 
 fn read_how(series: &SeriesData) -> String {

@@ -90,7 +90,7 @@ fn each_range_is_a_link_that_can_be_sent() {
     let model = "model=org%2Fm%20%3Cb%3E";
     for link in [
         format!("href=\"/page/memory?{model}&amp;range=30d\""),
-        format!("href=\"/page/memory?{model}&amp;range=6h\" aria-current=\"true\""),
+        format!("href=\"/page/memory?{model}&amp;range=6h\" aria-current=\"true\"><strong>6 hours"),
         format!("href=\"/page/memory?{model}&amp;from={}&amp;to={}\"", data.from, data.to),
         format!("href=\"/page/memory.html?{model}&amp;range=6h&amp;file=1\""),
     ] {
@@ -113,6 +113,11 @@ fn a_replacement_and_a_gap_part_the_line_and_each_process_has_a_law() {
     assert_eq!(plot.limits[0].held, None, "it never changed");
     let (from, to) = plot.span.unwrap();
     assert!(from < exact(NOW - 20_000) && to > exact(NOW + 3000), "the forecast has room");
+    assert_eq!(
+        super::plot(&data, &data.series[1], "VRAM").span,
+        Some((from, to)),
+        "one moment is at one place"
+    );
 }
 
 #[test]
