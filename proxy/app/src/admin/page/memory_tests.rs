@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use warden_policies::units::exact;
+
 use super::*;
 
 /// Some day.
@@ -113,11 +115,7 @@ fn a_replacement_and_a_gap_part_the_line_and_each_process_has_a_law() {
     assert_eq!(plot.limits[0].held, None, "it never changed");
     let (from, to) = plot.span.unwrap();
     assert!(from < exact(NOW - 20_000) && to > exact(NOW + 3000), "the forecast has room");
-    assert_eq!(
-        super::plot(&data, &data.series[1], "VRAM").span,
-        Some((from, to)),
-        "one moment is at one place"
-    );
+    assert_eq!(plot(&data, &data.series[1], "VRAM").span, Some((from, to)), "one moment is at one place");
 }
 
 #[test]
@@ -158,4 +156,16 @@ fn a_thousand_models_are_listed_and_a_month_of_points_stays_small() {
     assert!(html.len() < 400_000, "{}", html.len());
     let data = leaking();
     assert!(view(&data).into_string().len() < 150_000, "{}", view(&data).into_string().len());
+}
+
+#[test]
+fn a_cache_of_gigabytes_does_not_flatten_what_was_read() {
+    let mut data = leaking();
+    for point in &mut data.series[0].points {
+        point.lines.kept = Some((900 * MIB, 9000 * MIB));
+    }
+    let plot = plot(&data, &data.series[0], "host memory");
+    let high = plot.areas[0].stretches.iter().flatten().map(|level| level.high).fold(0.0, f64::max);
+    assert!(high < exact(5000 * MIB), "{high}");
+    assert!(plot.areas[0].name.contains("8.8 GiB, beyond the plot"), "{}", plot.areas[0].name);
 }

@@ -18,6 +18,7 @@
 //! | [`holds`] | what processes hold of their budgets; pure |
 //! | [`frame`] | what is around every view; pure |
 //! | [`overview`], [`memory`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`drawn`] | what was kept of one memory as a plot; pure |
 //! | [`part`] | what several of them have; pure |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
@@ -30,6 +31,7 @@ mod ask;
 mod builds;
 mod configuration;
 mod diagnose;
+mod drawn;
 mod events;
 mod files;
 mod frame;
