@@ -44,8 +44,8 @@ pub fn thin(buckets: &[Bucket], points: usize) -> Vec<Bucket> {
     let span = buckets.iter().map(|bucket| bucket.start / width);
     let (first, last) = (span.clone().min().unwrap_or(0), span.max().unwrap_or(0));
     // One less, because groups begin at round times and so the first and the last may be parts.
-    let least = u64::try_from(points).unwrap_or(u64::MAX).saturating_sub(1).max(1);
-    let mut step = (last - first + 1).div_ceil(least).max(1);
+    let groups_most = u64::try_from(points).unwrap_or(u64::MAX).saturating_sub(1).max(1);
+    let mut step = (last - first + 1).div_ceil(groups_most).max(1);
     loop {
         let groups = grouped(buckets, width, step);
         if groups.len() <= points {
