@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::rollup::SeriesPolicy;
+use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
 use warden_supervisor::{Event, EventKind, LedgerEntry};
 
@@ -169,7 +170,7 @@ fn replaced(entry: &LedgerEntry) -> String {
         |all: &[warden_policies::Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
     let (before, after) = match evidence.series {
         Some(MemoryKind::Vram(gpu)) => (vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu)),
-        _ => (entry.host_before.map(|host| host.charged()), entry.host_after.map(|host| host.charged())),
+        _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
     };
     if let Some((before, after)) = before.zip(after) {
         let _infallible = write!(text, "; {} before, {} after", ByteSize(before), ByteSize(after));

@@ -102,6 +102,8 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
     assert_eq!((marks.len(), marks.all().count()), (50, 50));
     // A clock that was set back: they stay in order.
     let mut marks = Marks::default();
-    [5, 9, 7].into_iter().for_each(|at| assert!(marks.keep(mark(0, at), &policy)));
+    for at in [5, 9, 7] {
+        assert!(marks.keep(mark(0, at), &policy));
+    }
     assert_eq!(marks.of("m0", 6, 9).iter().map(|mark| mark.at).collect::<Vec<_>>(), [7, 9]);
 }

@@ -118,9 +118,9 @@ fn short(value: u64) -> u32 {
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
-        let mut number = 0;
+        let (mut number, mut first) = (0, 0_u32);
         while number < 256 {
-            let mut rest = number as u32;
+            let mut rest = first;
             let mut bit = 0;
             while bit < 8 {
                 rest = if rest & 1 == 1 { 0xEDB8_8320 ^ (rest >> 1) } else { rest >> 1 };
@@ -128,6 +128,7 @@ pub(super) fn crc32(bytes: &[u8]) -> u32 {
             }
             table[number] = rest;
             number += 1;
+            first += 1;
         }
         table
     };

@@ -24,7 +24,9 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     let mut told = 0;
     let mut mark = |events: &[Event]| {
         for event in events.iter().filter(|event| event.id > told) {
-            marks::of(event, unix_ms(), policy.mark_bytes).into_iter().for_each(|mark| store.mark(mark));
+            for mark in marks::of(event, unix_ms(), policy.mark_bytes) {
+                store.mark(mark);
+            }
         }
         told = events.last().map_or(told, |last| last.id.max(told));
     };

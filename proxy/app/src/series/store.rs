@@ -234,14 +234,13 @@ impl Store {
             let kept = store.kept();
             for key in kept.live.keys(None) {
                 let now = kept.live.read_at(&key).unwrap_or(0) / 1000;
-                match spans.iter_mut().find(|span| span.key == key) {
-                    Some(span) => span.to = span.to.max(now),
-                    None => {
-                        let all = (0..store.0.tiers.len()).flat_map(|tier| kept.live.buckets(&key, tier));
-                        let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
-                        spans.push(Span { key, from, to: now });
-                    }
+                if let Some(span) = spans.iter_mut().find(|span| span.key == key) {
+                    span.to = span.to.max(now);
+                    continue;
                 }
+                let all = (0..store.0.tiers.len()).flat_map(|tier| kept.live.buckets(&key, tier));
+                let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
+                spans.push(Span { key, from, to: now });
             }
             // Of what is older nothing is shown.
             let oldest =

@@ -107,13 +107,13 @@ fn each_range_is_a_link_that_can_be_sent() {
 #[test]
 fn a_replacement_and_a_gap_part_the_line_and_each_process_has_a_law() {
     let data = leaking();
-    let plot = plot(&data, &data.series[0], "host memory");
-    assert_eq!(plot.curves[0].stretches.len(), 3, "a gap, and a replacement");
-    assert_eq!(plot.laws.iter().filter(|law| !law.name.is_empty()).count(), 1);
-    assert_eq!(plot.marks.len(), 3);
-    assert_eq!(plot.limits.len(), 2);
-    assert_eq!(plot.limits[0].held, None, "it never changed");
-    let (from, to) = plot.span.unwrap();
+    let drawn = plot(&data, &data.series[0], "host memory");
+    assert_eq!(drawn.curves[0].stretches.len(), 3, "a gap, and a replacement");
+    assert_eq!(drawn.laws.iter().filter(|law| !law.name.is_empty()).count(), 1);
+    assert_eq!(drawn.marks.len(), 3);
+    assert_eq!(drawn.limits.len(), 2);
+    assert_eq!(drawn.limits[0].held, None, "it never changed");
+    let (from, to) = drawn.span.unwrap();
     assert!(from < exact(NOW - 20_000) && to > exact(NOW + 3000), "the forecast has room");
     assert_eq!(plot(&data, &data.series[1], "VRAM").span, Some((from, to)), "one moment is at one place");
 }
