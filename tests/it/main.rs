@@ -51,6 +51,7 @@ mod reload;
 mod remotes;
 mod report;
 mod reproduced;
+mod requests;
 mod routes;
 mod sample_models;
 mod settings;

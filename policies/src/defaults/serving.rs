@@ -112,6 +112,8 @@ section!(
         requests_ended: usize,
         /// The same of those that were turned away before they had a model: anybody can make them.
         requests_turned_away: usize,
+        /// Requests in one answer to an operator who names no other number.
+        requests_listed: usize,
         /// How long a browser may keep the answer that a page may call.
         cors_max_age: Duration = "duration",
     }

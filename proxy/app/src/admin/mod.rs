@@ -8,6 +8,7 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`requests`] | what is in flight and what ended, and how one is cancelled |
 //! | [`canary`] | another build that is tried with a model |
 //! | [`client`] | the command line's end |
 
@@ -19,7 +20,9 @@ pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
 pub(crate) mod metrics;
+pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
+pub(crate) mod requests;
 pub(crate) mod route;
 pub(crate) mod server;

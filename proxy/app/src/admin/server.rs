@@ -97,10 +97,11 @@ impl Listeners {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
-                    tasks.spawn(connection(stream, admin.clone(), false));
+                    let admin = admin.asked_by(&peer(&stream));
+                    tasks.spawn(connection(stream, admin, false));
                 }),
                 stream = accept(self.tcp.as_ref()) => stream.map(|stream| {
-                    tasks.spawn(connection(stream, admin.clone(), true));
+                    tasks.spawn(connection(stream, admin.asked_by("a program (admin address)"), true));
                 }),
             };
             if let Err(problem) = accepted {
@@ -118,6 +119,14 @@ impl Listeners {
         tasks.close();
         tasks.wait().await;
     }
+}
+
+/// Who is at the other end, as the kernel knows it.
+fn peer(stream: &tokio::net::UnixStream) -> String {
+    stream.peer_cred().map_or_else(
+        |_| "somebody (admin socket)".to_owned(),
+        |peer| format!("uid {} (admin socket)", peer.uid()),
+    )
 }
 
 async fn accept(listener: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
