@@ -112,10 +112,8 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         ] {
             assert_eq!(page.header(name), value, "{view}");
         }
-        assert!(
-            text.starts_with("<!doctype html>") && text.contains("<main") && text.contains("aria-current"),
-            "{view}"
-        );
+        assert!(text.starts_with("<!doctype html>") && text.contains("<main"), "{view}");
+        assert_eq!(text.contains("aria-current=\"page\""), view != "/page/help", "{view}");
         for inline in [" style=", " onclick", " onload", "<style", "javascript:"] {
             assert!(!text.contains(inline), "{view} has {inline}");
         }
@@ -309,8 +307,9 @@ async fn names_lines_and_errors_of_others_stay_text() -> Outcome {
     let script = json!({});
     let setup = Setup::new()?.top(TCP).fake("plain", &script, "")?;
     let lines = format!(
-        "binary = '/nonexistent/{}'\nmodel = 'x.gguf'\npreload = true\n",
-        "<script>alert(3)</script>"
+        "binary = '{}'\nmodel = '{}'\npreload = true\naliases = [\"<script>alert(3)</script>\"]\nenv = {{ FAKE_LLAMA_FAIL = \"corrupt_model\" }}\n",
+        warden_rig::binaries::fake_llama()?.display(),
+        setup.home.path().join("model.gguf").display(),
     );
     let warden = setup.model(HOSTILE, &lines).start().await?;
     let at = address(&warden)?;
@@ -346,12 +345,13 @@ async fn names_lines_and_errors_of_others_stay_text() -> Outcome {
 #[tokio::test]
 async fn secrets_are_on_no_view() -> Outcome {
     let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
-    let lines = format!("env.HF_TOKEN = \"{secret}\"\nenv.OTHER = \"{secret}\"\n");
-    let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?;
-    let warden = warden
-        .model("n", &format!("{lines}preload = false\nmodel = 'x'\nbinary = '/bin/true'"))
-        .start()
-        .await?;
+    let setup = Setup::new()?.top(TCP).fake("m", &json!({}), "")?;
+    let lines = format!(
+        "binary = '{}'\nmodel = '{}'\npreload = false\nenv = {{ HF_TOKEN = \"{secret}\", OTHER = \"{secret}\" }}\n",
+        warden_rig::binaries::fake_llama()?.display(),
+        setup.home.path().join("model.gguf").display(),
+    );
+    let warden = setup.model("n", &lines).start().await?;
     warden.until_ready(1).await?;
     let at = address(&warden)?;
     for view in VIEWS {

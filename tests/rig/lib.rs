@@ -28,6 +28,7 @@
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
 
 pub mod binaries;
+pub mod browser;
 pub mod clients;
 pub mod dice;
 pub mod fake;

@@ -135,6 +135,8 @@ pub enum Outcome {
     TimedOut,
     /// The generation was stopped while it answered.
     Revoked,
+    /// An operator ended it.
+    Cancelled,
     /// No backend took it; the label says why.
     Denied(&'static str),
     /// The request was refused; the label says why.
@@ -152,6 +154,7 @@ impl Outcome {
             Self::UpstreamStalled => "upstream_stalled",
             Self::TimedOut => "timed_out",
             Self::Revoked => "revoked",
+            Self::Cancelled => "cancelled_by_operator",
             Self::Denied(why) | Self::Rejected(why) => why,
         }
     }

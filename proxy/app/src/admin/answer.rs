@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_gateway::{Control, Gauges};
+use warden_gateway::{Control, Gauges, Requests};
 use warden_patches::mitigation::Advice;
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
@@ -174,6 +174,10 @@ pub(crate) struct Admin {
     /// What the gateway is told, and what keys have used.
     pub(crate) gateway: Control,
     pub(crate) access: AccessLog,
+    /// Those in flight, and those that ended last.
+    pub(crate) requests: Requests,
+    /// Who asks, in words.
+    pub(crate) by: Arc<str>,
     pub(crate) instance: Arc<Instance>,
     /// What all who look at the page share.
     pub(crate) page: Arc<Desk>,
@@ -227,6 +231,8 @@ impl Admin {
                 Err(error) => control_error(&error),
             },
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
+            Ok(Route::Requests(filter)) => self.requests_answer(filter),
+            Ok(Route::CancelRequest { id, number }) => self.cancel_answer(&id, number),
             Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
@@ -238,6 +244,11 @@ impl Admin {
                 error(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is for {wanted}, not for {method}"))
             }
         }
+    }
+
+    /// The same for somebody else, in words.
+    pub(crate) fn asked_by(&self, by: &str) -> Self {
+        Self { by: by.into(), ..self.clone() }
     }
 
     fn status(&self) -> Status {

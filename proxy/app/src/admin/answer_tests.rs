@@ -26,6 +26,8 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         gauges: Arc::default(),
         gateway: Control::default(),
         access: AccessLog::none(),
+        requests: Requests::default(),
+        by: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
@@ -129,4 +131,17 @@ async fn without_follow_the_tail_ends() {
     };
     assert_eq!(text(line).await, "\"a\"\n\"***\"\n");
     assert_eq!(text(as_it_is).await, format!("\"a\"\n\"{secret}\"\n"));
+}
+
+#[tokio::test]
+async fn requests_are_listed_and_one_that_is_not_there_is_told() {
+    let (admin, _dir) = admin().await;
+    let (status, body) = ask(&admin, Method::GET, "/requests").await;
+    assert_eq!((status, body.trim()), (200, r#"{"in_flight":0,"requests":[],"left_out":0}"#));
+    let (status, body) = ask(&admin, Method::POST, "/requests/nobody/cancel").await;
+    assert!(status == 404 && body.contains("there is no request `nobody`"), "{status} {body}");
+    let wrong = admin.answer(&Method::GET, "/requests", Some("state=busy")).await;
+    assert_eq!(wrong.status(), 400);
+    let unknown = admin.answer(&Method::GET, "/requests", Some("model=nobody")).await;
+    assert_eq!(unknown.status(), 404);
 }

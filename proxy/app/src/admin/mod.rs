@@ -8,6 +8,7 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`requests`] | what is in flight and what ended, and how one is cancelled |
 //! | [`canary`] | another build that is tried with a model |
 //! | [`series`] | what memory did |
 //! | [`client`] | the command line's end |
@@ -24,6 +25,7 @@ pub(crate) mod metrics;
 pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
+pub(crate) mod requests;
 pub(crate) mod route;
 mod series;
 pub(crate) mod server;

@@ -100,10 +100,12 @@ impl Listeners {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
-                    tasks.spawn(connection(stream, admin.clone(), None));
+                    let admin = admin.asked_by(&peer(&stream));
+                    tasks.spawn(connection(stream, admin, None));
                 }),
                 stream = accept(self.tcp.as_ref()) => stream.map(|(stream, peer)| {
-                    tasks.spawn(connection(stream, admin.clone(), Some(peer.ip())));
+                    let admin = admin.asked_by("a program (admin address)");
+                    tasks.spawn(connection(stream, admin, Some(peer.ip())));
                 }),
             };
             if let Err(problem) = accepted {
@@ -124,6 +126,14 @@ impl Listeners {
         admin.page.work.close();
         admin.page.work.wait().await;
     }
+}
+
+/// Who is at the other end, as the kernel knows it.
+fn peer(stream: &tokio::net::UnixStream) -> String {
+    stream.peer_cred().map_or_else(
+        |_| "somebody (admin socket)".to_owned(),
+        |peer| format!("uid {} (admin socket)", peer.uid()),
+    )
 }
 
 async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpStream, SocketAddr)> {

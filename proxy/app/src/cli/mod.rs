@@ -35,6 +35,7 @@ mod policy;
 pub(crate) mod progress;
 mod quarantine;
 mod quickstart;
+mod requests;
 mod sample_model;
 mod serve;
 mod status;
@@ -100,6 +101,8 @@ enum Command {
     Events(control::EventsArgs),
     /// Shows what happened to the models in this and in former instances: replacements, failures, events.
     History(history::HistoryArgs),
+    /// Shows the requests in flight and those that ended last, and cancels one.
+    Requests(Box<requests::RequestsArgs>),
     /// Lists and releases requests that may have killed their server.
     #[command(subcommand)]
     Quarantine(quarantine::QuarantineCommand),
@@ -203,6 +206,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),
+        Command::Requests(args) => requests::run(&args),
         Command::Quarantine(command) => quarantine::run(&command),
         Command::Config(command) => config::run(command),
         Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),

@@ -142,6 +142,9 @@ pub(crate) fn describe(kind: &EventKind) -> String {
              `llama-warden quarantine release {fingerprint}`"
         ),
         EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
+        EventKind::RequestCancelled { request, state, by } => {
+            format!("request {request} was cancelled by {by} ({state})")
+        }
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
 }
@@ -260,6 +263,7 @@ mod tests {
             json!({"kind": "requests_suspected", "fingerprints": [print, print]}),
             json!({"kind": "request_quarantined", "fingerprint": print, "seconds": 600}),
             json!({"kind": "requests_released", "count": 2}),
+            json!({"kind": "request_cancelled", "request": "0a1b", "state": "generating", "by": "uid 1000 (admin socket)"}),
             json!({"kind": "queue_full", "waiting": 8}),
         ];
         let told = events.into_iter().map(|event| {

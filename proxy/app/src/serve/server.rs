@@ -75,7 +75,7 @@ impl Server {
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
-        let control = gateway.control();
+        let (control, requests) = (gateway.control(), gateway.requests());
         let tls = gateway.tls();
         control.update(live(&resolved, &recorders));
         let listeners =
@@ -122,6 +122,8 @@ impl Server {
             gauges: gauges.clone(),
             gateway: control.clone(),
             access: access.clone(),
+            requests,
+            by: "llama-warden".into(),
             instance: Arc::new(instance),
             page: Arc::default(),
             series: kept,

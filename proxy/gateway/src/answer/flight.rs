@@ -11,6 +11,7 @@ use warden_policies::Work;
 
 use crate::access::keys::Pass;
 use crate::observe::{Gauges, Observer, Outcome, Record};
+use crate::requests::{Progress, Ticket};
 
 /// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
 pub(crate) struct Flight {
@@ -19,6 +20,10 @@ pub(crate) struct Flight {
     pub(crate) pass: Option<Pass>,
     /// Bytes of prompt and answer whose tokens nobody has counted.
     pub(crate) untold: u64,
+    /// How it is shown to an operator.
+    pub(crate) progress: Progress,
+    /// Its place among those in flight.
+    ticket: Option<Ticket>,
     started: Instant,
     observer: Arc<dyn Observer>,
     gauges: Arc<Gauges>,
@@ -32,9 +37,9 @@ impl Flight {
         gauges: Arc<Gauges>,
         request_id: String,
         peer: IpAddr,
-        method: Method,
-        protocol: Version,
+        (method, protocol): (Method, Version),
         route: &'static str,
+        shown: impl FnOnce(&Record, Instant) -> (Option<Ticket>, Progress),
     ) -> Box<Self> {
         gauges.in_flight.fetch_add(1, Ordering::Relaxed);
         let record = Record {
@@ -59,11 +64,15 @@ impl Flight {
             continued: false,
             tried: None,
         };
+        let started = Instant::now();
+        let (ticket, progress) = shown(&record, started);
         Box::new(Self {
             record,
             pass: None,
             untold: 0,
-            started: Instant::now(),
+            progress,
+            ticket,
+            started,
             observer,
             gauges,
             told: false,
@@ -75,17 +84,27 @@ impl Flight {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {
             self.record.first_byte = Some(self.started.elapsed());
+            if !self.record.stream {
+                self.progress.answers();
+            }
         }
     }
 
     /// Reports to the observer, once.
     pub(crate) fn finish(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.told, true) {
-            self.record.outcome = outcome;
+            self.record.outcome = match outcome {
+                // It looks as if the client had left where that could not be told.
+                Outcome::ClientGone if self.progress.is_cancelled() => Outcome::Cancelled,
+                outcome => outcome,
+            };
             self.record.total = self.started.elapsed();
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
                 pass.done(self.record.work, self.untold);
+            }
+            if let Some(ticket) = self.ticket.take() {
+                ticket.end(&self.record);
             }
             self.observer.request_done(&self.record);
         }

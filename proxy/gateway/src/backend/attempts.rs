@@ -46,6 +46,7 @@ use crate::body::limits::Limits;
 use crate::body::sent::Sent;
 use crate::observe::Record;
 use crate::refusal::{BodyFault, Refusal};
+use crate::requests::Progress;
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
 /// connect.
@@ -79,6 +80,8 @@ pub(crate) struct Backend {
 pub(crate) struct Attempts<'a> {
     pub(crate) upstream: &'a Upstream,
     pub(crate) record: &'a mut Record,
+    /// How it is shown.
+    pub(crate) progress: &'a Progress,
     pub(crate) model: &'a ModelName,
     pub(crate) kind: LeaseKind,
     /// Tokens of the prompt, where admission wants to know.
@@ -110,6 +113,7 @@ impl Attempts<'_> {
         let lease = granted.map_err(|denied| Refusal::Denied { model: self.model.clone(), denied })?;
         self.record.queued += lease.queued_for();
         self.record.generation = Some(lease.generation());
+        self.progress.leased(lease.generation(), self.record.queued);
         Ok(lease)
     }
 
@@ -350,6 +354,7 @@ impl Attempts<'_> {
         failed: Arc<dyn BackendLease>,
         patience: Duration,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
+        self.progress.waits_again(self.record.continued);
         if failed.is_canary() {
             // Another model's: whatever becomes of it, nobody waits for that.
             drop(failed);

@@ -138,7 +138,7 @@ impl Message {
     }
 
     /// Whether it asks for a stream.
-    pub(super) fn streams(&self) -> bool {
+    pub(crate) fn streams(&self) -> bool {
         self.streams
     }
 

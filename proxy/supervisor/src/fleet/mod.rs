@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
-use warden_policies::{ModelName, QuickMap, ServerFacts};
+use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
 
 pub use self::canary::CanaryRoute;
 use self::canary::{Canaries, with_canaries};
@@ -254,6 +254,16 @@ impl Fleet {
         }
         let known = roster.handles().map(|handle| handle.leases.name().to_string()).collect();
         Err(ResolveError::Unknown { name: which.to_owned(), known })
+    }
+
+    /// Tells that an operator did something to a request, which is no business of a model's task.
+    pub fn tell_of_request(
+        &self,
+        model: Option<&ModelName>,
+        generation: Option<GenerationId>,
+        kind: EventKind,
+    ) {
+        self.inner.context.journal.tell(model, generation, kind);
     }
 
     /// The fleet now: the last published picture, with the counts of this moment.

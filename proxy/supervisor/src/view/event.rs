@@ -296,6 +296,15 @@ pub enum EventKind {
         /// How many.
         count: usize,
     },
+    /// An operator cancelled a request.
+    RequestCancelled {
+        /// Its `X-Request-Id`.
+        request: String,
+        /// How far it had come: `queued`, `prefill`, `generating` and others.
+        state: String,
+        /// Who, in words.
+        by: String,
+    },
     /// The queue became full. Told once, until there is room again.
     QueueFull {
         /// Callers waiting.
@@ -464,6 +473,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             model, generation, %fingerprint, seconds, "a request that ran alone ended its server: it is refused"
         ),
         EventKind::RequestsReleased { count } => tracing::info!(model, count, "requests released"),
+        EventKind::RequestCancelled { request, state, by } => {
+            tracing::info!(model, generation, request, state, by, "request cancelled");
+        }
         EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
     }
 }

@@ -112,6 +112,31 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
     Ok(id)
 }
 
+/// Ends a request. It is told at once; its client is answered by whoever serves it.
+///
+/// # Errors
+/// The form lacks the token, or names no request.
+pub(crate) fn cancel(
+    admin: &Admin,
+    form: &Ask,
+    is_ours: impl FnOnce(&str) -> bool,
+    who: &str,
+) -> Result<u64, Wrong> {
+    if !form.get("token").is_some_and(is_ours) {
+        return Err(Refused::Token.into());
+    }
+    let Some(request) = form.get("id") else { return Err(Wrong::Unknown("cancel of nothing".to_owned())) };
+    let number = form.get("number").and_then(|number| number.parse().ok());
+    let id = admin.page.note(format!("cancel of request {request}"));
+    let outcome = match admin.asked_by(who).cancel_request(request, number) {
+        Ok(told) if told.again => Outcome::Done("it had been told before".to_owned()),
+        Ok(_) => Outcome::Done(String::new()),
+        Err(why) => Outcome::Failed(why.to_string()),
+    };
+    admin.page.note_outcome(id, outcome);
+    Ok(id)
+}
+
 async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Result<String, String> {
     let fleet = &admin.fleet;
     let told = |error: ControlError| error.to_string();

@@ -99,6 +99,8 @@ pub(crate) struct Rendered {
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) token: Token,
+    /// The same behind one mask, for forms in what is refreshed: with another mask each time nothing would ever be unchanged.
+    pub(crate) shown_token: String,
     /// Tells this run of the program from others.
     pub(crate) boot: String,
     began: Instant,
@@ -116,8 +118,10 @@ pub(crate) struct Desk {
 
 impl Default for Desk {
     fn default() -> Self {
+        let token = Token::draw();
         Self {
-            token: Token::draw(),
+            shown_token: token.masked(),
+            token,
             boot: hex::encode(rand::random::<[u8; 8]>()),
             began: Instant::now(),
             pictures: watch::Sender::new(None),

@@ -17,7 +17,7 @@
 //! | [`tally`], [`pace`] | what requests came to, and how many a second |
 //! | [`holds`] | what processes hold of their budgets; pure |
 //! | [`frame`] | what is around every view; pure |
-//! | [`overview`], [`memory`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
 //! | [`part`] | what several of them have; pure |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
@@ -41,6 +41,7 @@ mod memory;
 mod overview;
 mod pace;
 mod part;
+pub(crate) mod requests;
 pub(crate) mod tally;
 mod token;
 mod view;
@@ -60,6 +61,7 @@ use self::guard::Refused;
 use self::hub::{Picture, Rendered};
 use self::view::{View, Way, way};
 use super::answer::{Admin, Body};
+use super::requests::Filter;
 use crate::series::answer::{MemoryData, of_model};
 
 /// The largest form: one action, one name, one address.
@@ -82,7 +84,7 @@ pub(crate) async fn serve(
         return Ok(refuse(StatusCode::FORBIDDEN, &refused));
     }
     let reads = method != Method::POST;
-    if reads == (way == Way::Act) {
+    if reads == matches!(way, Way::Act | Way::Cancel) {
         return Ok(refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method));
     }
     let query = uri.query().unwrap_or_default();
@@ -93,7 +95,7 @@ pub(crate) async fn serve(
         Way::There => answer::lead("/page/"),
         Way::View(view) => show(admin, view, query, request.headers()).await,
         Way::Live => live::stream(admin),
-        Way::Act => do_it(admin, request, peer).await,
+        Way::Act | Way::Cancel => do_it(admin, request, peer, way == Way::Cancel).await,
         Way::File(name) => match files::named(name) {
             Some(file) => answer::file(file, request.headers()),
             None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
@@ -204,12 +206,28 @@ async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> H
             diagnose::view(&reports, &folder, own_models(picture))
         }
         View::Help => frame::help(),
-        View::Memory | View::Requests => without(view, "This version does not have this view."),
+        View::Requests => in_flight(admin, asked),
+        // With the query as it is written, above.
+        View::Memory => Html::new(),
     }
 }
 
 fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
+}
+
+/// What is in flight and what ended last.
+fn in_flight(admin: &Admin, asked: &Ask) -> Html {
+    let filter = Filter { model: asked.get("model").map(str::to_owned), ..Filter::default() };
+    let form = requests::Form { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
+    match admin.list_requests(&filter) {
+        Ok(list) => {
+            let mut html = Html::new();
+            html.raw(&requests::view(&list, Some(form)));
+            html
+        }
+        Err(unknown) => without(View::Requests, &unknown),
+    }
 }
 
 /// What memory did of the model that is asked for; `None` if none is.
@@ -252,7 +270,12 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
     }
 }
 
-async fn do_it(admin: &Admin, request: Request<Incoming>, peer: Option<IpAddr>) -> Response<Body> {
+async fn do_it(
+    admin: &Admin,
+    request: Request<Incoming>,
+    peer: Option<IpAddr>,
+    cancels: bool,
+) -> Response<Body> {
     let json = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/json");
     let body = Limited::new(request.into_body(), FORM).collect();
     let form = match tokio::time::timeout(FORM_TIME, body).await {
@@ -263,13 +286,21 @@ async fn do_it(admin: &Admin, request: Request<Incoming>, peer: Option<IpAddr>) 
         Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
     };
     let form = Ask::of(std::str::from_utf8(&form).ok());
-    let order = act::order(&form, |said| admin.page.token.is(said));
-    let back = order.as_ref().map(|order| order.back.clone()).unwrap_or_default();
-    match order.and_then(|order| act::begin(admin, order, act::who(peer))) {
-        Ok(id) if json => {
+    let ours = |said: &str| admin.page.token.is(said);
+    let who = act::who(peer);
+    let begun = if cancels {
+        act::cancel(admin, &form, ours, &who).map(|id| (id, View::Requests.path().to_owned()))
+    } else {
+        act::order(&form, ours).and_then(|order| {
+            let back = order.back.clone();
+            Ok((act::begin(admin, order, who)?, back))
+        })
+    };
+    match begun {
+        Ok((id, _)) if json => {
             plain(StatusCode::ACCEPTED, Kind::Json, format!("{{\"notice\":{id}}}\n").into(), None)
         }
-        Ok(_) => answer::lead(&back),
+        Ok((_, back)) => answer::lead(&back),
         Err(wrong) => {
             let status = match wrong {
                 act::Wrong::Refused(_) => StatusCode::FORBIDDEN,

@@ -262,7 +262,7 @@ fn titles(table: &mut Html) {
         "Queue",
         "Requests/s",
         "Tokens/s",
-        "First token",
+        "First token, p50 / p99",
         "What is next",
         "Do",
     ];

@@ -49,8 +49,8 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     let parts = vec![
         (Held::Weights, holds.weights),
         (Held::Cache, holds.cache),
-        (Held::Growth, holds.growth),
         (Held::Other, holds.other),
+        (Held::Growth, holds.growth),
     ];
     let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
     let limit = holds.hard.or(holds.soft).or(holds.total);

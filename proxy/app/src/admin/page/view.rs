@@ -69,8 +69,10 @@ pub(crate) enum Way<'a> {
     View(View),
     /// Numbers of pictures as they come.
     Live,
-    /// What is done.
+    /// What is done to a model.
     Act,
+    /// A request is ended.
+    Cancel,
     /// A file that is compiled in.
     File(&'a str),
     /// A report of `diagnose`.
@@ -97,6 +99,7 @@ pub(crate) fn way(path: &str) -> Option<Way<'_>> {
         (None, "memory.html") => Way::View(View::Memory),
         (None, "live") => Way::Live,
         (None, "act") => Way::Act,
+        (None, "cancel") => Way::Cancel,
         (None, rest) => match rest.split_once('/') {
             Some(("files", name)) => Way::File(name),
             Some(("reports", name)) => Way::Report(name),

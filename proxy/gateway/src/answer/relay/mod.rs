@@ -331,6 +331,13 @@ impl Relay {
                 lease.note_events(events.seen() - before);
             }
             let begins = before == 0 && events.seen() > 0;
+            if begins {
+                self.flight.progress.answers();
+            }
+            if let Some(meter) = &self.meter {
+                let work = meter.work(Some(events.seen()));
+                self.flight.progress.counted(&self.voice.as_ref().map_or(work, |voice| voice.work(work)));
+            }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
                 // Neither its client nor the transcript has that piece.

@@ -58,6 +58,7 @@ impl Relay {
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
         self.flight.record.continued = true;
+        self.flight.progress.continues();
         self.spare = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {

@@ -3,9 +3,9 @@
 const typing = (target) => target.closest?.("input, select, textarea, [contenteditable]");
 
 const go = (step) => {
-  const rows = [...document.querySelectorAll("main tr.row")];
+  const rows = [...document.querySelectorAll("main tbody tr")];
   if (rows.length === 0) return false;
-  const now = rows.indexOf(document.activeElement?.closest?.("tr.row"));
+  const now = rows.indexOf(document.activeElement?.closest?.("tbody tr"));
   const row = rows[Math.min(rows.length - 1, Math.max(0, now < 0 ? (step > 0 ? 0 : rows.length - 1) : now + step))];
   row.tabIndex = -1;
   row.focus({ preventScroll: true });
@@ -22,7 +22,7 @@ addEventListener("keydown", (event) => {
   let done = true;
   if (key === "j" || (key === "ArrowDown" && !inside)) done = go(1);
   else if (key === "k" || (key === "ArrowUp" && !inside)) done = go(-1);
-  else if (key === "Enter" && target.matches?.("tr.row")) target.querySelector("a")?.click();
+  else if (key === "Enter" && target.matches?.("tbody tr")) target.querySelector("a")?.click();
   else if (key === "/") {
     const filter = document.getElementById("filter");
     filter?.focus();

@@ -94,7 +94,7 @@ document.addEventListener("submit", async (event) => {
   event.preventDefault();
   if (submitter.value.startsWith("drain ") && !confirm(submitter.getAttribute("aria-label"))) return;
   const fields = new URLSearchParams(new FormData(form));
-  fields.set(submitter.name, submitter.value);
+  if (submitter.name) fields.set(submitter.name, submitter.value);
   submitter.disabled = true;
   try {
     const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields, headers: { accept: "application/json" } });
