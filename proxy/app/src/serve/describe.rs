@@ -143,7 +143,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         ),
         EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
         EventKind::RequestCancelled { request, state, by } => {
-            format!("request {request} was cancelled by {by} ({state})")
+            format!("request {request} ({state}) was cancelled by {by}")
         }
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }

@@ -114,7 +114,7 @@ pub struct RequestView {
     pub generating_ms: Option<f64>,
     /// Tokens of the prompt that are evaluated, as far as that is known; in flight often not.
     pub prompt_tokens: u64,
-    /// Tokens that were generated so far. In flight only a stream shows them.
+    /// Tokens that were generated. In flight only a stream shows them, by an event for each and some more around them.
     pub output_tokens: u64,
     /// Leases that it had: 1 where the first backend answers.
     pub attempts: u32,
@@ -186,11 +186,13 @@ impl Seen {
             began_unix_ms: began,
             ended_unix_ms: last.map(|end| began.saturating_add(whole_ms(end.total))),
             total_ms: ms(age),
-            queued_ms: ms(last.map_or_else(|| entry.queued(age), |end| end.queued)),
+            // One that ended in the queue had no lease that would know for how long.
+            queued_ms: ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
             prefill_ms: entry.evaluated.get().or(prefill).map(ms),
             generating_ms: entry.generated.get().or(generating).map(ms),
-            prompt_tokens: last.map_or(prompt, |end| end.work.prompt_tokens.max(prompt)),
-            output_tokens: last.map_or(output, |end| end.work.output_tokens.max(output)),
+            // In the end it is counted, if its backend tells.
+            prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
+            output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| entry.attempts(), |end| end.attempts),
             cancelled: entry.is_cancelled(),
             continued: stage == Stage::Continues || last.is_some_and(|end| end.continued),
