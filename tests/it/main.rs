@@ -56,6 +56,7 @@ mod reproduced;
 mod requests;
 mod routes;
 mod sample_models;
+mod series;
 mod settings;
 mod shutdown;
 mod sidecar;

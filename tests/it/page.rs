@@ -437,8 +437,7 @@ async fn the_end_does_not_wait_for_those_who_look() -> Outcome {
 async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
     let mut setup = Setup::new()?.top(TCP);
     for n in 0..1000 {
-        setup = setup
-            .model(&format!("org/model-{n:04}"), "model = 'x.gguf'\nbinary = '/bin/true'\npreload = false");
+        setup = setup.fake(&format!("org/model-{n:04}"), &json!({}), "preload = false\n")?;
     }
     let warden = setup.start().await?;
     let at = address(&warden)?;

@@ -47,13 +47,15 @@ pub(super) struct Disk {
     complete: BTreeSet<Key>,
     /// Series whose file is not used: told.
     refused: BTreeSet<Key>,
+    /// That there are too many was told.
+    full: bool,
 }
 
 /// What became of a write.
 #[derive(Debug)]
 pub(super) enum Written {
     Done,
-    /// It will never do: kept in memory only. The sentence is to be told; `None` if it was.
+    /// It does not, or not now: kept in memory only. The sentence is to be told; `None` if it was.
     Never(Option<String>),
 }
 
@@ -87,12 +89,13 @@ impl Disk {
             known: BTreeMap::new(),
             complete: BTreeSet::new(),
             refused: BTreeSet::new(),
+            full: false,
         };
         disk.look_through(now)?;
         Ok(Some(disk))
     }
 
-    /// Which files of series are there. What holds nothing any more goes.
+    /// Which files of series are there. Those that are too many go; none goes for its age, because a clock may be wrong.
     fn look_through(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -107,7 +110,6 @@ impl Disk {
             let written = u64::try_from(entry.metadata()?.mtime()).unwrap_or(0);
             self.known.insert(head.key, Known { since: head.since, written });
         }
-        self.forget_old(now);
         while self.known.len() > self.most && self.forget_one(now, 0) {}
         Ok(())
     }
@@ -115,18 +117,6 @@ impl Disk {
     /// All that is there.
     pub(super) fn known(&self) -> &BTreeMap<Key, Known> {
         &self.known
-    }
-
-    /// Removes the files of which nothing would be shown any more.
-    pub(super) fn forget_old(&mut self, now: u64) {
-        let span = self.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0);
-        let old: Vec<Key> = self
-            .known
-            .iter()
-            .filter(|(_, known)| known.written.saturating_add(span) < now)
-            .map(|(key, _)| key.clone())
-            .collect();
-        old.iter().for_each(|key| self.forget(key));
     }
 
     /// Makes room for another file: the one goes that was not written for longest, and not within `rest` seconds.
@@ -165,15 +155,14 @@ impl Disk {
         if self.refused.contains(key) {
             return Ok(Written::Never(None));
         }
-        let opened = match self.opened(key, now) {
-            Ok(Some(ring)) => Ok(ring),
-            Ok(None) => return Ok(self.refuse(key, "as many are written as there may be (`series.bytes` in `llama-warden config show --defaults`)")),
-            Err(problem) => Err(problem),
-        };
-        let ring = match opened {
-            Ok(ring) => ring,
+        let ring = match self.opened(key, now) {
+            Ok(Some(ring)) => ring,
+            Ok(None) => {
+                let told = std::mem::replace(&mut self.full, true);
+                return Ok(Written::Never((!told).then(|| self.too_many(key))));
+            }
             Err(RingError::Io(error)) => return Err(error),
-            Err(problem) => return Ok(self.refuse(key, &problem.to_string())),
+            Err(problem) => return Ok(self.refuse(key, &problem)),
         };
         // The finest first: what the others lack if we are killed in between comes from it.
         added.sort_by_key(|(tier, bucket)| (*tier, bucket.start));
@@ -223,7 +212,7 @@ impl Disk {
         Ok(())
     }
 
-    fn refuse(&mut self, key: &Key, why: &str) -> Written {
+    fn refuse(&mut self, key: &Key, why: &RingError) -> Written {
         self.refused.insert(key.clone());
         let path = self.path(key);
         Written::Never(Some(format!(
@@ -231,6 +220,16 @@ impl Disk {
             key.model,
             path.display()
         )))
+    }
+
+    fn too_many(&self, key: &Key) -> String {
+        format!(
+            "what the memory of `{}` does is kept in this process only, because {} files are written in {}, and there may be no more: it gets one \
+             as soon as another was not written for an hour",
+            key.model,
+            self.known.len(),
+            self.folder.display()
+        )
     }
 
     /// The buckets of a tier of a series; none if it has no file.

@@ -59,11 +59,11 @@ fn what_was_not_written_for_longest_goes_and_what_is_not_ours_stays() {
         put(&mut disk, model, DAY + 20_000);
     }
     let Written::Never(Some(told)) = put(&mut disk, "e", DAY + 20_001) else { panic!("written") };
-    assert!(told.contains("`e`") && told.contains("series.bytes"), "{told}");
-    assert!(matches!(put(&mut disk, "e", DAY + 20_002), Written::Never(None)), "told once");
-    // After the longest span nothing of it would be shown.
-    disk.forget_old(DAY + 20_000 + 241);
-    assert_eq!(files(state.path()), ["notes.series", "notes.txt"]);
+    assert!(told.contains("`e`") && told.contains("3 files"), "{told}");
+    assert!(matches!(put(&mut disk, "f", DAY + 20_002), Written::Never(None)), "told once");
+    // Later there is room.
+    assert!(matches!(put(&mut disk, "e", DAY + 30_000), Written::Done));
+    assert_eq!(files(state.path()).len(), 5, "{:?}", files(state.path()));
 }
 
 #[test]

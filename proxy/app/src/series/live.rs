@@ -87,20 +87,17 @@ impl Live {
         }
     }
 
-    /// Forgets series that were not read for longer than the finest buckets are kept, and of which all is written.
+    /// Forgets series whose process is gone, once all of it is written.
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
-        let span = self.tiers.first().map_or(0, |tier| tier.span()).saturating_mul(1000);
-        let policy = &self.policy;
-        let fresh = u64::try_from(policy.fresh.as_millis()).unwrap_or(0);
-        for one in self.series.values_mut().filter(|one| one.at.saturating_add(fresh) < now_ms) {
-            // Its process is gone: what is not complete will never be.
+        let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
+        let most = self.share();
+        let quiet = |one: &One| one.at.saturating_add(fresh) < now_ms;
+        for one in self.series.values_mut().filter(|one| quiet(one)) {
+            // What is not complete will never be.
             let open = one.rollup.close();
-            one.wait(open, MOST);
+            one.wait(open, most);
         }
-        self.series.retain(|_, one| {
-            !one.waiting.is_empty() && one.at.saturating_add(span) >= now_ms
-                || one.at.saturating_add(fresh) >= now_ms
-        });
+        self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
     }
 
     /// All series of a model, or of all.

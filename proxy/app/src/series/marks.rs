@@ -223,15 +223,6 @@ impl Marks {
         true
     }
 
-    /// Forgets those before this moment.
-    pub(super) fn forget(&mut self, before: u64) {
-        for marks in self.of_model.values_mut() {
-            marks.retain(|mark| mark.at >= before);
-        }
-        self.of_model.retain(|_, marks| !marks.is_empty());
-        self.count = self.of_model.values().map(VecDeque::len).sum();
-    }
-
     /// Those of a model between two moments, both in milliseconds since 1970, in order.
     pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();

@@ -104,6 +104,4 @@ fn marks_are_bounded_and_a_model_that_falls_all_day_costs_no_other_its_own() {
     let mut marks = Marks::default();
     [5, 9, 7].into_iter().for_each(|at| assert!(marks.keep(mark(0, at), &policy)));
     assert_eq!(marks.of("m0", 6, 9).iter().map(|mark| mark.at).collect::<Vec<_>>(), [7, 9]);
-    marks.forget(8);
-    assert_eq!((marks.len(), marks.of("m0", 0, 99).len()), (1, 1));
 }

@@ -46,7 +46,6 @@ struct Files {
     /// When they are tried again.
     again: Option<Instant>,
     failing: bool,
-    looked_through: u64,
 }
 
 /// What is kept of one memory.
@@ -90,7 +89,7 @@ impl Store {
                 unwritten: Vec::new(),
                 place: "in this process only, so far".to_owned(),
             }),
-            files: Mutex::new(Files { open: None, again: None, failing: false, looked_through: 0 }),
+            files: Mutex::new(Files { open: None, again: None, failing: false }),
             readers: Arc::new(Semaphore::new(READERS)),
         }))
     }
@@ -139,6 +138,7 @@ impl Store {
     pub(super) fn flush(&self) {
         let files = &mut *self.files();
         let now = unix();
+        self.kept().live.forget_quiet(now.saturating_mul(1000));
         if files.open.is_none() && !self.open(files, now) {
             return;
         }
@@ -155,15 +155,6 @@ impl Store {
                 }
             }
         }
-        // Once an hour is enough for what takes a month.
-        if now.abs_diff(files.looked_through) > 3600 {
-            files.looked_through = now;
-            disk.forget_old(now);
-        }
-        let span = self.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0);
-        let mut kept = self.kept();
-        kept.live.forget_quiet(now.saturating_mul(1000));
-        kept.marks.forget(now.saturating_sub(span).saturating_mul(1000));
     }
 
     fn write(&self, disk: &mut Disk, marks: &mut MarksFile, now: u64) -> io::Result<()> {
@@ -214,7 +205,6 @@ impl Store {
                 for mark in marks {
                     kept.marks.keep(mark, &self.0.policy);
                 }
-                files.looked_through = now;
                 files.open = Some((disk, file));
                 return true;
             }
@@ -253,6 +243,10 @@ impl Store {
                     }
                 }
             }
+            // Of what is older nothing is shown.
+            let oldest =
+                unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
+            spans.retain(|span| span.to >= oldest);
             spans.sort_by(|a, b| a.key.cmp(&b.key));
             Ok(spans)
         })
