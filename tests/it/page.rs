@@ -288,7 +288,10 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
         warden.state("m").await.is_ok_and(|state| state == "unloaded")
     })
     .await?;
-    assert!(get(at, "/page/").await?.text().contains("value=\"load m\""));
+    wait_until("it can be loaded", SOON, async || {
+        get(at, "/page/").await.is_ok_and(|page| page.text().contains("value=\"load m\""))
+    })
+    .await?;
     act("load m", "application/json").await?;
     warden.until_ready(1).await?;
     // What cannot be done says why.
@@ -472,6 +475,9 @@ async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
         begun.elapsed()
     ));
     assert_eq!(configuration.status.as_u16(), 200);
+    assert!(configuration.body.len() < 100_000, "{}", configuration.body.len());
+    let one = get(at, "/page/configuration?q=model-0999").await?.text();
+    assert!(one.contains("[models.&quot;org/model-0999&quot;]") && !one.contains("model-0998"), "{one}");
     Ok(())
 }
 

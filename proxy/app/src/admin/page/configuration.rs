@@ -5,6 +5,9 @@ use warden_pages::Html;
 use super::ask;
 use super::part::link;
 
+/// Sections that are shown at a time: those of some fifty models, beside all that is not about one.
+const SECTIONS: usize = 200;
+
 /// What somebody wants to see.
 pub(crate) fn form(words: &str) -> Html {
     let mut html = Html::new();
@@ -62,7 +65,10 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
         if lines.is_empty() {
             continue;
         }
-        found += lines.len();
+        found += 1;
+        if found > SECTIONS {
+            continue;
+        }
         html.within("section", &[], |section| {
             section.within("h2", &[], |h2| {
                 h2.element("code", &[], title);
@@ -88,6 +94,14 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
                 });
             });
         });
+    }
+    if found > SECTIONS {
+        let more = found - SECTIONS;
+        html.element(
+            "p",
+            &[],
+            format_args!("{more} sections more are not shown: find those of a model by its name, above."),
+        );
     }
     if found == 0 {
         html.element("p", &[], "No setting has these words.").within("p", &[], |p| {

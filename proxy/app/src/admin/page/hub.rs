@@ -153,7 +153,7 @@ impl Desk {
                     views.mark_unchanged();
                 }
             }
-            if seen {
+            if self.viewers() > 0 {
                 // What comes within the pause is in the next picture.
                 tokio::select! {
                     () = admin.stop.cancelled() => return,
