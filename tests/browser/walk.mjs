@@ -116,7 +116,7 @@ await page.evaluate(() => {
     for (const row of document.querySelectorAll("main tr.row")) {
       if (known.has(row.id)) continue;
       known.add(row.id);
-      window.shown.push({ text: row.textContent, at: Date.now() });
+      window.shown.push({ id: row.id, at: Date.now() });
     }
   }).observe(document.querySelector("main"), { childList: true, subtree: true });
 });
