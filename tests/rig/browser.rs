@@ -126,16 +126,14 @@ impl Walk {
     /// It has ended, or says nothing for too long.
     pub async fn says(&mut self) -> Result<Value, Trouble> {
         let line = timeout(WALK, self.answers.next_line()).await.context("the walk takes too long")??;
-        match line {
-            Some(line) => serde_json::from_str(&line).context(line),
-            None => {
-                let mut text = String::new();
-                if let Some(mut errors) = self.child.stderr.take() {
-                    tokio::io::AsyncReadExt::read_to_string(&mut errors, &mut text).await?;
-                }
-                Err(Trouble::new(format!("the walk ended: {text}")))
-            }
+        if let Some(line) = line {
+            return serde_json::from_str(&line).context(line);
         }
+        let mut text = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            tokio::io::AsyncReadExt::read_to_string(&mut errors, &mut text).await?;
+        }
+        Err(Trouble::new(format!("the walk ended: {text}")))
     }
 
     /// Tells it a word, and hears what it says to that.
