@@ -19,7 +19,7 @@ use crate::serve::describe;
 use super::status::table;
 
 /// Which instance.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct InstanceArgs {
     /// Unix socket of the instance's admin routes. Default: the only instance that runs.
     #[arg(long, value_name = "PATH", env = "LLAMA_WARDEN_ADMIN_SOCKET")]

@@ -38,6 +38,7 @@ mod quickstart;
 mod sample_model;
 mod serve;
 mod status;
+mod top;
 pub(crate) mod update;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
@@ -85,6 +86,8 @@ enum Command {
     SampleModel(sample_model::SampleModelArgs),
     /// Shows the models of a running instance.
     Status(control::StatusArgs),
+    /// Shows models and their memory on the terminal, as they change.
+    Top(Box<top::TopArgs>),
     /// Replaces the processes of a model; requests wait or go to the next one.
     Restart(control::ModelArgs),
     /// Drains and stops a model; the next request starts it again.
@@ -196,6 +199,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => sample_model::run(&args),
         Command::Status(args) => control::status(&args),
+        Command::Top(args) => top::run(*args),
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),
         Command::Reclaim(args) => control::reclaim(&args),
