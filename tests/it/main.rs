@@ -61,6 +61,7 @@ mod storm;
 mod supervisor_death;
 mod tcp;
 mod tls;
+mod top;
 mod tracing;
 mod update;
 mod vram;

@@ -7,7 +7,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Color;
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Vram, VramSource};
-use warden_policies::{ByteSize, GpuIndex, MemoryLimit, ModelName, Reason, Work, lifecycle::Phase};
+use warden_policies::{ByteSize, GpuIndex, MemoryLimit, ModelName, Reason, Work};
 use warden_sensors::HostTotals;
 use warden_supervisor::{BackendView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView};
 
@@ -48,7 +48,7 @@ fn with(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView 
 fn leaky() -> ModelView {
     let mut model = model("qwen2.5-vl-7b", 3 * GIB);
     let mut backend = leaking();
-    let MemoryGrown { slope, seconds } = MemoryGrown { slope: 4.42e6, seconds: 2100.0 };
+    let (slope, seconds) = (4.63e6, 2100.0);
     let growth = &mut backend.memory.growth[0];
     growth.slope = Some(interval(slope));
     growth.fill = warden_policies::growth::Fill::default();
@@ -67,11 +67,6 @@ fn leaky() -> ModelView {
     model.waiting = 2;
     model.recycles = vec![(Reason::HostSoft, 2)];
     model
-}
-
-struct MemoryGrown {
-    slope: f64,
-    seconds: f64,
 }
 
 fn interval(value: f64) -> warden_policies::growth::Interval {

@@ -1,14 +1,14 @@
 //! Asks the instance, beside the screen: pictures every second, events as they come, the log that is looked at, and actions. An instance
 //! that is frozen, gone or another one than before holds nothing up; it is asked and looked for again.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use reqwest::Method;
 use serde::de::IgnoredAny;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::task::TaskTracker;
@@ -17,6 +17,7 @@ use warden_supervisor::{Event, LogLine, ReclaimEntry};
 use super::input::{Action, Input};
 use super::look::Tone;
 use super::picture::Picture;
+use super::state::EVENTS;
 use super::text::tame;
 use super::told;
 use crate::admin::answer::Status;
@@ -115,20 +116,18 @@ impl Feed {
     }
 }
 
-/// How long an answer may take.
-fn patience() -> Duration {
-    warden_policies::defaults().child.version_timeout
-}
+/// How long an answer may take: that of a thousand models takes a fraction of it, and a frozen instance gives none.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One picture, for whoever needs no more.
 ///
 /// # Errors
 /// The instance does not answer.
 pub(super) async fn picture(client: &Client) -> Result<Picture, Failure> {
-    match timeout(patience(), client.json::<Status>(Method::GET, &["status"])).await {
+    match timeout(PATIENCE, client.json::<Status>(Method::GET, &["status"])).await {
         Ok(answer) => answer.map(|status| Picture::of(&status)),
         Err(_late) => {
-            let seconds = patience().as_secs();
+            let seconds = PATIENCE.as_secs();
             Err(Failure::failed(format!("no answer within {seconds} s: it is frozen, or has no time")))
         }
     }
@@ -175,30 +174,34 @@ async fn events(
     let mut known: HashSet<(u64, String)> = HashSet::new();
     loop {
         let current = Arc::clone(&client.borrow());
-        let (sender, mut receiver) = mpsc::channel::<Event>(WAITING);
+        // An instance that has run for long begins with thousands at once: the newest stay.
+        let (kept, come) = (Mutex::new(VecDeque::new()), Notify::new());
         let follow = current.lines(&["events"], &["follow"], |_line, event: Option<Event>| {
-            // What finds no room is not told: the ring has thousands, the screen shows some.
-            event.map_or(Ok(()), |event| match sender.try_send(event) {
-                Err(mpsc::error::TrySendError::Closed(_)) => Err(Failure::Pipe),
-                Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => Ok(()),
-            })
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.len() >= EVENTS {
+                kept.pop_front();
+            }
+            kept.extend(event);
+            come.notify_one();
+            Ok(())
         });
         tokio::pin!(follow);
-        loop {
+        let mut ended = false;
+        while !ended {
             tokio::select! {
-                biased;
-                event = receiver.recv() => {
-                    let Some(event) = event else { break };
-                    if known.len() >= KNOWN {
-                        known.clear();
-                    }
-                    if known.insert((event.id, event.at.clone()))
-                        && out.send(Input::Told(told::told(&event, began.unix, &began.zone))).await.is_err()
-                    {
-                        return;
-                    }
+                () = come.notified() => {}
+                _broken = &mut follow => ended = true,
+            }
+            let new = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
+            for event in new {
+                if known.len() >= KNOWN {
+                    known.clear();
                 }
-                _ended = &mut follow => break,
+                let is_new = known.insert((event.id, event.at.clone()));
+                let told = || Input::Told(told::told(&event, began.unix, &began.zone));
+                if is_new && out.send(told()).await.is_err() {
+                    return;
+                }
             }
         }
         tokio::time::sleep(every).await;

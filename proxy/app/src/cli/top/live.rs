@@ -20,7 +20,7 @@ use super::screen::{self, Screen};
 use super::state::State;
 use super::step::step;
 use super::{keys, suspend};
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 
 /// Between two drawings: however much comes, the line to the terminal is not filled.
 const FRAME: Duration = Duration::from_millis(50);
@@ -187,6 +187,10 @@ impl Show {
     }
 
     fn draw(&mut self) -> Result<(), Failure> {
+        if !screen::is_ours() {
+            // What panicked has told it.
+            return Err(Failure::Told { code: exit::FAILURE });
+        }
         // A change of the size may come without a word.
         let now = size();
         if now == (0, 0) {

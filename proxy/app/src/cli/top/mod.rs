@@ -65,7 +65,7 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     once: bool,
     /// Plays a recording, as `record = true` writes them, instead of looking at an instance.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["admin_socket", "read_only"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "read_only")]
     file: Option<PathBuf>,
     #[command(flatten)]
     instance: InstanceArgs,

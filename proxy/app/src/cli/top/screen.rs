@@ -44,6 +44,11 @@ pub(super) fn give_back_at_panic() {
     }));
 }
 
+/// Whether it is ours still: a panic beside us has given it back.
+pub(super) fn is_ours() -> bool {
+    TAKEN.load(Ordering::SeqCst)
+}
+
 fn give_back(out: &mut impl Write) -> io::Result<()> {
     if !TAKEN.swap(false, Ordering::SeqCst) {
         return Ok(());

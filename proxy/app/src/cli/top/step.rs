@@ -46,21 +46,23 @@ pub(super) fn step(mut state: State, input: Input) -> (State, Vec<Effect>) {
             }
             state.told.push_back(told);
         }
-        Input::Log(line) => {
-            if state.log.len() >= LINES {
-                state.log.pop_front();
-            }
-            state.log.push_back(line);
-            // Who reads older lines keeps them in sight.
-            if matches!(state.view, View::Log(..)) && state.scroll > 0 {
-                state.scroll = (state.scroll + 1).min(state.log.len());
-            }
-        }
-        Input::Missed(lines) => state.log.push_back(format!("({lines} lines came too fast to be shown)")),
+        Input::Log(line) => log(&mut state, line),
+        Input::Missed(lines) => log(&mut state, format!("({lines} lines came too fast to be shown)")),
         Input::Done(text, tone) => state.say(text, tone),
     }
     state.settle();
     (state, effects)
+}
+
+fn log(state: &mut State, line: String) {
+    if state.log.len() >= LINES {
+        state.log.pop_front();
+    }
+    state.log.push_back(line);
+    // Who reads older lines keeps them in sight.
+    if matches!(state.view, View::Log(..)) && state.scroll > 0 {
+        state.scroll = (state.scroll + 1).min(state.log.len());
+    }
 }
 
 fn see(state: &mut State, at: std::time::Duration, picture: Picture) {

@@ -141,7 +141,11 @@ fn uptime(state: &State) -> Option<u64> {
 
 /// A time that changes once a minute at most: an idle screen has nothing to draw.
 fn calm(seconds: u64) -> String {
-    if seconds < 60 { "under 1m".to_owned() } else { age(seconds).trim_end_matches('s').rsplit_once('m').map_or_else(|| age(seconds), |(minutes, _)| format!("{minutes}m")) }
+    match seconds {
+        0..60 => "under 1m".to_owned(),
+        60..3600 => format!("{}m", seconds / 60),
+        _ => age(seconds),
+    }
 }
 
 #[cfg(test)]

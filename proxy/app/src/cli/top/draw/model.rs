@@ -78,7 +78,7 @@ fn memory(state: &State, model: &str, key: Key, of: usize, pen: &mut Pen<'_>, ar
     let from_to = match &state.film {
         Some(film) => film.range(),
         None => {
-            let now = state.at.as_secs_f64();
+            let now = points.last().map_or(0.0, |(last, _)| *last);
             let first = points.first().map_or(now, |(first, _)| *first);
             (first.min(now - SHORTEST), now)
         }
