@@ -171,7 +171,10 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     let nobody = home.warden(["top", "--once"], SOON).await?;
     assert!(nobody.code == 1 && nobody.stderr.contains("llama-warden serve"), "{nobody:?}");
     let line = |t: u64| {
-        format!("{{\"t\":{t},\"edge\":\"idle\",\"requests\":{t},\"images\":{t},\"rss_anon_kib\":{}}}\n", 200_000 + 4096 * t)
+        format!(
+            "{{\"t\":{t},\"edge\":\"idle\",\"requests\":{t},\"images\":{t},\"rss_anon_kib\":{}}}\n",
+            200_000 + 4096 * t
+        )
     };
     home.file("leak.jsonl", (0..=300).map(line).collect::<String>())?;
     let film = home.warden(["top", "--file", "leak.jsonl", "--once"], SOON).await?;

@@ -91,7 +91,8 @@ impl Terminal {
     /// # Errors
     /// Not within `deadline`; the screen is in the message.
     pub async fn shows(&self, words: &[&str], deadline: Duration) -> Result<(), Trouble> {
-        let all = wait_until(&format!("{words:?} on the terminal"), deadline, async || {
+        let what = format!("{words:?} on the terminal");
+        let all = wait_until(&what, deadline, async || {
             let screen = self.screen();
             words.iter().all(|word| screen.contains(word))
         });

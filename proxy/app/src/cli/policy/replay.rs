@@ -72,8 +72,11 @@ enum CacheRam {
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let (told, server) = args.told()?;
-    let recordings: Vec<(&Path, Vec<Sample>)> =
-        args.traces.iter().map(|path| Ok((path.as_path(), readings(path)?))).collect::<Result<_, Failure>>()?;
+    let recordings: Vec<(&Path, Vec<Sample>)> = args
+        .traces
+        .iter()
+        .map(|path| Ok((path.as_path(), readings(path)?)))
+        .collect::<Result<_, Failure>>()?;
     let mut text = String::new();
     for (path, samples) in &recordings {
         let done = replay::replay(&told, samples);

@@ -15,6 +15,7 @@ use super::super::input::{Input, Key, Told};
 use super::super::lines;
 use super::super::picture::Picture;
 use super::super::step::step;
+use super::super::text::tame;
 use super::*;
 use crate::admin::answer::{Budget, Instance, Status};
 use crate::admin::growth_metrics::tests::{fleet, leaking};
@@ -58,7 +59,8 @@ fn leaky() -> ModelView {
         share: 0.98,
     });
     let forecast = &mut backend.memory.forecasts[0].forecast;
-    (forecast.limit, forecast.requests, forecast.seconds) = (4 * GIB, interval(242.0), Some(interval(seconds)));
+    (forecast.limit, forecast.requests, forecast.seconds) =
+        (4 * GIB, interval(242.0), Some(interval(seconds)));
     let own = &mut model.backends[0];
     (own.memory, own.in_flight) = (backend.memory, 3);
     own.memory.vram[0].bytes = 30 * GIB;
@@ -158,12 +160,9 @@ fn looked(models: Vec<ModelView>, looks: u32) -> State {
 }
 
 fn told(state: State, at: f64, model: &str, text: &str, mark: Option<(char, Tone)>) -> State {
-    let told = Told { time: "02:05:40".to_owned(), at, model: Some(model.to_owned()), text: tamed(text), mark };
+    let told =
+        Told { time: "02:05:40".to_owned(), at, model: Some(model.to_owned()), text: tame(text), mark };
     step(state, Input::Told(told)).0
-}
-
-fn tamed(text: &str) -> String {
-    super::super::text::tame(text)
 }
 
 fn screen(state: State, (columns, rows): (u16, u16), look: Look) -> Buffer {
@@ -187,8 +186,20 @@ fn some() -> Vec<ModelView> {
 
 fn eventful(models: Vec<ModelView>) -> State {
     let state = looked(models, 90);
-    let state = told(state, 20.0, "qwen2.5-vl-7b", "g2 host leaks: each image pays 4.42 MiB", Some(('v', Tone::Warn)));
-    told(state, 45.0, "qwen2.5-vl-7b", "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after", Some(('R', Tone::Good)))
+    let state = told(
+        state,
+        20.0,
+        "qwen2.5-vl-7b",
+        "g2 host leaks: each image pays 4.42 MiB",
+        Some(('v', Tone::Warn)),
+    );
+    told(
+        state,
+        45.0,
+        "qwen2.5-vl-7b",
+        "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after",
+        Some(('R', Tone::Good)),
+    )
 }
 
 #[test]
@@ -250,7 +261,8 @@ fn a_terminal_that_knows_only_ascii_gets_nothing_else_and_no_colour() {
     let mut models = some();
     models.push(evil());
     let state = eventful(models);
-    for keys in [&[][..], &[Key::Down, Key::Enter], &[Key::End, Key::Enter], &[Key::F(1)], &[Key::Char('d')]] {
+    for keys in [&[][..], &[Key::Down, Key::Enter], &[Key::End, Key::Enter], &[Key::F(1)], &[Key::Char('d')]]
+    {
         let buffer = screen(pressed(state.clone(), keys), (120, 40), ASCII);
         for cell in buffer.content() {
             assert!(cell.symbol().is_ascii(), "{keys:?}: {:?}", cell.symbol());
@@ -265,7 +277,7 @@ fn a_terminal_that_knows_only_ascii_gets_nothing_else_and_no_colour() {
 fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
     let state = told(looked(vec![evil()], 2), 1.0, "x\u{1b}[2J", "said \u{1b}[31m\u{7}", None);
     let with_log = step(state.clone(), Input::Key(Key::Char('l'))).0;
-    let with_log = step(with_log, Input::Log(tamed("a \u{1b}[2J line\u{8}\u{8}"))).0;
+    let with_log = step(with_log, Input::Log(tame("a \u{1b}[2J line\u{8}\u{8}"))).0;
     for (keys, state) in [
         (&[][..], &state),
         (&[Key::Enter], &state),
@@ -296,7 +308,9 @@ fn every_size_can_be_drawn_and_below_the_least_a_sentence_stands() {
         pressed(state.clone(), &[Key::F(6)]),
         pressed(state.clone(), &[Key::Char('l')]),
     ];
-    for size in (0..130_u16).step_by(7).flat_map(|columns| (0..60).step_by(3).map(move |rows| (columns, rows))) {
+    for size in
+        (0..130_u16).step_by(7).flat_map(|columns| (0..60).step_by(3).map(move |rows| (columns, rows)))
+    {
         for view in &views {
             let _drawn = screen(view.clone(), size, UNICODE);
         }
@@ -307,7 +321,8 @@ fn every_size_can_be_drawn_and_below_the_least_a_sentence_stands() {
 
 #[test]
 fn who_does_not_answer_is_told_first_and_the_old_picture_stays() {
-    let state = step(eventful(some()), Input::Silent(Duration::from_secs(95), "no answer within 10 s".to_owned())).0;
+    let state =
+        step(eventful(some()), Input::Silent(Duration::from_secs(95), "no answer within 10 s".to_owned())).0;
     let state = step(state, Input::Tick(Duration::from_secs(107))).0;
     let shown = text(state, (80, 24));
     assert!(shown.starts_with("NO ANSWER for 12s: no answer within 10 s"), "{shown}");

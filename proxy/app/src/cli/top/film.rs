@@ -77,8 +77,7 @@ impl Film {
         let length = samples.last().map(|last| last.at).unwrap_or_default();
         let first = samples.first().map(|first| first.at).unwrap_or_default();
         let fits = |speed: &u32| (length - first) / *speed <= WHOLE;
-        let tape =
-            Tape { name: name.to_owned(), lines: lines(&samples), samples, said };
+        let tape = Tape { name: name.to_owned(), lines: lines(&samples), samples, said };
         let speed = SPEEDS.iter().position(fits).unwrap_or(SPEEDS.len() - 1);
         (Self { tape: Arc::new(tape), at: first, speed, paused: false }, told)
     }
@@ -171,7 +170,8 @@ fn lines(samples: &[Sample]) -> Vec<(Key, Line)> {
     kinds.sort_unstable();
     kinds.dedup();
     let of = |kind: MemoryKind| {
-        let points = samples.iter().filter_map(|sample| Some(Point { at: sample.at, bytes: sample.charged(kind)? }));
+        let points =
+            samples.iter().filter_map(|sample| Some(Point { at: sample.at, bytes: sample.charged(kind)? }));
         (Key { replica: 0, kind }, Line::of(points))
     };
     kinds.into_iter().map(of).collect()
@@ -214,7 +214,10 @@ impl Tape {
             verdict: worst.map(|growth| growth.verdict).unwrap_or_default(),
             slope: loud.and_then(|growth| growth.slope).map(|slope| slope.value),
             hourly: loud.and_then(|growth| hourly(growth, rate)),
-            next: (loud.and_then(|growth| growth.blame.as_ref()).map(phrases::blame).unwrap_or_default(), Tone::Quiet),
+            next: (
+                loud.and_then(|growth| growth.blame.as_ref()).map(phrases::blame).unwrap_or_default(),
+                Tone::Quiet,
+            ),
             words: words.iter().map(|line| tame(line)).collect(),
             memories: kinds(sample).filter_map(memory).collect(),
             work: vec![Done::of(0, None, *work)],

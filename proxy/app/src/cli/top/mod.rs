@@ -214,7 +214,8 @@ mod tests {
     #[test]
     fn where_no_screen_can_be_drawn_the_hint_says_what_writes_lines() {
         assert!(is_usable(Some("xterm-256color"), true).is_ok());
-        for (term, terminal) in [(Some("dumb"), true), (None, true), (Some(""), true), (Some("xterm"), false)] {
+        for (term, terminal) in [(Some("dumb"), true), (None, true), (Some(""), true), (Some("xterm"), false)]
+        {
             let failure = is_usable(term, terminal).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert!(failure.lines()[1].contains("llama-warden status"), "{:?}", failure.lines());

@@ -126,8 +126,9 @@ impl Done {
 impl Picture {
     pub(super) fn of(status: &Status) -> Self {
         let fleet = &status.fleet;
-        let host =
-            fleet.host.map(|host| Used { used: host.total.saturating_sub(host.available), total: host.total });
+        let host = fleet
+            .host
+            .map(|host| Used { used: host.total.saturating_sub(host.available), total: host.total });
         let totals = Totals { host: host.map(|host| host.total), devices: &fleet.devices };
         Self {
             who: Who {
@@ -139,7 +140,12 @@ impl Picture {
             },
             host,
             gpus: fleet.devices.iter().map(device).collect(),
-            rows: fleet.models.iter().chain(&fleet.canaries).map(|model| row(status, model, &totals)).collect(),
+            rows: fleet
+                .models
+                .iter()
+                .chain(&fleet.canaries)
+                .map(|model| row(status, model, &totals))
+                .collect(),
         }
     }
 }
@@ -173,13 +179,13 @@ fn row(status: &Status, model: &ModelView, totals: &Totals<'_>) -> Row {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let processes: Vec<&BackendView> = model.backends.iter().filter(|one| is_there(model, one)).collect();
     let slots = processes.iter().map(|one| one.slots).try_fold(0_u32, |sum, slots| Some(sum + slots?));
-    let memories: Vec<Memory> =
-        processes.iter().flat_map(|one| memories(one, budget, totals)).collect();
+    let memories: Vec<Memory> = processes.iter().flat_map(|one| memories(one, budget, totals)).collect();
     let host = |memory: &&Memory| memory.kind == MemoryKind::Host;
     let charged: Vec<u64> = memories.iter().filter(host).map(|memory| memory.bytes).collect();
-    let fills = memories.iter().filter(host).filter_map(|memory| {
-        Some(Used { used: memory.bytes, total: memory.soft.or(memory.hard)?.max(1) })
-    });
+    let fills = memories
+        .iter()
+        .filter(host)
+        .filter_map(|memory| Some(Used { used: memory.bytes, total: memory.soft.or(memory.hard)?.max(1) }));
     let mut vram: Vec<(u32, u64)> = Vec::new();
     for memory in &memories {
         let MemoryKind::Vram(gpu) = memory.kind else { continue };
@@ -201,7 +207,8 @@ fn row(status: &Status, model: &ModelView, totals: &Totals<'_>) -> Row {
         processes: (ready, processes.len().max(model.backends.len())),
         busy: (processes.iter().map(|one| one.in_flight).sum(), slots.filter(|_| !processes.is_empty())),
         waiting: model.waiting,
-        host: (!charged.is_empty()).then(|| charged.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes))),
+        host: (!charged.is_empty())
+            .then(|| charged.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes))),
         fill: fills.max_by(|a, b| a.share().total_cmp(&b.share())),
         vram,
         rate: None,
@@ -266,7 +273,8 @@ fn memories(process: &BackendView, budget: Budget, totals: &Totals<'_>) -> Vec<M
     };
     let host = process.host.map(|host| of(MemoryKind::Host, host.charged(), budget.soft, budget.hard));
     let vram = process.memory.vram.iter();
-    let vram = vram.map(|vram| of(MemoryKind::Vram(vram.gpu), vram.bytes, budget.vram_soft, budget.vram_hard));
+    let vram =
+        vram.map(|vram| of(MemoryKind::Vram(vram.gpu), vram.bytes, budget.vram_soft, budget.vram_hard));
     host.into_iter().chain(vram).collect()
 }
 
@@ -292,16 +300,18 @@ fn limit(
 /// What an operator should know first.
 fn next(model: &ModelView) -> (String, Tone) {
     let note = status::note(model);
-    let tone = match model.state {
-        ModelState::Failed | ModelState::Backoff => Tone::Bad,
-        _ if note.is_empty() => Tone::Quiet,
-        _ => Tone::Warn,
-    };
+    let down = matches!(model.state, ModelState::Failed | ModelState::Backoff);
+    let tone = if down { Tone::Bad } else { Tone::Warn };
     if model.last_failure.is_some() || note.starts_with("degraded") {
         return (tame(&note), tone);
     }
-    let planned = model.policy.as_ref().and_then(growth::next);
-    (tame(&planned.unwrap_or(note)), tone)
+    match model.policy.as_ref().and_then(growth::next) {
+        // That nothing is done, and why, is no warning.
+        Some(planned) if note.is_empty() => (tame(&planned), Tone::Plain),
+        Some(planned) => (tame(&planned), tone),
+        None if note.is_empty() => (String::new(), Tone::Quiet),
+        None => (tame(&note), tone),
+    }
 }
 
 /// All that is known, in sentences: what `llama-warden status` says, process by process.
@@ -312,7 +322,9 @@ fn words(status: &Status, model: &ModelView, processes: &[&BackendView]) -> Vec<
     }
     lines.extend(model.last_failure.as_ref().map(|failure| format!("failed: {}", failure.message)));
     lines.extend(model.outage.as_ref().map(status::outage));
-    lines.extend(model.remote.as_ref().map(|remote| format!("served by {} as `{}`", remote.url, remote.model)));
+    lines.extend(
+        model.remote.as_ref().map(|remote| format!("served by {} as `{}`", remote.url, remote.model)),
+    );
     for process in processes {
         let pid = process.pid.map(|pid| format!("process {pid}, ")).unwrap_or_default();
         let generation = process.generation.map(|generation| format!("{generation}, ")).unwrap_or_default();

@@ -6,7 +6,9 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossterm::style::{Attribute, Color as Ink, Print, SetAttribute, SetBackgroundColor, SetForegroundColor};
+use crossterm::style::{
+    Attribute, Color as Ink, Print, SetAttribute, SetBackgroundColor, SetForegroundColor,
+};
 use crossterm::terminal::{
     Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen,
     disable_raw_mode, enable_raw_mode,
@@ -226,7 +228,9 @@ mod tests {
         enter(&mut entered).unwrap();
         leave(&mut left).unwrap();
         let (entered, left) = (String::from_utf8(entered).unwrap(), String::from_utf8(left).unwrap());
-        for (on, off) in [("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h"), ("\x1b[?7l", "\x1b[?7h")] {
+        for (on, off) in
+            [("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h"), ("\x1b[?7l", "\x1b[?7h")]
+        {
             assert!(entered.contains(on) && left.contains(off), "{entered:?} {left:?}");
         }
     }

@@ -73,7 +73,8 @@ fn keys_choose_a_model_and_never_one_that_is_not_there() {
     ] {
         assert_eq!(chosen(all), model, "{all:?}");
     }
-    let (none, effects) = keys(State::default(), &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
+    let (none, effects) =
+        keys(State::default(), &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
     assert_eq!((none.selected, none.view, effects), (None, View::Overview, vec![]));
 }
 
@@ -100,7 +101,12 @@ fn the_chosen_row_stays_on_the_screen() {
     for key in [End, Up, PageUp, PageUp, Down, Home, PageDown, PageDown, PageDown] {
         state = step(state, Input::Key(key)).0;
         let page = layout::page(&state);
-        assert!((state.first..state.first + page).contains(&state.cursor), "{key:?}: {} {}", state.first, state.cursor);
+        assert!(
+            (state.first..state.first + page).contains(&state.cursor),
+            "{key:?}: {} {}",
+            state.first,
+            state.cursor
+        );
     }
     // A larger screen is filled from the end.
     let (state, _) = keys(state, &[End]);
@@ -119,7 +125,11 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     assert_eq!(sorted(&[Char('>'), Char('I')]), "gamma beta alpha");
     assert_eq!(sorted(&[Char('.'), Char(',')]), "beta alpha gamma");
     assert_eq!(sorted(&[F(6), End, Up, Enter]), "alpha beta gamma", "by verdict");
-    assert_eq!(sorted(&[F(6), Home, Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Enter]), "beta gamma alpha", "by memory");
+    assert_eq!(
+        sorted(&[F(6), Home, Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Enter]),
+        "beta gamma alpha",
+        "by memory"
+    );
     let (state, _) = keys(shown(), &[F(6), Char('k')]);
     assert_eq!(state.over, Over::Sort(Sort::ALL.len() - 1));
     let (state, _) = keys(state, &[Char('x'), Esc]);
@@ -240,8 +250,7 @@ fn read_only_nothing_is_done_whatever_is_pressed() {
 
 #[test]
 fn it_is_quit_suspended_and_drawn_anew_wherever_one_is() {
-    let places: [&[Key]; 7] =
-        [&[], &[Enter], &[Char('l')], &[F(1)], &[F(6)], &[F(9)], &[Char('/')]];
+    let places: [&[Key]; 7] = [&[], &[Enter], &[Char('l')], &[F(1)], &[F(6)], &[F(9)], &[Char('/')]];
     for place in places {
         let (state, _) = keys(shown(), place);
         for (key, effect) in [
@@ -297,7 +306,9 @@ fn events_are_bounded_and_known_by_their_model() {
 
 #[test]
 fn a_recording_has_its_own_keys_and_no_actions() {
-    let text: String = (0..=100).map(|t| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n")).collect();
+    let text: String = (0..=100)
+        .map(|t| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n"))
+        .collect();
     let samples = warden_policies::trace::parse(&text).unwrap();
     let (film, _) = Film::new("a.jsonl", samples, &warden_policies::defaults().growth);
     let view = View::Model("a.jsonl".to_owned());
@@ -307,7 +318,8 @@ fn a_recording_has_its_own_keys_and_no_actions() {
     let state = step(state, Input::Tick(Duration::from_secs(5))).0;
     assert_eq!(words(&state), "10s of 1m40s, 2x");
     assert_eq!(state.row("a.jsonl").unwrap().work[0].requests, 10);
-    let (state, _) = keys(state, &[Key::Right, Key::Left, Key::Right, Char(' '), Char('+'), Char('='), Char('-')]);
+    let (state, _) =
+        keys(state, &[Key::Right, Key::Left, Key::Right, Char(' '), Char('+'), Char('='), Char('-')]);
     assert_eq!(words(&state), "15s of 1m40s, 5x, paused");
     let (state, _) = keys(state, &[End]);
     assert_eq!(words(&state), "1m40s of 1m40s, 5x, over");

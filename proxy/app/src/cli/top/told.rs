@@ -13,7 +13,8 @@ use crate::serve::describe;
 /// An event for a screen that began at `began` (seconds since 1970), whose viewer lives in `zone`.
 pub(super) fn told(event: &Event, began: i64, zone: &TimeZone) -> Told {
     let at: Option<Timestamp> = event.at.parse().ok();
-    let time = at.map_or_else(|| tame(&event.at), |at| at.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string());
+    let time =
+        at.map_or_else(|| tame(&event.at), |at| at.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string());
     let seconds = at.map_or(f64::MIN, |at| at.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64());
     let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
     Told {
@@ -33,7 +34,9 @@ fn began_exactly(began: i64) -> f64 {
 fn mark(kind: &EventKind) -> Option<(char, Tone)> {
     match kind {
         EventKind::RecycleDone { entry } if entry.failed.is_none() => Some(('R', Tone::Good)),
-        EventKind::RecycleDone { .. } | EventKind::Crashed { .. } | EventKind::Failed { .. } => Some(('X', Tone::Bad)),
+        EventKind::RecycleDone { .. } | EventKind::Crashed { .. } | EventKind::Failed { .. } => {
+            Some(('X', Tone::Bad))
+        }
         EventKind::Reclaimed { .. } => Some(('c', Tone::Good)),
         EventKind::Unloaded { .. } | EventKind::MakesRoom { .. } => Some(('u', Tone::Quiet)),
         EventKind::Verdict { growth, .. } if growth.verdict.grows() => Some(('v', Tone::Warn)),

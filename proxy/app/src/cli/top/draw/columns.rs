@@ -77,7 +77,8 @@ fn all(gpus: &[u32]) -> Vec<Column> {
 /// The columns that there is room for, as wide as they are to be.
 fn fitting(gpus: &[u32], names: u16, width: u16) -> Vec<Column> {
     let mut columns = all(gpus);
-    let total = |columns: &[Column]| columns.iter().map(|one| one.width + GAP).sum::<u16>().saturating_sub(GAP);
+    let total =
+        |columns: &[Column]| columns.iter().map(|one| one.width + GAP).sum::<u16>().saturating_sub(GAP);
     while total(&columns) > width {
         let Some(least) = columns.iter().map(|one| one.falls).max().filter(|falls| *falls > 0) else { break };
         columns.retain(|one| one.falls != least);

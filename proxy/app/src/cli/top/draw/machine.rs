@@ -40,11 +40,25 @@ pub(super) fn draw(state: &State, layout: Overview, pen: &mut Pen<'_>) {
     }
 }
 
-fn one(pen: &mut Pen<'_>, (x, y, columns): (u16, u16, u16), name: &str, memory: Option<Used>, note: (&str, Tone)) {
+fn one(
+    pen: &mut Pen<'_>,
+    (x, y, columns): (u16, u16, u16),
+    name: &str,
+    memory: Option<Used>,
+    note: (&str, Tone),
+) {
     let end = x + columns;
     let mut at = pen.text(x, y, columns, &format!("{name:<6} "), Style::new());
     match memory {
-        None => at = pen.text(at, y, end.saturating_sub(at), "not told by its driver", pen.look.of_tone(Tone::Quiet)),
+        None => {
+            at = pen.text(
+                at,
+                y,
+                end.saturating_sub(at),
+                "not told by its driver",
+                pen.look.of_tone(Tone::Quiet),
+            )
+        }
         Some(memory) => {
             let bar = (columns / 2).clamp(10, 40);
             pen.bar(at, y, bar, memory.share(), tone(memory.share()));

@@ -25,7 +25,8 @@ pub(super) fn draw(state: &State, look: Look, buffer: &mut Buffer) {
     let mut pen = Pen { buffer, look };
     if layout::too_small(state.size) {
         let (columns, rows) = LEAST;
-        let sentence = format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
+        let sentence =
+            format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
         for (y, line) in (0..state.size.1).zip(text::wrapped(&sentence, usize::from(state.size.0))) {
             pen.text(0, y, state.size.0, &line, Style::new());
         }
@@ -73,7 +74,8 @@ impl Pen<'_> {
     fn bar(&mut self, x: u16, y: u16, columns: u16, share: f64, tone: Tone) {
         let (full, empty) = self.look.filled();
         let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
-        let filled = (1..=columns).filter(|cell| f64::from(*cell) <= share * f64::from(columns) + 0.5).count();
+        let filled =
+            (1..=columns).filter(|cell| f64::from(*cell) <= share * f64::from(columns) + 0.5).count();
         let filled = u16::try_from(filled).unwrap_or(columns);
         let style = self.look.of_tone(tone);
         self.text(x, y, filled, &full.repeat(usize::from(filled)), style);

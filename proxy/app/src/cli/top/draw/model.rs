@@ -9,8 +9,8 @@ use super::super::layout;
 use super::super::look::{Look, Tone};
 use super::super::state::State;
 use super::super::text::{bytes, gained, tame, wrapped};
-use super::plot::{self, Plot};
 use super::Pen;
+use super::plot::{self, Plot};
 
 const KEYS: [(&str, &str); 7] = [
     ("Esc", "Back"),
@@ -21,8 +21,14 @@ const KEYS: [(&str, &str); 7] = [
     ("c", "Reclaim"),
     ("q", "Quit"),
 ];
-const FILM: [(&str, &str); 6] =
-    [("Space", "Pause"), ("+-", "Speed"), ("<->", "Seek"), ("Tab", "Next memory"), ("Esc", "Back"), ("q", "Quit")];
+const FILM: [(&str, &str); 6] = [
+    ("Space", "Pause"),
+    ("+-", "Speed"),
+    ("<->", "Seek"),
+    ("Tab", "Next memory"),
+    ("Esc", "Back"),
+    ("q", "Quit"),
+];
 const LOG: [(&str, &str); 4] = [("Esc", "Back"), ("PgUp", "Older"), ("End", "Newest"), ("q", "Quit")];
 
 /// The time axis is at least this long, in seconds: one reading is no line.
@@ -40,7 +46,9 @@ pub(super) fn draw(state: &State, model: &str, pen: &mut Pen<'_>) {
         y += lines;
     }
     let shown = layout::text(state, plotted);
-    for (y, (line, tone)) in (y..).zip(words(state, model, usize::from(width)).iter().skip(state.scroll).take(shown)) {
+    for (y, (line, tone)) in
+        (y..).zip(words(state, model, usize::from(width)).iter().skip(state.scroll).take(shown))
+    {
         pen.text(0, y, width, line, pen.look.of_tone(*tone));
     }
     pen.keys(state, if state.film.is_some() { &FILM } else { &KEYS });
@@ -147,7 +155,8 @@ pub(super) fn log(state: &State, model: &str, pen: &mut Pen<'_>) {
     let width = state.size.0;
     let room = layout::text(state, false);
     if matches!(state.link, super::Link::Live) {
-        let older = if state.scroll > 0 { format!(", {} newer lines below", state.scroll) } else { String::new() };
+        let older =
+            if state.scroll > 0 { format!(", {} newer lines below", state.scroll) } else { String::new() };
         let x = pen.text(0, 0, width, &format!("log of {}", tame(model)), Look::strong());
         pen.text(x, 0, width.saturating_sub(x), &older, pen.look.of_tone(Tone::Quiet));
     } else {

@@ -44,8 +44,10 @@ pub(super) fn draw(state: &State, pen: &mut Pen<'_>) {
             boxed(state, pen, "sort by", &lines, Some(*line));
         }
         Over::Actions(line) => {
-            let lines: Vec<String> =
-                Action::ALL.iter().map(|one| format!("{}  {:<8} {}", one.key(), one.route(), one.words())).collect();
+            let lines: Vec<String> = Action::ALL
+                .iter()
+                .map(|one| format!("{}  {:<8} {}", one.key(), one.route(), one.words()))
+                .collect();
             let title = format!("what to do to {}", tame(state.chosen().unwrap_or_default()));
             boxed(state, pen, &title, &lines, Some(*line));
         }

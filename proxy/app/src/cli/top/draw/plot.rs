@@ -5,18 +5,20 @@ use ratatui_core::style::Style;
 use warden_policies::units::{exact, whole};
 
 use super::super::look::Tone;
-use super::super::text::{self, bytes};
+use super::super::text;
 use super::Pen;
 
 /// Columns for the numbers at the left.
 const NUMBERS: u16 = 7;
 /// A budget so many times above all readings is not drawn: the line would lie on the ground.
 const FAR: f64 = 3.0;
+/// A range below this share of the highest reading, or below a MiB, is not stretched over the plot.
+const FLAT: f64 = 0.005;
+const MIB: f64 = 1_048_576.0;
 /// What steps of an axis are multiples of.
-const BYTES: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
-const SECONDS: [u64; 18] = [
-    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800,
-];
+const BYTES: [f64; 9] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0];
+const SECONDS: [u64; 18] =
+    [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800];
 
 /// What is drawn.
 pub(super) struct Plot<'a> {
@@ -82,7 +84,8 @@ impl Scale {
         let near = budgets.filter(|bytes| *bytes <= (high * FAR).max(1.0));
         let (low, high) = near.fold((low, high), |(low, high), bytes| (low.min(bytes), high.max(bytes)));
         let ticks = f64::from((inner.height / 3).clamp(1, 6));
-        let step = step((high - low).max(1024.0) / ticks);
+        // A line that is as good as flat is drawn flat: not each page that comes and goes is a hill.
+        let step = step((high - low).max(high * FLAT).max(MIB) / ticks);
         let floor = (low / step).floor() * step;
         let ceiling = ((high / step).ceil() * step).max(floor + step);
         let (from, to) = plot.from_to;
@@ -128,10 +131,10 @@ fn cell(share: f64, cells: u16) -> u16 {
 /// A step of bytes that is round in its unit.
 fn step(least: f64) -> f64 {
     let mut unit = 1.0;
-    while least > unit * 1000.0 {
+    while least > unit * 500.0 {
         unit *= 1024.0;
     }
-    BYTES.iter().map(|step| step * unit).find(|step| *step >= least).unwrap_or(unit * 1024.0)
+    BYTES.iter().map(|step| step * unit).find(|step| *step >= least).unwrap_or(unit)
 }
 
 fn numbers(scale: &Scale, pen: &mut Pen<'_>, area: Rect, inner: Rect) {
@@ -141,11 +144,24 @@ fn numbers(scale: &Scale, pen: &mut Pen<'_>, area: Rect, inner: Rect) {
     while value <= scale.bytes.1 + scale.step / 2.0 {
         let row = scale.row(value);
         if row != taken {
-            pen.text_to(area.x + NUMBERS - 1, inner.y + row, NUMBERS - 1, &bytes(whole(value)), quiet);
+            pen.text_to(area.x + NUMBERS - 1, inner.y + row, NUMBERS - 1, &number(value, scale.step), quiet);
         }
         taken = row;
         value += scale.step;
     }
+}
+
+/// A number of the axis, with as many digits as tell it from the next one.
+fn number(bytes: f64, step: f64) -> String {
+    let (mut unit, mut letter) = (1.0, "B");
+    for next in ["K", "M", "G", "T", "P"] {
+        if bytes < unit * 1024.0 {
+            break;
+        }
+        (unit, letter) = (unit * 1024.0, next);
+    }
+    let digits = [1.0, 0.1].iter().filter(|place| step < *place * unit).count();
+    format!("{:.digits$}{letter}", bytes / unit)
 }
 
 fn times(plot: &Plot<'_>, scale: &Scale, pen: &mut Pen<'_>, area: Rect, inner: Rect) {
@@ -214,7 +230,8 @@ fn line(plot: &Plot<'_>, scale: &Scale, pen: &mut Pen<'_>, inner: Rect) {
         let Some(y) = at(&places, f64::from(x)) else { continue };
         let y = u16::try_from(whole(y.round())).unwrap_or(0).min(up - 1);
         // No gap between this column and the one before, however steep it is.
-        let (from, to) = before.map_or((y, y), |before| if before < y { (before + 1, y) } else { (y, before.max(y + 1) - 1) });
+        let (from, to) = before
+            .map_or((y, y), |before| if before < y { (before + 1, y) } else { (y, before.max(y + 1) - 1) });
         (from..=to.max(from)).for_each(|y| set(x, y));
         set(x, y);
         before = Some(y);
@@ -245,11 +262,23 @@ mod tests {
     #[test]
     fn steps_are_round_numbers_of_their_unit() {
         let mib = 1024.0 * 1024.0;
-        assert_eq!(step(784.0 * 1024.0), 1000.0 * 1024.0);
+        assert_eq!(step(784.0 * 1024.0), mib);
+        assert_eq!(step(300.0 * mib), 500.0 * mib);
+        assert_eq!(step(501.0 * mib), 1024.0 * mib);
+        let told = [
+            (0.0, mib),
+            (512.0 * mib, 512.0 * mib),
+            (1536.0 * mib, 512.0 * mib),
+            (30_770.0 * mib, 50.0 * mib),
+        ];
+        assert_eq!(told.map(|(bytes, step)| number(bytes, step)), ["0B", "512M", "1.5G", "30.05G"]);
         assert_eq!(step(16.8 * mib), 20.0 * mib);
         assert_eq!(step(3.0), 5.0);
         assert_eq!(step(1.0), 1.0);
-        assert_eq!([30, 90, 120, 3600, 5400, 172_800, 0].map(short), ["30s", "1m30s", "2m", "1h", "1h30m", "2d", "0s"]);
+        assert_eq!(
+            [30, 90, 120, 3600, 5400, 172_800, 0].map(short),
+            ["30s", "1m30s", "2m", "1h", "1h30m", "2d", "0s"]
+        );
     }
 
     #[test]
