@@ -32,12 +32,14 @@ fn top(home: &Home, args: &[&str]) -> Result<Terminal, Trouble> {
     Terminal::start(home, &binaries::llama_warden()?, args, (100, 30))
 }
 
-fn is_given_back(terminal: &Terminal) -> Outcome {
-    let seen = terminal.seen();
-    let end = seen.rfind("\x1b[?1049h").unwrap_or_default();
-    for sequence in GIVEN_BACK {
-        assert!(seen[end..].contains(sequence), "{sequence:?} is not in {:?}", &seen[end..]);
-    }
+async fn is_given_back(terminal: &Terminal) -> Outcome {
+    // What it wrote last may still be on its way to us.
+    wait_until("the terminal is given back", SOON, async || {
+        let seen = terminal.seen();
+        let end = seen.rfind("\x1b[?1049h").unwrap_or_default();
+        GIVEN_BACK.iter().all(|sequence| seen[end..].contains(sequence))
+    })
+    .await?;
     assert!(terminal.is_cooked()?);
     Ok(())
 }
@@ -71,7 +73,7 @@ async fn top_shows_a_model_restarts_it_by_a_key_and_gives_the_terminal_back() ->
     .await?;
     terminal.press("q")?;
     assert_eq!(terminal.exit(SOON).await?, 0);
-    is_given_back(&terminal)
+    is_given_back(&terminal).await
 }
 
 #[tokio::test]
@@ -82,7 +84,7 @@ async fn top_gives_the_terminal_back_after_a_signal() -> Outcome {
         terminal.shows(&["loaded"], SOON).await?;
         terminal.signal(signal);
         assert_eq!(terminal.exit(SOON).await?, 130, "{signal:?}");
-        is_given_back(&terminal)?;
+        is_given_back(&terminal).await?;
     }
     Ok(())
 }
@@ -107,7 +109,7 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     terminal.shows(&["llama-warden was started again"], SOON).await?;
     terminal.press("\x03")?;
     assert_eq!(terminal.exit(SOON).await?, 0);
-    is_given_back(&terminal)
+    is_given_back(&terminal).await
 }
 
 #[tokio::test]
@@ -148,7 +150,7 @@ async fn where_nobody_would_let_it_go_on_top_does_not_stop() -> Outcome {
     assert_eq!(warden.backends(), before);
     terminal.press("q")?;
     assert_eq!(terminal.exit(SOON).await?, 0);
-    is_given_back(&terminal)
+    is_given_back(&terminal).await
 }
 
 #[tokio::test]
@@ -188,7 +190,7 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     terminal.shows(&["over", "leaking"], SOON).await?;
     terminal.press("q")?;
     assert_eq!(terminal.exit(SOON).await?, 0);
-    is_given_back(&terminal)
+    is_given_back(&terminal).await
 }
 
 /// What a screen costs that stands still: for the documentation, and that it is not forgotten.
@@ -208,5 +210,5 @@ async fn a_screen_that_stands_still_writes_next_to_nothing() -> Outcome {
     .await?;
     terminal.press("q")?;
     terminal.exit(SOON).await?;
-    is_given_back(&terminal)
+    is_given_back(&terminal).await
 }

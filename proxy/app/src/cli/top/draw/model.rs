@@ -69,11 +69,15 @@ fn head(state: &State, model: &str, pen: &mut Pen<'_>) {
     let x = pen.text(x, 0, width.saturating_sub(x), "  ", Style::new());
     let x = pen.text(x, 0, width.saturating_sub(x), row.state.0, pen.look.of_tone(row.state.1));
     let separator = pen.look.lines().2;
-    let mut facts = vec![format!("{}{} running", separator, row.busy.0), format!("{} waiting", row.waiting)];
+    // A recording says first where it is.
+    let first = match &state.film {
+        Some(film) => film.words(),
+        None => format!("{} running{separator}{} waiting", row.busy.0, row.waiting),
+    };
+    let mut facts = vec![format!("{separator}{first}")];
     facts.extend(row.host.map(|host| format!("host {}", bytes(host))));
     facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", bytes(*held))));
     facts.extend(row.slope.map(|slope| format!("{} {} a request", row.verdict.as_str(), gained(slope))));
-    facts.extend(state.film.as_ref().map(super::super::film::Film::words));
     pen.text(x, 0, width.saturating_sub(x), &facts.join(separator), Style::new());
 }
 

@@ -15,8 +15,8 @@ const FAR: f64 = 3.0;
 /// A range below this share of the highest reading, or below a MiB, is not stretched over the plot.
 const FLAT: f64 = 0.005;
 const MIB: f64 = 1_048_576.0;
-/// What steps of an axis are multiples of.
-const BYTES: [f64; 9] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0];
+/// What steps of an axis are multiples of: numbers that are round where 1024 MiB are a GiB.
+const BYTES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 const SECONDS: [u64; 18] =
     [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800];
 
@@ -131,7 +131,7 @@ fn cell(share: f64, cells: u16) -> u16 {
 /// A step of bytes that is round in its unit.
 fn step(least: f64) -> f64 {
     let mut unit = 1.0;
-    while least > unit * 500.0 {
+    while least > unit * 512.0 {
         unit *= 1024.0;
     }
     BYTES.iter().map(|step| step * unit).find(|step| *step >= least).unwrap_or(unit)
@@ -263,8 +263,8 @@ mod tests {
     fn steps_are_round_numbers_of_their_unit() {
         let mib = 1024.0 * 1024.0;
         assert_eq!(step(784.0 * 1024.0), mib);
-        assert_eq!(step(300.0 * mib), 500.0 * mib);
-        assert_eq!(step(501.0 * mib), 1024.0 * mib);
+        assert_eq!(step(300.0 * mib), 512.0 * mib);
+        assert_eq!(step(513.0 * mib), 1024.0 * mib);
         let told = [
             (0.0, mib),
             (512.0 * mib, 512.0 * mib),
@@ -272,8 +272,8 @@ mod tests {
             (30_770.0 * mib, 50.0 * mib),
         ];
         assert_eq!(told.map(|(bytes, step)| number(bytes, step)), ["0B", "512M", "1.5G", "30.05G"]);
-        assert_eq!(step(16.8 * mib), 20.0 * mib);
-        assert_eq!(step(3.0), 5.0);
+        assert_eq!(step(16.8 * mib), 32.0 * mib);
+        assert_eq!(step(3.0), 4.0);
         assert_eq!(step(1.0), 1.0);
         assert_eq!(
             [30, 90, 120, 3600, 5400, 172_800, 0].map(short),
