@@ -76,7 +76,7 @@ impl Film {
         }
         let length = samples.last().map(|last| last.at).unwrap_or_default();
         let first = samples.first().map(|first| first.at).unwrap_or_default();
-        let fits = |speed: &u32| (length - first) / *speed <= WHOLE;
+        let fits = |speed: &u32| length.saturating_sub(first) / *speed <= WHOLE;
         let tape = Tape { name: name.to_owned(), lines: lines(&samples), samples, said };
         let speed = SPEEDS.iter().position(fits).unwrap_or(SPEEDS.len() - 1);
         (Self { tape: Arc::new(tape), at: first, speed, paused: false }, told)
@@ -115,7 +115,7 @@ impl Film {
     /// Goes on or back by a part of the whole, -1 to 1.
     pub(super) fn seek(&mut self, part: f64) {
         let (first, last) = self.ends();
-        let by = (last - first).mul_f64(part.abs().min(1.0));
+        let by = last.saturating_sub(first).mul_f64(part.abs().min(1.0));
         self.at = if part < 0.0 { self.at.saturating_sub(by).max(first) } else { (self.at + by).min(last) };
     }
 

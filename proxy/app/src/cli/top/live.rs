@@ -93,6 +93,7 @@ async fn next(inputs: Option<&mut mpsc::Receiver<Input>>, batch: &mut Vec<Input>
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it")]
 fn cannot(problem: io::Error) -> Failure {
     Failure::hinted(format!("the terminal cannot be used: {problem}"), "`llama-warden status` writes lines")
 }
@@ -166,7 +167,9 @@ impl Show {
         }
         let (state, effects) = step(std::mem::take(&mut self.state), input);
         self.state = state;
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
+        for effect in effects {
+            self.carry_out(effect);
+        }
     }
 
     fn carry_out(&mut self, effect: Effect) {

@@ -185,7 +185,7 @@ fn page(state: &mut State, look: Look, columns: u16) -> String {
     while lines.last().is_some_and(String::is_empty) {
         lines.pop();
     }
-    lines.iter().map(|line| format!("{line}\n")).collect()
+    lines.join("\n") + "\n"
 }
 
 /// The letters of a screen, without what fills it up.

@@ -98,8 +98,11 @@ impl Counter {
 mod tests {
     use super::*;
 
-    fn row(work: &[(u64, u64, u64)]) -> Row {
-        let done = |&(generation, requests, tokens): &(u64, u64, u64)| Done {
+    /// Generation, requests and tokens of a process.
+    type Work = (u64, u64, u64);
+
+    fn row(work: &[Work]) -> Row {
+        let done = |&(generation, requests, tokens): &Work| Done {
             replica: 0,
             generation: Some(generation),
             requests,
@@ -108,7 +111,7 @@ mod tests {
         Row { name: "m".to_owned(), work: work.iter().map(done).collect(), ..Row::default() }
     }
 
-    fn seen(pictures: &[(u64, &[(u64, u64, u64)])]) -> Option<Rate> {
+    fn seen(pictures: &[(u64, &[Work])]) -> Option<Rate> {
         let mut rates = Rates::default();
         for (second, work) in pictures {
             rates.see(Duration::from_secs(*second), &[row(work)]);
@@ -128,11 +131,10 @@ mod tests {
 
     #[test]
     fn only_the_last_seconds_count_and_counters_that_fall_do_no_harm() {
-        let pictures: Vec<(u64, [(u64, u64, u64); 1])> =
-            (0..100).map(|second| (second, [(1, second * 3, 0)])).collect();
-        let pictures: Vec<(u64, &[(u64, u64, u64)])> =
+        let pictures: Vec<(u64, [Work; 1])> = (0..100).map(|second| (second, [(1, second * 3, 0)])).collect();
+        let pictures: Vec<(u64, &[Work])> =
             pictures.iter().map(|(second, work)| (*second, work.as_slice())).collect();
-        assert_eq!(seen(&pictures).unwrap().requests, 3.0);
+        assert_eq!(seen(&pictures), Some(Rate { requests: 3.0, tokens: 0.0 }));
         let rate = seen(&[(0, &[(1, 100, 0)]), (20, &[(1, 7, 0)]), (40, &[(1, 27, 0)])]);
         assert_eq!(rate, Some(Rate { requests: 1.0, tokens: 0.0 }));
     }

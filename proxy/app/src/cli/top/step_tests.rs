@@ -306,9 +306,8 @@ fn events_are_bounded_and_known_by_their_model() {
 
 #[test]
 fn a_recording_has_its_own_keys_and_no_actions() {
-    let text: String = (0..=100)
-        .map(|t| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n"))
-        .collect();
+    let line = |t: u32| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n");
+    let text = (0..=100).map(line).collect::<Vec<_>>().concat();
     let samples = warden_policies::trace::parse(&text).unwrap();
     let (film, _) = Film::new("a.jsonl", samples, &warden_policies::defaults().growth);
     let view = View::Model("a.jsonl".to_owned());

@@ -57,7 +57,7 @@ fn one(
                 end.saturating_sub(at),
                 "not told by its driver",
                 pen.look.of_tone(Tone::Quiet),
-            )
+            );
         }
         Some(memory) => {
             let bar = (columns / 2).clamp(10, 40);

@@ -87,13 +87,12 @@ fn memory(state: &State, model: &str, key: Key, of: usize, pen: &mut Pen<'_>, ar
         None => state.history.points(model, key),
     };
     let points: Vec<(f64, u64)> = points.iter().map(|point| (point.at.as_secs_f64(), point.bytes)).collect();
-    let from_to = match &state.film {
-        Some(film) => film.range(),
-        None => {
-            let now = points.last().map_or(0.0, |(last, _)| *last);
-            let first = points.first().map_or(now, |(first, _)| *first);
-            (first.min(now - SHORTEST), now)
-        }
+    let from_to = if let Some(film) = &state.film {
+        film.range()
+    } else {
+        let now = points.last().map_or(0.0, |(last, _)| *last);
+        let first = points.first().map_or(now, |(first, _)| *first);
+        (first.min(now - SHORTEST), now)
     };
     let row = state.row(model);
     let memories = row.map(|row| newest(&row.memories)).unwrap_or_default();
