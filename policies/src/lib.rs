@@ -32,6 +32,7 @@
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`modes`] | nothing: it names the ways in which a model can be run |
 //! | [`phrases`] | nothing: it says what was decided, in words |
+//! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 //! | [`warmth`] | what goes along when a process is replaced, and what became of it |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
@@ -66,6 +67,7 @@ pub mod server_facts;
 pub mod share;
 pub mod simulate;
 pub mod trace;
+pub mod trace_context;
 pub mod units;
 pub mod warmth;
 mod words;

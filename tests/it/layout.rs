@@ -83,7 +83,8 @@ const ROOMS: [(&str, &[&str]); 2] = [
         "proxy/gateway/src",
         &[
             "gateway", "client", "exchange", "shared", "live", "answer", "access", "rules", "backend",
-            "body", "route", "refusal", "protocol", "config", "observe", "limits", "workers", "clock",
+            "body", "route", "refusal", "protocol", "config", "observe", "trace", "limits", "workers",
+            "clock",
         ],
     ),
     (

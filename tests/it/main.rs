@@ -60,6 +60,7 @@ mod smuggling;
 mod storm;
 mod supervisor_death;
 mod tcp;
+mod telemetry;
 mod tls;
 mod tracing;
 mod update;

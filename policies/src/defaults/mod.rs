@@ -9,6 +9,7 @@
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
 //! | `updating` | renewing builds |
+//! | `telling` | what is told to other programs |
 //! | `replacing` | when a backend is replaced |
 //! | `trying` | another build beside the one that serves |
 //! | `duration` | how durations are written |
@@ -57,6 +58,7 @@ mod duration;
 mod key;
 mod replacing;
 mod serving;
+mod telling;
 mod trying;
 mod updating;
 
@@ -66,6 +68,7 @@ pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
+pub use telling::Telemetry;
 pub use trying::Canary;
 pub use updating::Update;
 
@@ -132,6 +135,8 @@ section!(
         proof: Proof,
         /// How llama-server is renewed.
         update: Update,
+        /// Traces of requests.
+        telemetry: Telemetry,
     }
 );
 

@@ -15,6 +15,7 @@ mod events_file;
 mod exit;
 mod log_writer;
 mod logging;
+mod otel;
 mod out;
 mod replay;
 mod request_recorder;

@@ -32,7 +32,7 @@
 //! | `route` | the one table of paths; what a target says of its model |
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
-//! | `config`, `observe`, `limits` | numbers; records and gauges; what connections may cost |
+//! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
 //! | `workers`, `clock` | the threads that all of it runs on; the time of day |
 
 mod access;
@@ -52,6 +52,7 @@ mod refusal;
 mod route;
 mod rules;
 mod shared;
+mod trace;
 mod workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -73,6 +74,7 @@ pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
+pub use trace::{Kind as PartKind, Part, Peer, Trace};
 
 #[cfg(test)]
 mod tests;

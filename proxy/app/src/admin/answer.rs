@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt};
-use http::{Method, Response, StatusCode, header};
+use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
@@ -21,6 +21,7 @@ use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::canary::Tries;
+use super::families::plain_text;
 use super::metrics::Metrics;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
@@ -172,7 +173,14 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    pub(crate) async fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Body> {
+    /// `headers` say in which format metrics are wanted.
+    pub(crate) async fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+    ) -> Response<Body> {
         match route::route(method, path, query) {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),
             Ok(Route::Metrics) => {
@@ -184,11 +192,19 @@ impl Admin {
                         self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, &keys, own_memory())
                     }
                 };
-                respond(
-                    StatusCode::OK,
-                    "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                    full(text),
-                )
+                if wants_open_metrics(headers) {
+                    respond(
+                        StatusCode::OK,
+                        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                        full(text),
+                    )
+                } else {
+                    respond(
+                        StatusCode::OK,
+                        "text/plain; version=0.0.4; charset=utf-8",
+                        full(plain_text(&text)),
+                    )
+                }
             }
             Ok(Route::Events { follow }) => {
                 let tail = self.fleet.events();
@@ -277,6 +293,14 @@ fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
 /// An answer that says what is wrong.
 pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
     json(status, &serde_json::json!({ "error": message }))
+}
+
+/// Prometheus names the formats that it can read; who names none gets the one that everybody can.
+fn wants_open_metrics(headers: &HeaderMap) -> bool {
+    let named = |value: &http::HeaderValue| {
+        value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
+    };
+    headers.get_all(header::ACCEPT).iter().any(named)
 }
 
 fn own_memory() -> Option<u64> {

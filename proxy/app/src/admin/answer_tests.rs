@@ -51,7 +51,7 @@ pub(crate) fn config(dir: &Path) -> FleetConfig {
 }
 
 async fn ask(admin: &Admin, method: Method, path: &str) -> (u16, String) {
-    let answer = admin.answer(&method, path, None).await;
+    let answer = admin.answer(&method, path, None, &HeaderMap::new()).await;
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -70,7 +70,13 @@ async fn status_tells_who_we_are_and_what_runs() {
 async fn metrics_are_text_for_prometheus() {
     let (admin, _dir) = admin().await;
     let (status, body) = ask(&admin, Method::GET, "/metrics").await;
-    assert!(status == 200 && body.ends_with("# EOF\n"), "{body}");
+    assert!(status == 200 && body.contains("# TYPE llama_warden_limited_total counter\n"), "{body}");
+    let mut headers = HeaderMap::new();
+    let accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2";
+    headers.insert(header::ACCEPT, http::HeaderValue::from_static(accepted));
+    let answer = admin.answer(&Method::GET, "/metrics", None, &headers).await;
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(body.ends_with(b"# EOF\n"), "{body:?}");
 }
 
 #[tokio::test]

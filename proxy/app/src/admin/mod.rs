@@ -14,11 +14,16 @@
 pub(crate) mod answer;
 pub(crate) mod canary;
 pub(crate) mod client;
+mod event_metrics;
 mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
+mod machine_metrics;
 pub(crate) mod metrics;
+#[cfg(test)]
+mod metrics_page;
+mod model_metrics;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod route;

@@ -140,7 +140,7 @@ where
                 return Ok::<_, Infallible>(error(StatusCode::FORBIDDEN, message));
             }
             let uri = request.uri();
-            Ok(admin.answer(request.method(), uri.path(), uri.query()).await)
+            Ok(admin.answer(request.method(), uri.path(), uri.query(), request.headers()).await)
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();

@@ -75,6 +75,9 @@ pub(crate) struct Settings {
     /// Renewing llama-server: `llama-warden update`.
     #[schemars(with = "Of<defaults::Update>")]
     pub(crate) update: defaults::Update,
+    /// Traces of requests, for a collector of OpenTelemetry.
+    #[schemars(with = "Of<defaults::Telemetry>")]
+    pub(crate) telemetry: defaults::Telemetry,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "AllModels")]
     pub(crate) defaults: Dict,

@@ -14,9 +14,23 @@ use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 15] = [
-    "server", "admin", "paths", "log", "upstream", "sensors", "health", "shared", "child", "build",
-    "diagnose", "proof", "update", "defaults", "models",
+const ORDER: [&str; 16] = [
+    "server",
+    "admin",
+    "paths",
+    "log",
+    "telemetry",
+    "upstream",
+    "sensors",
+    "health",
+    "shared",
+    "child",
+    "build",
+    "diagnose",
+    "proof",
+    "update",
+    "defaults",
+    "models",
 ];
 
 /// The whole configuration. `reveal`: with its secrets.

@@ -28,6 +28,7 @@ use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
+use crate::otel::{Exporter, Tracer};
 use crate::request_recorder::Recorders;
 
 /// A running instance.
@@ -50,6 +51,7 @@ pub(crate) struct Server {
     /// Ends admin and watchers.
     stop: CancellationToken,
     tasks: TaskTracker,
+    exporting: Exporting,
     claim: Claim,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
@@ -66,9 +68,12 @@ impl Server {
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
-        let gateway = Gateway::bind(GatewayConfig::new(&resolved.server, &resolved.upstream))
-            .await
-            .map_err(|error| gateway_failure(&error))?;
+        let config = GatewayConfig::new(&resolved.server, &resolved.upstream);
+        let config = match &resolved.collector {
+            Some(collector) => config.traced(collector.numbers.ratio),
+            None => config,
+        };
+        let gateway = Gateway::bind(config).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
@@ -119,7 +124,10 @@ impl Server {
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
-        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone() };
+        let (tracer, exporter) =
+            resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
+        let exporting = Exporting::start(exporter, stop.clone());
+        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
@@ -146,6 +154,7 @@ impl Server {
             gateway_done,
             stop,
             tasks,
+            exporting,
             claim,
             nursery,
         })
@@ -256,9 +265,34 @@ impl Server {
         self.stop.cancel();
         self.tasks.close();
         // Admin answers and watchers end by the token; a client that does not read must not hold us.
-        let _ = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait()).await;
+        let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait());
+        let _ = tokio::join!(tasks, self.exporting.end());
         self.access.flush();
         drop(self.claim);
+    }
+}
+
+/// Spans on their way to a collector, if there is one: they get a little time of their own when all else has ended.
+struct Exporting {
+    tasks: TaskTracker,
+    patience: Duration,
+}
+
+impl Exporting {
+    fn start(exporter: Option<Exporter>, stop: CancellationToken) -> Self {
+        let (tasks, patience) =
+            (TaskTracker::new(), exporter.as_ref().map_or(Duration::ZERO, Exporter::patience));
+        if let Some(exporter) = exporter {
+            tasks.spawn(exporter.run(stop));
+        }
+        Self { tasks, patience }
+    }
+
+    async fn end(&self) {
+        self.tasks.close();
+        if tokio::time::timeout(self.patience, self.tasks.wait()).await.is_err() {
+            tracing::warn!("the last spans could not be sent in time");
+        }
     }
 }
 

@@ -51,6 +51,7 @@ impl Flight {
             stream: false,
             queued: Duration::ZERO,
             first_byte: None,
+            first_token: None,
             total: Duration::ZERO,
             bytes_in: 0,
             bytes_out: 0,
@@ -58,6 +59,7 @@ impl Flight {
             retries: 0,
             continued: false,
             tried: None,
+            trace: None,
         };
         Box::new(Self {
             record,
@@ -78,11 +80,24 @@ impl Flight {
         }
     }
 
+    /// The first event of what is generated has come. Only the first call counts.
+    pub(crate) fn speaks(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.started);
+        self.record.first_token.get_or_insert(since);
+        if let Some(trace) = &mut self.record.trace {
+            trace.speaks(now);
+        }
+    }
+
     /// Reports to the observer, once.
     pub(crate) fn finish(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.told, true) {
             self.record.outcome = outcome;
             self.record.total = self.started.elapsed();
+            if let Some(trace) = &mut self.record.trace {
+                let failed = (outcome != Outcome::Ok).then(|| outcome.as_str());
+                trace.end(self.record.total, failed);
+            }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
                 pass.done(self.record.work, self.untold);

@@ -14,6 +14,7 @@ use crate::body::sent::Sent;
 use crate::protocol::headers::CONVERSATION_ID;
 use crate::refusal::Refusal;
 use crate::route::target;
+use crate::trace;
 
 /// What goes to a backend.
 pub(crate) struct Message {
@@ -83,6 +84,11 @@ impl Message {
             Outgoing::Once(Some(RequestBody::once(intake)), sent)
         };
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
+    }
+
+    /// What is sent from now on is a part of this span.
+    pub(super) fn follow(&mut self, parent: Option<HeaderValue>) {
+        trace::follow(self.head.headers_mut(), parent);
     }
 
     /// A request to send. One that is sent once is given away by the first call.

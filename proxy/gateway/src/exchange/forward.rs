@@ -133,6 +133,7 @@ async fn wait(
         Manner::Comments => config.comment_interval,
         Manner::Reasoning => config.reasoning_interval,
     };
+    prepared.attempts(exchange, &limits).waits();
     let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
     let mut lease: BoxFuture<'static, _> =
         Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });

@@ -60,6 +60,7 @@ use crate::route::target::{self, ModelPath};
 use crate::route::{self, LocalRoute, Route};
 use crate::rules::ModelRules;
 use crate::shared::Shared;
+use crate::trace::Trace;
 
 /// What lasts from a request's head to the head of its answer.
 struct Exchange {
@@ -222,7 +223,15 @@ fn receive(
     };
     let drop_in = dropin::is(&shared);
     let local = local.filter(|local| !drop_in || dropin::is_ours(&shared, local, live.keys.is_some()));
-    let flight = Flight::begin(
+    let traces = shared.config.traces.filter(|_| local.is_none());
+    let trace = traces.map(|ratio| {
+        let path = match &named {
+            Some(Ok(named)) => route::known(named.target.path()),
+            _ => route::known(parts.uri.path()),
+        };
+        Trace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
+    });
+    let mut flight = Flight::begin(
         shared.observer.clone(),
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
@@ -231,6 +240,7 @@ fn receive(
         parts.version,
         local.as_ref().map_or(route.name, LocalRoute::label),
     );
+    flight.record.trace = trace;
     let origin = parts.headers.get(ORIGIN).cloned();
     let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, renamed: None };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })

@@ -302,6 +302,9 @@ pub struct MemoryView {
     /// What is left to each limit of a series that grows.
     #[serde(default)]
     pub forecasts: Vec<ForecastView>,
+    /// Requests per second lately, as forecasts take them; `None` before the first one was answered.
+    #[serde(default)]
+    pub request_rate: Option<f64>,
     /// What the server is told to keep, in words, one pool each.
     #[serde(default)]
     pub allowance: Vec<String>,

@@ -89,6 +89,7 @@ pub(crate) async fn gather(
     let mut assembly = Assembly::new(kind, config.assembled_bytes.in_memory());
     lease.note_progress(0);
     lease.note_answered(true, true);
+    let mut first = None;
     let read = {
         let mut reading = pin!(async {
             loop {
@@ -114,6 +115,9 @@ pub(crate) async fn gather(
                 tally.meter.feed(&piece);
                 let fed = assembly.feed(piece);
                 lease.note_events(assembly.events().saturating_sub(tally.events));
+                if tally.events == 0 && assembly.events() > 0 {
+                    first = Some(Instant::now());
+                }
                 tally.events = assembly.events();
                 if let Err(fault) = fed {
                     return Ok(Some(fault));
@@ -139,6 +143,12 @@ pub(crate) async fn gather(
     let meter = tally.end(matches!(read, Ok(None)));
     if read.is_ok() {
         lease.answered(sent.print());
+    }
+    if let Some(first) = first {
+        flight.speaks(first);
+    }
+    if let Some(trace) = &mut flight.record.trace {
+        meter.tell(trace, false);
     }
     flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
     let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };

@@ -93,6 +93,9 @@ impl Relay {
         let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
         let record = &mut self.flight.record;
         record.bytes_in = bytes_in;
+        if let (Some(meter), Some(trace)) = (&self.meter, &mut record.trace) {
+            meter.tell(trace, outcome == Outcome::Ok && self.generates);
+        }
         if let Some(meter) = &self.meter
             && outcome == Outcome::Ok
         {

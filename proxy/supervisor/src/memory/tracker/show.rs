@@ -25,6 +25,7 @@ impl MemoryTracker {
             group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),
+            request_rate: self.monitor.rate(),
             allowance: self.declared.words(),
         }
     }
