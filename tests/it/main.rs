@@ -40,6 +40,7 @@ mod patched;
 mod patches;
 mod plan;
 mod policy;
+mod prometheus;
 mod proof;
 mod prove;
 mod quarantine;
