@@ -16,6 +16,7 @@
 //! | [`reclaim`] | whether a process is asked to give memory back before it is replaced |
 //! | [`recycle`] | whether a backend's memory, age or request count calls for a replacement |
 //! | [`cooldown`] | whether a replacement is allowed now, and when recycling has proved futile |
+//! | [`rollup`] | nothing: it keeps what memory did, small |
 //! | [`trace`] | nothing: it reads and writes recordings of readings |
 //! | [`world`] | nothing: it makes up readings, for tests and simulations |
 //! | [`replacement_cost`] | whether now is the cheapest moment for it |
@@ -32,6 +33,7 @@
 //! | [`rate`] | whether something may happen once more, and when again if not |
 //! | [`modes`] | nothing: it names the ways in which a model can be run |
 //! | [`phrases`] | nothing: it says what was decided, in words |
+//! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 //! | [`warmth`] | what goes along when a process is replaced, and what became of it |
 //! | [`backoff`] | how long to wait after a crash |
 //! | [`mod@defaults`] | every default number of the product, each with its reason |
@@ -59,6 +61,7 @@ pub mod rate;
 pub mod reclaim;
 pub mod recycle;
 pub mod replacement_cost;
+pub mod rollup;
 pub mod sample;
 pub mod schedule;
 pub mod secrets;
@@ -66,6 +69,7 @@ pub mod server_facts;
 pub mod share;
 pub mod simulate;
 pub mod trace;
+pub mod trace_context;
 pub mod units;
 pub mod warmth;
 mod words;

@@ -59,7 +59,7 @@ pub fn tool(words: &[String]) -> Vec<String> {
 pub fn json(value: Value) -> Value {
     match value {
         Value::String(said) => text(&said).into(),
-        Value::Array(items) => items.into_iter().map(json).collect(),
+        Value::Array(items) => list(items),
         Value::Object(fields) => {
             let field = |(name, value): (String, Value)| {
                 let shown = match value {
@@ -75,6 +75,19 @@ pub fn json(value: Value) -> Value {
             fields.into_iter().map(field).collect()
         }
         other => other,
+    }
+}
+
+/// Words are those of a command line, unless they are a variable and its value.
+fn list(items: Vec<Value>) -> Value {
+    let words: Option<Vec<String>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
+    match words.as_deref() {
+        Some([name, value]) if is_variable(name) => {
+            let (name, value) = variable(name, value);
+            vec![name, value].into()
+        }
+        Some(words) => arguments(words).into(),
+        None => items.into_iter().map(json).collect(),
     }
 }
 
@@ -363,6 +376,21 @@ mod tests {
             ),
             r#"{"b":1.5,"a":["HF_TOKEN=***",{"MY_TOKEN":"***","api_key":"***","tokens":5,"key":"alice"}],"n":null}"#
         );
+    }
+
+    #[test]
+    fn lists_of_words_are_command_lines_or_a_variable_with_its_value() {
+        let shown = |text: &str| json(serde_json::from_str(text).unwrap()).to_string();
+        for (said, told) in [
+            (r#"["-c","1","--api-key","hush"]"#, r#"["-c","1","--api-key","***"]"#),
+            (r#"["--hf-token=hush"]"#, r#"["--hf-token=***"]"#),
+            (r#"[["HF_TOKEN","hush"],["A","1"]]"#, r#"[["HF_TOKEN","***"],["A","1"]]"#),
+            (r#"["a","b"]"#, r#"["a","b"]"#),
+            (r#"["--api-key",{"api_key":"hush"},1]"#, r#"["--api-key",{"api_key":"***"},1]"#),
+            ("[]", "[]"),
+        ] {
+            assert_eq!(shown(said), told);
+        }
     }
 
     #[test]

@@ -37,6 +37,9 @@ impl Foreign {
             "llama-warden-instances/1.json",
             "locks/front-door",
             "logs/diary.log",
+            "series/lock",
+            "series/marks.jsonl",
+            "series/mine.series",
             "sources/mine.c",
             "traces/mine.jsonl",
         ];

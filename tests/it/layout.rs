@@ -7,7 +7,7 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
     ("warden-builder", &["warden-patches"]),
@@ -15,7 +15,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
     ("warden-tracer-reader", &[]),
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
-    ("warden-diagnose", &["warden-policies", "warden-sensors", "warden-supervisor"]),
+    ("warden-pages", &["warden-policies"]),
+    ("warden-diagnose", &["warden-policies", "warden-sensors", "warden-supervisor", "warden-pages"]),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
         "llama-warden",
@@ -25,6 +26,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 11] = [
             "warden-supervisor",
             "warden-gateway",
             "warden-diagnose",
+            "warden-pages",
             "warden-patches",
             "warden-builder",
             "warden-tracer-reader",
@@ -83,7 +85,8 @@ const ROOMS: [(&str, &[&str]); 2] = [
         "proxy/gateway/src",
         &[
             "gateway", "client", "exchange", "shared", "live", "answer", "access", "rules", "backend",
-            "body", "route", "refusal", "protocol", "config", "observe", "limits", "workers", "clock",
+            "body", "route", "refusal", "requests", "protocol", "config", "observe", "trace", "limits",
+            "workers", "clock",
         ],
     ),
     (
@@ -157,17 +160,19 @@ fn rooms_used(text: &str, depth: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn policies_use_nothing_that_could_do_io() -> Outcome {
+fn policies_and_pages_use_nothing_that_could_do_io() -> Outcome {
     let found = dependencies(&[DependencyKind::Normal, DependencyKind::Build])?;
-    let uses = found.get("warden-policies").context("no crate warden-policies")?;
-    for used in uses {
-        assert!(PURE_CRATES_MAY_USE.contains(&used.as_str()), "warden-policies must not depend on {used}");
+    for pure in ["warden-policies", "warden-pages"] {
+        let uses = found.get(pure).context(pure)?;
+        for used in uses.iter().filter(|used| *used != "warden-policies") {
+            assert!(PURE_CRATES_MAY_USE.contains(&used.as_str()), "{pure} must not depend on {used}");
+        }
     }
     Ok(())
 }
 
 #[test]
-fn policies_name_no_clock_no_file_and_no_future() -> Outcome {
+fn policies_and_pages_name_no_clock_no_file_and_no_future() -> Outcome {
     let banned = [
         "std::fs",
         "std::net",
@@ -178,7 +183,8 @@ fn policies_name_no_clock_no_file_and_no_future() -> Outcome {
         "async fn",
         "tokio",
     ];
-    for file in rust_files(&root().join("policies/src"))? {
+    let files = |folder: &str| rust_files(&root().join(folder));
+    for file in files("policies/src")?.into_iter().chain(files("proxy/pages/src")?) {
         let text = std::fs::read_to_string(&file)?;
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         for (number, line) in code.enumerate() {

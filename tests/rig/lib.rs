@@ -5,6 +5,7 @@
 //! | [`wait`] | [`wait_until`]: a predicate and a deadline instead of a sleep |
 //! | [`binaries`] | paths to `llama-warden` and `fake-llama`, built when needed |
 //! | [`process`] | a child in its own process group that cannot outlive the test, and looks into `/proc` |
+//! | [`pty`] | a terminal of its own for a program that wants one |
 //! | [`warden`] | a running `llama-warden serve` with its own home and configuration |
 //! | [`fake`] | a running `fake-llama`, to talk to directly |
 //! | [`home`] | directories and environment of its own for every test |
@@ -28,6 +29,7 @@
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
 
 pub mod binaries;
+pub mod browser;
 pub mod clients;
 pub mod dice;
 pub mod fake;
@@ -40,6 +42,7 @@ pub mod nvml;
 pub mod poll;
 pub mod ports;
 pub mod process;
+pub mod pty;
 pub mod raw;
 pub mod real;
 pub mod sdists;

@@ -83,6 +83,38 @@ pub struct DeclaredMemory {
     available: Option<u64>,
 }
 
+/// A pool that fills by design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pool {
+    /// The prompt cache.
+    PromptCache,
+    /// Checkpoints of contexts.
+    Checkpoints,
+}
+
+impl Pool {
+    /// The name for people.
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::PromptCache => "prompt cache",
+            Self::Checkpoints => "context checkpoints",
+        }
+    }
+}
+
+/// What a server is told to keep in one pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declared {
+    /// Which.
+    pub pool: Pool,
+    /// Bytes at most.
+    pub most: u64,
+    /// Bytes that are in it now; `None` where its log does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<u64>,
+}
+
 impl Default for DeclaredMemory {
     /// A server of the newest build that is told nothing.
     fn default() -> Self {
@@ -202,6 +234,17 @@ impl DeclaredMemory {
         }
         let checkpoints = self.slots_now.values().copied().fold(0, u64::saturating_add);
         Some(self.cache_now.unwrap_or(0).saturating_add(checkpoints))
+    }
+
+    /// Its pools one by one; one that holds nothing is left out.
+    pub fn pools(&self) -> Vec<Declared> {
+        let checkpoints = (!self.slots_now.is_empty())
+            .then(|| self.slots_now.values().copied().fold(0, u64::saturating_add));
+        let all = [
+            Declared { pool: Pool::PromptCache, most: self.cache_bytes(), now: self.cache_now },
+            Declared { pool: Pool::Checkpoints, most: self.checkpoint_bytes(), now: checkpoints },
+        ];
+        all.into_iter().filter(|declared| declared.most > 0 || declared.now.is_some()).collect()
     }
 
     fn cache_bytes(&self) -> u64 {

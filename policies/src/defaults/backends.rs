@@ -78,7 +78,7 @@ section!(
         /// Memory that seems missing after an exit is looked for again after this.
         return_wait: Duration = "duration",
         /// Bytes of one recording (`record = true`).
-        pub trace_bytes: ByteSize,
+        trace_bytes: ByteSize,
         /// Slopes of earlier generations that are remembered, by build, model and arguments.
         priors_kept: usize,
     }
@@ -99,7 +99,7 @@ section!(
         /// Lines of output shown with a failed start, to clients too; 0 for none.
         pub failure_lines: usize,
         /// `llama-server --version` has to answer within this time.
-        pub version_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        version_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Whether a llama-server that we did not build is measured once, at its first start: a second process of it runs for
         /// some seconds, on the CPU, with a tiny model.
         pub measure: bool,

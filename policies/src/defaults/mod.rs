@@ -9,7 +9,9 @@
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
 //! | `updating` | renewing builds |
+//! | `telling` | what is told to other programs |
 //! | `replacing` | when a backend is replaced |
+//! | `showing` | what is kept to be shown |
 //! | `trying` | another build beside the one that serves |
 //! | `duration` | how durations are written |
 //! | `key` | what is written about a key |
@@ -57,6 +59,8 @@ mod duration;
 mod key;
 mod replacing;
 mod serving;
+mod showing;
+mod telling;
 mod trying;
 mod updating;
 
@@ -66,6 +70,8 @@ pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
+pub use showing::Series;
+pub use telling::Telemetry;
 pub use trying::Canary;
 pub use updating::Update;
 
@@ -116,6 +122,8 @@ section!(
         upstream: Upstream,
         /// Reading numbers.
         sensors: Sensors,
+        /// What is kept of readings.
+        series: Series,
         /// The child process.
         child: Child,
         /// Which models are loaded.
@@ -132,6 +140,8 @@ section!(
         proof: Proof,
         /// How llama-server is renewed.
         update: Update,
+        /// Traces of requests.
+        telemetry: Telemetry,
     }
 );
 

@@ -145,7 +145,7 @@ section!(
         /// Tokens before a token that double its price.
         prefill_depth: u64,
         /// A wedge is found so much later for each image or recording that waits; for one at a time where the server can be asked.
-        pub media_patience: Duration = "duration",
+        media_patience: Duration = "duration",
         /// Pages a second that are read from a disk for the process: time in which it reads more is not held against it.
         paging: u64,
         /// A process with less than this share of the layers on GPUs that one like it had is degraded ...

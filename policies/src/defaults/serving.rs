@@ -108,6 +108,12 @@ section!(
         /// By which host names we may be reached, beside addresses and `localhost`: `"auto"`, `"any"`, or a list, like
         /// `["llm.example", "*.home.arpa"]`.
         pub names: Names where Takes::Names,
+        /// Requests that ended and are still shown, of each thread that serves clients.
+        requests_ended: usize,
+        /// The same of those that were turned away before they had a model: anybody can make them.
+        requests_turned_away: usize,
+        /// Requests in one answer to an operator who names no other number.
+        requests_listed: usize,
         /// How long a browser may keep the answer that a page may call.
         cors_max_age: Duration = "duration",
     }

@@ -24,6 +24,7 @@ pub mod bisect;
 pub mod crash;
 pub mod headroom;
 mod judge;
+mod line;
 pub mod proof;
 pub mod sequential;
 mod student;
@@ -34,6 +35,7 @@ mod workload;
 pub use across::blame_across;
 pub use attribution::{Attribution, Follows, Trace};
 pub use judge::{Judge, Next};
+pub use line::Line;
 pub use workload::{Workload, WorkloadError};
 
 /// One reading of a leg, taken when nothing was in flight.

@@ -167,6 +167,18 @@ pub struct Fill {
     pub used: u64,
 }
 
+/// The line that the detector sees in a series, at the work that was done by now. All in bytes that the process is charged: measured pools
+/// are in it, what was given back on demand is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Law {
+    /// Where the line is.
+    pub level: u64,
+    /// The low end of the band in which most floors are.
+    pub low: u64,
+    /// The high end.
+    pub high: u64,
+}
+
 /// The present picture of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
@@ -186,6 +198,9 @@ pub struct Growth {
     pub fill: Fill,
     /// Which unit of work pays; `None` unless suspected or leaking.
     pub blame: Option<Blame>,
+    /// The line of `slope`; `None` before anything could be fitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub law: Option<Law>,
 }
 
 impl Growth {
@@ -200,6 +215,7 @@ impl Growth {
             floor: None,
             fill: Fill::default(),
             blame: None,
+            law: None,
         }
     }
 }

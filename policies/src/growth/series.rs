@@ -23,7 +23,7 @@ use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
 use crate::growth::stats;
-use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Prior, Unit, Verdict};
+use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Unit, Verdict};
 use crate::sample::{MemoryKind, Sample};
 use crate::units::{self, exact};
 
@@ -53,6 +53,8 @@ pub(super) struct Watch {
     lift: f64,
     /// The latest floor with it.
     lifted: f64,
+    /// The line to show.
+    line: Option<Finding>,
     /// The unit that was blamed by the latest tests, and how many in a row.
     paid: Option<(Unit, usize)>,
     declared: u64,
@@ -81,6 +83,7 @@ impl Watch {
             reclaims: 0,
             lift: 0.0,
             lifted: 0.0,
+            line: None,
             paid: None,
             declared,
             warm: false,
@@ -115,7 +118,9 @@ impl Watch {
         self.paid = None;
         self.baseline = None;
         self.growth.baseline = None;
+        self.line = None;
         self.growth.slope = None;
+        self.growth.law = None;
         self.growth.blame = None;
     }
 
@@ -197,8 +202,18 @@ impl Watch {
         for scale in 0..self.floors.len() {
             tested |= self.test(scale, effect);
         }
+        self.growth.law = self.line.map(|line| self.law(&line, requests));
         self.heights(requests, effect, tested);
         self.judge(requests, effect, tested);
+    }
+
+    /// The line at the work done by now, as the process is charged.
+    fn law(&self, line: &Finding, requests: u64) -> Law {
+        let shift = if self.pooled { self.pool } else { 0.0 } - self.lift;
+        let level = line.at(requests) + shift;
+        let half = self.policy.bound_z * line.scatter;
+        let bytes = |level: f64| units::whole(level.max(0.0));
+        Law { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
     }
 
     /// The least rise that counts, in bytes.
@@ -254,14 +269,15 @@ impl Watch {
         }
         track.recent.push_back(finding);
         track.last = Some(finding);
-        self.growth.slope = self.slope();
+        self.line = self.shown();
+        self.growth.slope = self.line.map(|line| line.slope);
         true
     }
 
-    /// The slope to show: of the longest stretch that grows, else of the longest one.
-    fn slope(&self) -> Option<Interval> {
+    /// The line to show: of the longest stretch that grows, else of the longest one.
+    fn shown(&self) -> Option<Finding> {
         let longest = || self.tracks.iter().rev().filter_map(|track| track.last);
-        longest().find(|finding| finding.grows).or_else(|| longest().next()).map(|finding| finding.slope)
+        longest().find(|finding| finding.grows).or_else(|| longest().next())
     }
 
     /// At least one scale's latest test found growth.

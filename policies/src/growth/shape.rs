@@ -23,6 +23,17 @@ pub(super) struct Finding {
     pub(super) slope: Interval,
     /// It rises like a leak.
     pub(super) grows: bool,
+    /// Where the line of that slope is before any work, in bytes.
+    pub(super) foot: f64,
+    /// How far floors are from it: the standard deviation, were they scattered like noise.
+    pub(super) scatter: f64,
+}
+
+impl Finding {
+    /// Where the line is when so many requests were answered.
+    pub(super) fn at(&self, requests: u64) -> f64 {
+        self.foot + self.slope.value * exact(requests)
+    }
 }
 
 /// Tests a stretch of floors. `effect` is the least rise in bytes that counts. `None` if all floors are at one place.
@@ -38,12 +49,14 @@ pub(super) fn examine<'a>(
     let run = xs.last()? - xs.first()?;
     let rise = slope.value * run;
     let noise = stats::scatter(&xs, &ys, slope.value);
+    let mut feet: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope.value * x).collect();
+    let foot = stats::median(&mut feet)?;
     let grows = rise >= effect.max(policy.effect_noise * noise)
         && slope.low > 0.0
         && !braking(&xs, &ys, slope.value, policy)
         && !jumping(&ys, rise, noise, policy)
         && significant(&ys, trend, rise, policy);
-    Some(Finding { slope, grows })
+    Some(Finding { slope, grows, foot, scatter: noise })
 }
 
 /// All floors of a scale together.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::RecyclePolicy;
+use super::policy::{Budget, RecyclePolicy};
 use crate::growth::{Forecast, Growth, Monitor};
 use crate::health::Symptom;
 use crate::replacement_cost::Load;
@@ -64,6 +64,9 @@ pub struct SeriesFacts {
     pub to_hard: Option<Forecast>,
     /// Until the memory is at its end.
     pub to_end: Option<Forecast>,
+    /// The budgets in bytes.
+    #[serde(default)]
+    pub budget: Budget,
 }
 
 impl SeriesFacts {
@@ -83,6 +86,7 @@ impl SeriesFacts {
             to_soft: None,
             to_hard: None,
             to_end: None,
+            budget: Budget { soft: None, hard: None },
         }
     }
 
@@ -103,6 +107,7 @@ impl SeriesFacts {
             ..Self::of(series, charged)
         };
         let budget = policy.budget(&facts);
+        facts.budget = budget;
         let until = |limit: Option<u64>| limit.and_then(|limit| monitor.forecast(series, limit));
         facts.to_soft = until(budget.soft);
         facts.to_hard = until(budget.hard);

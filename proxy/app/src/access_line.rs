@@ -207,12 +207,14 @@ pub(crate) mod tests {
             stream: true,
             queued: Duration::from_micros(1500),
             first_byte: Some(Duration::from_millis(20)),
+            first_token: Some(Duration::from_millis(20)),
             total: Duration::from_nanos(30_000_400),
             bytes_in: 5,
             bytes_out: 6,
             work: Work { prompt_tokens: 7, output_tokens: 8, ..Work::default() },
             retries: 1,
             tried: None,
+            trace: None,
             continued: true,
         }
     }

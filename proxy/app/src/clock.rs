@@ -10,6 +10,12 @@ pub(crate) fn now_text() -> String {
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
+/// That many milliseconds after 1970, RFC 3339 in UTC with seconds.
+pub(crate) fn text_of_unix_ms(ms: u64) -> String {
+    let time = i64::try_from(ms / 1000).ok().and_then(|second| Timestamp::from_second(second).ok());
+    time.unwrap_or(Timestamp::MAX).to_string()
+}
+
 /// Local time in minutes of the day.
 pub(crate) fn minute() -> u16 {
     let now = jiff::Zoned::now();

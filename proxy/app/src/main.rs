@@ -15,9 +15,11 @@ mod events_file;
 mod exit;
 mod log_writer;
 mod logging;
+mod otel;
 mod out;
 mod replay;
 mod request_recorder;
+mod series;
 mod serve;
 
 /// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.

@@ -17,6 +17,16 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
 }
 
+/// A result in the place of the last one: on a terminal alone on the screen, else behind it and an empty line.
+pub(crate) fn picture(text: &str) -> Result<(), Failure> {
+    if io::stdout().is_terminal() {
+        // From the top, each line to its end, and what is left of the last picture below: no flicker.
+        let lines: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
+        return write(&format!("\x1b[H{lines}\x1b[J"));
+    }
+    write(&format!("{text}\n"))
+}
+
 /// A result for programs, without secrets: it is kept and shown to others as any other.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let shown = serde_json::to_value(value).map(secrets::json);

@@ -12,13 +12,22 @@ pub struct GatewayConfig {
     pub server: Server,
     /// What backends meet.
     pub upstream: Upstream,
+    /// Requests are noted for traces: the share of those that begin here, 0 to 1. `None`: none is, and what clients send of
+    /// their traces passes on as it is.
+    pub traces: Option<f64>,
 }
 
 impl GatewayConfig {
     /// From two sections of a configuration.
     pub fn new(server: &Server, upstream: &Upstream) -> Self {
         let server = Server { api_prefix: prefix(&server.api_prefix), ..server.clone() };
-        Self { server, upstream: upstream.clone() }
+        Self { server, upstream: upstream.clone(), traces: None }
+    }
+
+    /// Notes requests for traces, this share of those that begin here.
+    #[must_use]
+    pub fn traced(self, ratio: f64) -> Self {
+        Self { traces: Some(ratio), ..self }
     }
 
     /// Certificate and key, for TLS.

@@ -21,6 +21,7 @@ use crate::clock;
 use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
+use crate::requests::Requests;
 use crate::shared::Shared;
 use crate::workers::{self, Workers};
 
@@ -49,6 +50,7 @@ pub struct Bound {
     workers: Workers,
     gauges: Arc<Gauges>,
     control: Control,
+    requests: Requests,
     tls: Option<Arc<Tls>>,
 }
 
@@ -57,7 +59,8 @@ impl Bound {
         let threads = workers::threads(config.server.threads);
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
-        Ok(Self { config, listener, workers, gauges, control, tls })
+        let requests = Requests::new(workers.len());
+        Ok(Self { config, listener, workers, gauges, control, requests, tls })
     }
 
     /// The address of the first host, with the port that was chosen.
@@ -78,6 +81,11 @@ impl Bound {
     /// Tells it what may change while it serves.
     pub fn control(&self) -> Control {
         self.control.clone()
+    }
+
+    /// The requests in flight, and those that ended last.
+    pub fn requests(&self) -> Requests {
+        self.requests.clone()
     }
 
     /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
@@ -107,6 +115,7 @@ impl Bound {
             observer,
             gauges: self.gauges,
             live: self.control,
+            requests: self.requests,
             stop: stop.clone(),
             started: clock::unix_seconds(),
             prints: PrintKey::new(),

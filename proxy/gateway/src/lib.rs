@@ -30,9 +30,10 @@
 //! | `backend` | the way to a backend: leases, connections, attempts |
 //! | `body` | request bodies: taken in, read as they pass, changed in place, under one budget |
 //! | `route` | the one table of paths; what a target says of its model |
+//! | `requests` | those in flight and those that ended last, for an operator, and how one is cancelled |
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
-//! | `config`, `observe`, `limits` | numbers; records and gauges; what connections may cost |
+//! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
 //! | `workers`, `clock` | the threads that all of it runs on; the time of day |
 
 mod access;
@@ -49,9 +50,11 @@ mod live;
 mod observe;
 mod protocol;
 mod refusal;
+mod requests;
 mod route;
 mod rules;
 mod shared;
+mod trace;
 mod workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -71,8 +74,10 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
+pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
+pub use trace::{Kind as PartKind, Part, Peer, Trace};
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use warden_policies::canary::{Arm, Exchange};
 use warden_policies::{GenerationId, ModelName, Work};
 
 use crate::limits::Limited;
+use crate::trace::Trace;
 
 /// Told about every request when it has ended, however it ended. Called in the request's task: it must not block.
 pub trait Observer: Send + Sync + 'static {
@@ -46,6 +47,8 @@ pub struct Record {
     pub queued: Duration,
     /// From the end of the request head to the first byte of the answer's body, if there was one.
     pub first_byte: Option<Duration>,
+    /// From the end of the request head to the first event of an answer that is generated as a stream: its first token.
+    pub first_token: Option<Duration>,
     /// From the end of the request head to the end.
     pub total: Duration,
     /// Bytes of the request body taken.
@@ -60,6 +63,8 @@ pub struct Record {
     pub continued: bool,
     /// Its part in the trial of a canary, if its model has one and could have given it to that.
     pub tried: Option<Tried>,
+    /// Its parts in time, while traces are exported.
+    pub trace: Option<Box<Trace>>,
 }
 
 /// The part of a request in the trial of a canary.
@@ -109,12 +114,13 @@ impl Record {
     }
 
     /// What further attempts have cost, from a copy on which they were counted.
-    pub(crate) fn spent(&mut self, copy: &Self) {
+    pub(crate) fn spent(&mut self, copy: Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
         self.retries = copy.retries;
         self.continued = copy.continued;
         self.tried = copy.tried;
+        self.trace = copy.trace;
     }
 }
 
@@ -135,6 +141,8 @@ pub enum Outcome {
     TimedOut,
     /// The generation was stopped while it answered.
     Revoked,
+    /// An operator ended it.
+    Cancelled,
     /// No backend took it; the label says why.
     Denied(&'static str),
     /// The request was refused; the label says why.
@@ -152,6 +160,7 @@ impl Outcome {
             Self::UpstreamStalled => "upstream_stalled",
             Self::TimedOut => "timed_out",
             Self::Revoked => "revoked",
+            Self::Cancelled => "cancelled_by_operator",
             Self::Denied(why) | Self::Rejected(why) => why,
         }
     }

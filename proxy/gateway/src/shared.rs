@@ -10,6 +10,7 @@ use crate::body::fingerprint::PrintKey;
 use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
+use crate::requests::Requests;
 
 pub(crate) struct Shared {
     pub(crate) config: Arc<GatewayConfig>,
@@ -18,6 +19,8 @@ pub(crate) struct Shared {
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) budget: Budget,
     pub(crate) live: Control,
+    /// Those in flight, and those that ended last.
+    pub(crate) requests: Requests,
     pub(crate) stop: CancellationToken,
     /// Seconds since 1970.
     pub(crate) started: u64,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt};
-use http::{Method, Response, StatusCode, header};
+use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
@@ -15,21 +15,26 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warden_gateway::{Control, Gauges};
+use warden_gateway::{Control, Gauges, Requests};
 use warden_patches::mitigation::Advice;
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
 use super::canary::Tries;
+use super::families::plain_text;
 use super::metrics::Metrics;
+use super::page::holds::Plans;
+use super::page::hub::Desk;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
+use crate::config::show::Kept;
+use crate::series::Store;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// What `GET /status` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Status {
     pub(crate) instance: Instance,
     /// Budgets by model; models without one are left out.
@@ -105,6 +110,10 @@ pub(crate) struct Told {
     pub(crate) bound: Vec<String>,
     /// What a canary is made by.
     pub(crate) tries: Tries,
+    /// What models were planned to need.
+    pub(crate) plans: Plans,
+    /// What was configured, to be shown.
+    pub(crate) configuration: Option<Kept>,
 }
 
 pub(crate) type Budgets = BTreeMap<String, Budget>;
@@ -166,13 +175,28 @@ pub(crate) struct Admin {
     /// What the gateway is told, and what keys have used.
     pub(crate) gateway: Control,
     pub(crate) access: AccessLog,
+    /// Those in flight, and those that ended last.
+    pub(crate) requests: Requests,
+    /// Who asks, in words.
+    pub(crate) by: Arc<str>,
     pub(crate) instance: Arc<Instance>,
+    /// What all who look at the page share.
+    pub(crate) page: Arc<Desk>,
+    /// What memory did.
+    pub(crate) series: Store,
     /// Ends answers that would go on for ever.
     pub(crate) stop: CancellationToken,
 }
 
 impl Admin {
-    pub(crate) async fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Body> {
+    /// `headers` say in which format metrics are wanted.
+    pub(crate) async fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+    ) -> Response<Body> {
         match route::route(method, path, query) {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),
             Ok(Route::Metrics) => {
@@ -184,16 +208,25 @@ impl Admin {
                         self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, &keys, own_memory())
                     }
                 };
-                respond(
-                    StatusCode::OK,
-                    "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                    full(text),
-                )
+                if wants_open_metrics(headers) {
+                    respond(
+                        StatusCode::OK,
+                        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                        full(text),
+                    )
+                } else {
+                    respond(
+                        StatusCode::OK,
+                        "text/plain; version=0.0.4; charset=utf-8",
+                        full(plain_text(&text)),
+                    )
+                }
             }
             Ok(Route::Events { follow }) => {
                 let tail = self.fleet.events();
                 lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), line)
             }
+            Ok(Route::Series(query)) => self.series(query.as_deref()).await,
             Ok(Route::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
                 Some(tail) => {
                     let line = if reveal { as_it_is } else { line };
@@ -214,6 +247,8 @@ impl Admin {
                 Err(error) => control_error(&error),
             },
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
+            Ok(Route::Requests(filter)) => self.requests_answer(filter),
+            Ok(Route::CancelRequest { id, number }) => self.cancel_answer(&id, number),
             Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
@@ -227,14 +262,27 @@ impl Admin {
         }
     }
 
+    /// The same for somebody else, in words.
+    pub(crate) fn asked_by(&self, by: &str) -> Self {
+        Self { by: by.into(), ..self.clone() }
+    }
+
     fn status(&self) -> Status {
+        let mut status = self.seen();
+        let binaries = status.binaries.take().unwrap_or_default();
+        status.binaries = Some(running_too(binaries, &status.fleet));
+        status
+    }
+
+    /// The same, as far as no process has to be looked at.
+    pub(crate) fn seen(&self) -> Status {
         let instance = Instance { memory_anon: own_memory(), ..(*self.instance).clone() };
         let told = self.told.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
         let advice = advice::of_fleet(&told.servers, &fleet);
         let advice =
             advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
-        let binaries = Some(running_too(told.binaries, &fleet));
+        let binaries = Some(told.binaries);
         let access_log = self.access.view();
         let shown = told.servers.iter().map(|(model, server)| (model.clone(), server.shown.clone()));
         Status {
@@ -277,6 +325,14 @@ fn running_too(mut binaries: Binaries, fleet: &FleetView) -> Binaries {
 /// An answer that says what is wrong.
 pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
     json(status, &serde_json::json!({ "error": message }))
+}
+
+/// Prometheus names the formats that it can read; who names none gets the one that everybody can.
+fn wants_open_metrics(headers: &HeaderMap) -> bool {
+    let named = |value: &http::HeaderValue| {
+        value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
+    };
+    headers.get_all(header::ACCEPT).iter().any(named)
 }
 
 fn own_memory() -> Option<u64> {

@@ -26,7 +26,11 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         gauges: Arc::default(),
         gateway: Control::default(),
         access: AccessLog::none(),
+        requests: Requests::default(),
+        by: "a test".into(),
         instance: Arc::new(instance),
+        page: Arc::default(),
+        series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         stop: CancellationToken::new(),
     };
     (admin, dir)
@@ -51,7 +55,7 @@ pub(crate) fn config(dir: &Path) -> FleetConfig {
 }
 
 async fn ask(admin: &Admin, method: Method, path: &str) -> (u16, String) {
-    let answer = admin.answer(&method, path, None).await;
+    let answer = admin.answer(&method, path, None, &HeaderMap::new()).await;
     let status = answer.status().as_u16();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     (status, String::from_utf8(body.to_vec()).unwrap())
@@ -70,7 +74,13 @@ async fn status_tells_who_we_are_and_what_runs() {
 async fn metrics_are_text_for_prometheus() {
     let (admin, _dir) = admin().await;
     let (status, body) = ask(&admin, Method::GET, "/metrics").await;
-    assert!(status == 200 && body.ends_with("# EOF\n"), "{body}");
+    assert!(status == 200 && body.contains("# TYPE llama_warden_limited_total counter\n"), "{body}");
+    let mut headers = HeaderMap::new();
+    let accepted = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2";
+    headers.insert(header::ACCEPT, http::HeaderValue::from_static(accepted));
+    let answer = admin.answer(&Method::GET, "/metrics", None, &headers).await;
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(body.ends_with(b"# EOF\n"), "{body:?}");
 }
 
 #[tokio::test]
@@ -127,4 +137,17 @@ async fn without_follow_the_tail_ends() {
     };
     assert_eq!(text(line).await, "\"a\"\n\"***\"\n");
     assert_eq!(text(as_it_is).await, format!("\"a\"\n\"{secret}\"\n"));
+}
+
+#[tokio::test]
+async fn requests_are_listed_and_one_that_is_not_there_is_told() {
+    let (admin, _dir) = admin().await;
+    let (status, body) = ask(&admin, Method::GET, "/requests").await;
+    assert_eq!((status, body.trim()), (200, r#"{"in_flight":0,"requests":[],"left_out":0}"#));
+    let (status, body) = ask(&admin, Method::POST, "/requests/nobody/cancel").await;
+    assert!(status == 404 && body.contains("there is no request `nobody`"), "{status} {body}");
+    let wrong = admin.answer(&Method::GET, "/requests", Some("state=busy"), &HeaderMap::new()).await;
+    assert_eq!(wrong.status(), 400);
+    let unknown = admin.answer(&Method::GET, "/requests", Some("model=nobody"), &HeaderMap::new()).await;
+    assert_eq!(unknown.status(), 404);
 }

@@ -88,6 +88,13 @@ impl Client {
             .map_err(|problem| Failure::failed(format!("the answer cannot be read: {problem}")))
     }
 
+    /// Asks and waits for the whole answer, which is text.
+    pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, Failure> {
+        let answer = self.send(Method::GET, segments, &[]).await?;
+        let text = answer.text().await;
+        text.map_err(|problem| Failure::failed(format!("the answer cannot be read: {problem}")))
+    }
+
     /// Asks for JSON lines and hands each to `each`, until the answer ends or `each` fails. `wishes`: `follow`, `reveal`.
     pub(crate) async fn lines<T: DeserializeOwned>(
         &self,

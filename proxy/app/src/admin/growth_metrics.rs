@@ -1,5 +1,5 @@
-//! Numbers about growth, for Prometheus: what the detector says of each memory, what is forecast, what the policy does
-//! next, and the GPUs. All are read from the fleet's picture at each scrape; what is not known has no line.
+//! Numbers about growth, for Prometheus: what the detector says of each memory, what is forecast, and what the policy does
+//! next. All are read from the fleet's picture at each scrape; what is not known has no line.
 
 use std::sync::atomic::AtomicU64;
 
@@ -7,8 +7,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::growth::{Blame, Growth, Verdict};
-use warden_policies::sample::VramSource;
-use warden_supervisor::{BackendView, DeviceView, FleetView, PolicyView};
+use warden_policies::sample::{MemoryKind, VramSource};
+use warden_supervisor::{BackendView, FleetView, PolicyView};
 
 use super::families::{families, labels};
 use super::metrics::whole;
@@ -17,53 +17,76 @@ labels! {
     SeriesLabels { model: String, replica: u32, series: String }
     VerdictLabels { model: String, replica: u32, series: String, verdict: &'static str }
     BlameLabels { model: String, replica: u32, series: String, unit: &'static str }
+    ComponentLabels { model: String, replica: u32, series: String, component: &'static str }
     LimitLabels { model: String, replica: u32, series: String, limit: &'static str }
     VramLabels { model: String, replica: u32, gpu: u32, source: &'static str }
     ReplicaLabels { model: String, replica: u32 }
     ActionLabels { model: String, replica: u32, action: &'static str, reason: &'static str }
-    GpuLabels { gpu: u32 }
 }
 
 type Fraction = Gauge<f64, AtomicU64>;
 
 families! {
     pub(super) struct GrowthMetrics () {
-        vram: Family<VramLabels, Gauge> = "backend_vram" in Unit::Bytes, "VRAM of the process group";
+        vram: Family<VramLabels, Gauge>
+            = "backend_vram" in Unit::Bytes,
+            "VRAM of the replica's processes on a GPU. `source` is `process` where the driver tells it, `estimate` where it is what the GPU \
+             has in use more than before.";
         vram_unknown: Family<ReplicaLabels, Gauge>
-            = "backend_vram_unknown", "1 if VRAM is not known, so that its policy is off";
-        verdict: Family<VerdictLabels, Gauge> = "backend_growth_verdict", "1 for what a memory says now";
+            = "backend_vram_unknown",
+            "1 if VRAM is not known, so that its policy is off; `status` says why.";
+        components: Family<ComponentLabels, Gauge>
+            = "backend_memory_component" in Unit::Bytes,
+            "A memory of the newest process, split by what it is. `series` is `host`, `vram0`, `vram1`, …; `component` is `settled` (what it \
+             had when it had settled: weights, KV, buffers), `declared` (what it was told to keep and has filled since) and `growth` (all \
+             above). Their sum is what was read.";
+        verdict: Family<VerdictLabels, Gauge>
+            = "backend_growth_verdict",
+            "What a memory says: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for the others.";
         slope: Family<SeriesLabels, Fraction>
-            = "backend_growth" in Unit::Other("bytes_per_request".to_owned()), "Growth for each request";
+            = "backend_growth" in Unit::Other("bytes_per_request".to_owned()),
+            "Growth for each request, once it can be told.";
+        speed: Family<SeriesLabels, Fraction>
+            = "backend_growth" in Unit::Other("bytes_per_second".to_owned()),
+            "The same in time, at the present rate of requests; times 3600 it is growth an hour.";
         blame: Family<BlameLabels, Fraction>
             = "backend_growth_blame" in Unit::Other("bytes_per_unit".to_owned()),
-            "What each unit of work pays that is blamed for growth";
+            "What each unit of work pays that is blamed for a leak: `request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`. None \
+             while nothing can be blamed.";
         baseline: Family<SeriesLabels, Gauge>
-            = "backend_growth_baseline" in Unit::Bytes, "Memory of the process when it had settled";
+            = "backend_growth_baseline" in Unit::Bytes, "Memory of the process when it had settled.";
         allowed: Family<SeriesLabels, Gauge>
-            = "backend_allowance" in Unit::Bytes, "What the server may keep beyond that";
-        allowed_used: Family<SeriesLabels, Gauge> = "backend_allowance_used" in Unit::Bytes, "How much of it is in use";
+            = "backend_allowance" in Unit::Bytes,
+            "What the server is told to keep beyond that: growth within it is no leak.";
+        allowed_used: Family<SeriesLabels, Gauge>
+            = "backend_allowance_used" in Unit::Bytes, "How much of the allowance is in use.";
         limit: Family<LimitLabels, Gauge>
-            = "backend_forecast_limit" in Unit::Bytes, "The limit to which growth is forecast";
+            = "backend_forecast_limit" in Unit::Bytes,
+            "A limit to which growth is forecast. `limit` is the reason that reaching it will be: `host_soft`, `vram_hard`, …";
         left_requests: Family<LimitLabels, Fraction>
-            = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached";
+            = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached.";
         left_seconds: Family<LimitLabels, Fraction>
-            = "backend_forecast" in Unit::Seconds, "Time until the limit is reached";
-        action: Family<ActionLabels, Gauge> = "backend_policy_next", "1 for what the policy does next";
-        held: Family<ReplicaLabels, Gauge> = "backend_policy_held", "1 if that is held back";
+            = "backend_forecast" in Unit::Seconds, "Time until the limit is reached, at the present rate of requests.";
+        earliest: Family<LimitLabels, Fraction>
+            = "backend_forecast_earliest" in Unit::Seconds, "The same, if growth is as fast as the readings allow.";
+        latest: Family<LimitLabels, Fraction>
+            = "backend_forecast_latest" in Unit::Seconds,
+            "The same, if it is as slow as they allow. None where they allow that it does not grow.";
+        action: Family<ActionLabels, Gauge>
+            = "backend_policy_next",
+            "1 for what the policy does next: `observe`, `recycle_when_quiet`, `drain_now`, `kill_now`. `observe` with a reason is what it \
+             would do if it were not told to observe.";
+        held: Family<ReplicaLabels, Gauge>
+            = "backend_policy_held", "1 if that is held back or waits; `status` says by what.";
         errors: Family<ReplicaLabels, Gauge>
-            = "backend_compute_errors", "Answers in a row that say that computing failed";
+            = "backend_compute_errors", "Answers in a row that say that computing failed.";
         stalled: Family<ReplicaLabels, Fraction>
-            = "backend_stalled" in Unit::Seconds, "Time with work in flight and no progress";
+            = "backend_stalled" in Unit::Seconds, "For how long work has been in flight without progress.";
         decode: Family<ReplicaLabels, Fraction>
-            = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Speed of a busy slot";
+            = "backend_decode" in Unit::Other("tokens_per_second".to_owned()), "Speed of a busy slot lately.";
         decode_baseline: Family<ReplicaLabels, Fraction>
             = "backend_decode_baseline" in Unit::Other("tokens_per_second".to_owned()),
-            "Speed of a busy slot when the process was fresh";
-        gpu_total: Family<GpuLabels, Gauge> = "gpu_memory" in Unit::Bytes, "Memory of the GPU";
-        gpu_used: Family<GpuLabels, Gauge> = "gpu_memory_used" in Unit::Bytes, "Memory of the GPU in use by anybody";
-        gpu_free: Family<GpuLabels, Gauge> = "gpu_memory_free" in Unit::Bytes, "Memory of the GPU that can be had";
-        gpu_temperature: Family<GpuLabels, Gauge> = "gpu_temperature" in Unit::Celsius, "Temperature of the GPU";
-        gpu_xid: Family<GpuLabels, Gauge> = "gpu_last_xid", "The last Xid error of the GPU";
+            "Speed of a busy slot when the process was fresh.";
     }
 }
 
@@ -77,9 +100,6 @@ impl GrowthMetrics {
                 self.read_backend(model.name.as_str(), backend);
             }
         }
-        for device in &view.devices {
-            self.read_device(device);
-        }
     }
 
     fn clear(&self) {
@@ -87,21 +107,21 @@ impl GrowthMetrics {
         self.vram_unknown.clear();
         self.verdict.clear();
         self.slope.clear();
+        self.speed.clear();
         self.blame.clear();
+        self.components.clear();
         for gauge in [&self.baseline, &self.allowed, &self.allowed_used] {
             gauge.clear();
         }
-        self.left_requests.clear();
-        self.left_seconds.clear();
+        for gauge in [&self.left_requests, &self.left_seconds, &self.earliest, &self.latest] {
+            gauge.clear();
+        }
         self.limit.clear();
         self.action.clear();
         for gauge in [&self.held, &self.errors] {
             gauge.clear();
         }
         for gauge in [&self.stalled, &self.decode, &self.decode_baseline] {
-            gauge.clear();
-        }
-        for gauge in [&self.gpu_total, &self.gpu_used, &self.gpu_free, &self.gpu_temperature, &self.gpu_xid] {
             gauge.clear();
         }
     }
@@ -125,7 +145,10 @@ impl GrowthMetrics {
             self.vram_unknown.get_or_create(&replica).set(1);
         }
         for growth in &backend.memory.growth {
-            self.read_growth(&replica, growth);
+            self.read_growth(&replica, growth, backend.memory.request_rate);
+            if let Some(now) = now(backend, growth.series) {
+                self.read_components(&replica, growth, now);
+            }
         }
         for one in &backend.memory.forecasts {
             let labels = LimitLabels {
@@ -136,8 +159,15 @@ impl GrowthMetrics {
             };
             self.limit.get_or_create(&labels).set(whole(one.forecast.limit));
             self.left_requests.get_or_create(&labels).set(one.forecast.requests.value);
-            if let Some(seconds) = one.forecast.seconds {
-                self.left_seconds.get_or_create(&labels).set(seconds.value);
+            let Some(seconds) = one.forecast.seconds else { continue };
+            let all = [
+                (&self.left_seconds, seconds.value),
+                (&self.earliest, seconds.low),
+                (&self.latest, seconds.high),
+            ];
+            // What may never be has no time.
+            for (gauge, seconds) in all.into_iter().filter(|(_, seconds)| *seconds < f64::MAX) {
+                gauge.get_or_create(&labels).set(seconds);
             }
         }
         let health = &backend.health;
@@ -155,7 +185,19 @@ impl GrowthMetrics {
         }
     }
 
-    fn read_growth(&self, replica: &ReplicaLabels, growth: &Growth) {
+    /// The parts of one memory that holds `now` bytes.
+    fn read_components(&self, replica: &ReplicaLabels, growth: &Growth, now: u64) {
+        let settled = growth.baseline.map_or(now, |baseline| baseline.min(now));
+        let declared = growth.fill.used.min(growth.fill.allowed).min(now - settled);
+        let parts = [("settled", settled), ("declared", declared), ("growth", now - settled - declared)];
+        for (component, bytes) in parts {
+            let ReplicaLabels { model, replica } = replica.clone();
+            let labels = ComponentLabels { model, replica, series: growth.series.to_string(), component };
+            self.components.get_or_create(&labels).set(whole(bytes));
+        }
+    }
+
+    fn read_growth(&self, replica: &ReplicaLabels, growth: &Growth, rate: Option<f64>) {
         let ReplicaLabels { model, replica } = replica.clone();
         let series = growth.series.to_string();
         for verdict in
@@ -172,6 +214,9 @@ impl GrowthMetrics {
         let labels = SeriesLabels { model: model.clone(), replica, series: series.clone() };
         if let Some(slope) = growth.slope {
             self.slope.get_or_create(&labels).set(slope.value);
+            if let Some(rate) = rate {
+                self.speed.get_or_create(&labels).set(slope.value * rate);
+            }
         }
         if let Some(baseline) = growth.baseline {
             self.baseline.get_or_create(&labels).set(whole(baseline));
@@ -194,20 +239,14 @@ impl GrowthMetrics {
         let held = next.held.is_some() || next.decision.why_not.is_some();
         self.held.get_or_create(replica).set(i64::from(held));
     }
+}
 
-    fn read_device(&self, device: &DeviceView) {
-        let labels = GpuLabels { gpu: device.gpu.0 };
-        let known = [
-            (&self.gpu_total, device.total),
-            (&self.gpu_used, device.used),
-            (&self.gpu_free, device.free),
-            (&self.gpu_temperature, device.temperature.map(u64::from)),
-            (&self.gpu_xid, device.xid),
-        ];
-        for (gauge, value) in known {
-            if let Some(value) = value {
-                gauge.get_or_create(&labels).set(whole(value));
-            }
+/// What was read last of a memory of a process.
+fn now(backend: &BackendView, series: MemoryKind) -> Option<u64> {
+    match series {
+        MemoryKind::Host => backend.host.map(|host| host.anon + host.swap),
+        MemoryKind::Vram(gpu) => {
+            backend.memory.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
         }
     }
 }

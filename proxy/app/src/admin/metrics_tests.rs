@@ -1,13 +1,19 @@
 //! What Prometheus is told, as text.
 
 use super::*;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use warden_gateway::{KeyCounts, Outcome};
+use warden_policies::canary::Verdict;
+use warden_policies::lifecycle::Phase;
 use warden_policies::sample::HostMemory;
-use warden_policies::{GenerationId, ModelName, Work};
-use warden_sensors::Report;
+use warden_policies::{GenerationId, MemoryLimit, ModelName, Work};
 use warden_sensors::report::{ContextReport, Counts, Settings};
-use warden_supervisor::{BackendView, Event, Failure, FailureKind, LedgerEntry, Mode, ModelState, ModelView};
+use warden_sensors::{HostTotals, Report};
+use warden_supervisor::{
+    BackendView, CanaryEntry, CanaryKind, CanaryState, CanaryView, Event, EventKind, Failure, FailureKind,
+    LedgerEntry, Mode, ModelState, ModelView,
+};
 
 fn record() -> Record {
     Record {
@@ -24,12 +30,14 @@ fn record() -> Record {
         stream: false,
         queued: Duration::from_millis(20),
         first_byte: Some(Duration::from_millis(30)),
+        first_token: Some(Duration::from_millis(25)),
         total: Duration::from_millis(40),
         bytes_in: 10,
         bytes_out: 20,
         work: Work { requests: 1, prompt_tokens: 5, output_tokens: 7, images: 0, audio: 0 },
         retries: 0,
         tried: None,
+        trace: None,
         continued: true,
     }
 }
@@ -68,7 +76,7 @@ fn report(devices: &[(i32, Counts)]) -> Report {
     Report {
         pid: 1,
         started_unix_ms: 1,
-        active: std::collections::BTreeSet::new(),
+        active: BTreeSet::new(),
         settings: Settings::default(),
         contexts: devices.iter().enumerate().map(context).collect(),
     }
@@ -136,6 +144,7 @@ fn budgets() -> Budgets {
     let budget = crate::admin::answer::Budget {
         soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(1000))),
         hard: Some(MemoryLimit::Auto),
+        vram_soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(2000))),
         ..crate::admin::answer::Budget::default()
     };
     Budgets::from([("m".to_owned(), budget)])
@@ -143,9 +152,11 @@ fn budgets() -> Budgets {
 
 fn recycled() -> EventKind {
     let reason = warden_policies::Reason::HostSoft;
+    let warmth = warden_policies::warmth::Warmth { carried: 1, bytes: 5, ..Default::default() };
     let entry = LedgerEntry {
         carried_over: 3,
         gap_ms: 30,
+        warm: Some(warmth),
         ..LedgerEntry::of(ModelName::new("m"), 0, reason, Mode::Sequential)
     };
     EventKind::RecycleDone { entry: Box::new(entry) }
@@ -155,6 +166,12 @@ fn crashed() -> EventKind {
     let failure =
         Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 1 };
     EventKind::Crashed { failure, outside: false }
+}
+
+fn crash_loop() -> EventKind {
+    let failure =
+        Failure { kind: FailureKind::Signal, message: String::new(), lines: Vec::new(), failures: 9 };
+    EventKind::CrashLoop { ends: 5, within_s: 60, failure }
 }
 
 fn too_large() -> EventKind {
@@ -206,6 +223,10 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             "llama_warden_output_tokens_total{model=\"m\"} 7",
             "llama_warden_request_seconds_count{model=\"m\",route=\"chat\"} 1",
             "llama_warden_in_flight{model=\"m\"} 2",
+            "llama_warden_model_state{model=\"m\",state=\"loaded\"} 1",
+            "llama_warden_model_state{model=\"m\",state=\"failed\"} 0",
+            "llama_warden_backend_slots{model=\"m\",replica=\"0\"} 1",
+            "llama_warden_queue_limit{model=\"m\"} 9",
             "llama_warden_queue_waiting{model=\"m\"} 3",
             "llama_warden_quarantine_known{model=\"m\",kind=\"refused\"} 0",
             "llama_warden_quarantine_refusals_total{model=\"m\"} 0",
@@ -243,12 +264,32 @@ fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
     }
 }
 
-#[test]
-fn every_metric_is_in_the_documentation() {
-    let documentation = include_str!("../../../../docs/metrics.md");
-    let metrics = Metrics::new();
-    metrics.request_done(&record());
-    for kind in [recycled(), crashed(), too_large()] {
+fn running_canary() -> CanaryView {
+    CanaryView {
+        model: ModelName::new("m"),
+        name: ModelName::new("m@canary"),
+        state: CanaryState::Running,
+        binary: "b".into(),
+        build: None,
+        share: Some(0.1),
+        began_at: String::new(),
+        seconds: 1.0,
+        ended_at: None,
+        verdict: Verdict::BetterOrEqual,
+        report: warden_policies::canary::Report::default(),
+    }
+}
+
+fn canary_ended() -> EventKind {
+    let entry = CanaryEntry { kind: CanaryKind::Canary, id: 1, at: String::new(), canary: running_canary() };
+    EventKind::CanaryEnded { entry: Box::new(entry) }
+}
+
+/// A fleet in which everything appears.
+fn everything(metrics: &Metrics) -> FleetView {
+    metrics.request_done(&Record { stream: true, ..record() });
+    metrics.begin_spans();
+    for kind in [recycled(), crashed(), crash_loop(), too_large(), canary_ended()] {
         metrics.event(&Event {
             id: 1,
             at: String::new(),
@@ -263,6 +304,19 @@ fn every_metric_is_in_the_documentation() {
     let grown = crate::admin::growth_metrics::tests::fleet(vec![blind]);
     view.models.extend(grown.models);
     view.devices = grown.devices;
+    view.host = Some(HostTotals { total: 9000, available: 4000 });
+    view.models[0].reclaims = warden_supervisor::ReclaimTotals {
+        counts: vec![(warden_policies::reclaim::Outcome::Done, 1)],
+        given: warden_policies::reclaim::Given { heap: 1, ..Default::default() },
+    };
+    view.models[0].canary = Some(Box::new(running_canary()));
+    view
+}
+
+#[test]
+fn what_is_exported_is_what_is_declared_with_the_same_labels() {
+    let metrics = Metrics::new();
+    let view = everything(&metrics);
     let key = KeyCounts {
         name: "alice".into(),
         requests: 1,
@@ -271,11 +325,69 @@ fn every_metric_is_in_the_documentation() {
         output_tokens: 1,
         rejected: vec![("rate", 1)],
     };
-    let text = metrics.text(&view, &budgets(), &Gauges::default(), &[key], None);
-    let names: Vec<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert!(names.len() == 76, "{} {text}", names.len());
-    for name in names {
-        assert!(documentation.contains(&format!("`{name}")), "{name} is missing in docs/metrics.md");
+    let text = crate::admin::families::plain_text(&metrics.text(
+        &view,
+        &budgets(),
+        &Gauges::default(),
+        &[key],
+        None,
+    ));
+    let mut exported: BTreeMap<String, (String, BTreeSet<String>)> = BTreeMap::new();
+    let mut last = String::new();
+    for line in text.lines() {
+        if let Some(told) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = told.split_once(' ').unwrap();
+            last = name.to_owned();
+            exported.insert(last.clone(), (kind.to_owned(), BTreeSet::new()));
+        } else if !line.starts_with('#') {
+            let labels = line.split_once('{').map_or("", |(_, rest)| rest.split_once('}').unwrap().0);
+            let names = labels.split("\",").filter_map(|label| label.split_once("=\"")).map(|(name, _)| name);
+            exported.get_mut(&last).unwrap().1.extend(names.filter(|name| *name != "le").map(str::to_owned));
+        }
+    }
+    let declared = crate::admin::metrics_page::declared().into_iter();
+    let declared: BTreeMap<_, _> = declared
+        .map(|(name, (kind, labels))| {
+            (name, (kind.to_owned(), labels.into_iter().map(str::to_owned).collect()))
+        })
+        .collect();
+    assert_eq!(exported, declared);
+}
+
+#[test]
+fn a_stream_counts_its_first_token_and_each_further_one() {
+    let metrics = Metrics::new();
+    // 7 tokens: the first after 25 ms, the other six within 15 ms.
+    let first_token = Some(Duration::from_millis(25));
+    metrics.request_done(&Record { first_token, ..record() });
+    metrics.request_done(&Record { first_token, outcome: Outcome::ClientGone, ..record() });
+    metrics.request_done(&Record { first_token: None, ..record() });
+    let text = scrape(&metrics, &view());
+    for line in [
+        "llama_warden_first_token_seconds_count{model=\"m\"} 2",
+        "llama_warden_first_token_seconds_sum{model=\"m\"} 0.05",
+        "llama_warden_output_token_seconds_count{model=\"m\"} 1",
+        "llama_warden_output_token_seconds_sum{model=\"m\"} 0.0025",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn a_share_is_a_budget_in_bytes_once_the_whole_is_known() {
+    let metrics = Metrics::new();
+    let half = Some(MemoryLimit::Percent(50.0));
+    let budget = crate::admin::answer::Budget { hard: half, vram_hard: half, ..Default::default() };
+    let budgets = Budgets::from([("m".to_owned(), budget)]);
+    let text = |view: &FleetView| metrics.text(view, &budgets, &Gauges::default(), &[], None);
+    assert!(!text(&view()).contains("budget_bytes{"));
+    let device = warden_supervisor::DeviceView { total: Some(800), ..Default::default() };
+    let host = Some(HostTotals { total: 1000, available: 1 });
+    let text = text(&FleetView { host, devices: vec![device], ..view() });
+    for line in [
+        "llama_warden_backend_budget_bytes{model=\"m\",kind=\"hard\"} 500",
+        "llama_warden_backend_vram_budget_bytes{model=\"m\",gpu=\"0\",kind=\"hard\"} 400",
+    ] {
+        assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
     }
 }

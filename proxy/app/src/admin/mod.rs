@@ -8,18 +8,29 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`requests`] | what is in flight and what ended, and how one is cancelled |
 //! | [`canary`] | another build that is tried with a model |
+//! | [`series`] | what memory did |
 //! | [`client`] | the command line's end |
+//! | [`page`] | what a browser shows |
 
 pub(crate) mod answer;
 pub(crate) mod canary;
 pub(crate) mod client;
+mod event_metrics;
 mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
+mod machine_metrics;
 pub(crate) mod metrics;
+#[cfg(test)]
+mod metrics_page;
+mod model_metrics;
+pub(crate) mod page;
 mod report_metrics;
 mod request_metrics;
+pub(crate) mod requests;
 pub(crate) mod route;
+mod series;
 pub(crate) mod server;

@@ -32,24 +32,34 @@ type Counters = Family<DeviceLabels, Counter>;
 
 families! {
     pub(super) struct ReportMetrics (seen: Mutex<Seen>) {
-        contexts: Gauges = "backend_cuda_contexts", "CUDA contexts of a backend";
-        graphs: Gauges = "backend_cuda_graphs", "Captured CUDA graphs that exist";
+        contexts: Gauges = "backend_cuda_contexts", "CUDA contexts of a backend.";
+        graphs: Gauges = "backend_cuda_graphs", "Captured CUDA graphs that exist.";
         graph_bytes: Family<PlaceLabels, Gauge>
-            = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated";
-        pool: Gauges = "backend_cuda_pool" in Unit::Bytes, "Device memory cached in pools";
-        pool_peak: Gauges = "backend_cuda_pool_peak" in Unit::Bytes, "The most of it";
-        handles: Gauges = "backend_cublas_handles", "cuBLAS handles that exist";
+            = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated: `host` and `device`.";
+        pool: Gauges = "backend_cuda_pool" in Unit::Bytes, "Device memory that the pools cache.";
+        pool_peak: Gauges
+            = "backend_cuda_pool_peak" in Unit::Bytes, "The most device memory in pools since the process started.";
+        handles: Gauges = "backend_cublas_handles", "cuBLAS handles that exist.";
         workspace: Gauges
-            = "backend_cublas_workspace" in Unit::Bytes, "Device memory of the workspaces of cuBLAS handles";
-        purged: Counters = "backend_cuda_pool_purged" in Unit::Bytes, "Device memory given back by purges";
-        computes: Counters = "backend_cuda_computes", "Graph computes";
-        evicted: Counters = "backend_cuda_graphs_evicted", "CUDA graphs destroyed because of the cap";
-        trimmed: Counters = "backend_cuda_graphs_trimmed", "CUDA graphs destroyed because nobody used them";
-        invalidations: Counters = "backend_cuda_graph_invalidations", "CUDA graphs dropped by a purge or a reset";
-        purges: Counters = "backend_cuda_pool_purges", "Times that pools were given back";
-        resets: Counters = "backend_cublas_resets", "Times that cuBLAS handles were made anew";
-        skipped: Counters = "backend_cuda_safe_points_skipped", "Safe points that were passed over";
-        errors: Counters = "backend_cuda_fix_errors", "Errors of the fixes in a backend";
+            = "backend_cublas_workspace" in Unit::Bytes, "Device memory of the workspaces of cuBLAS handles.";
+        computes: Counters = "backend_cuda_computes", "Graph computes.";
+        evicted: Counters
+            = "backend_cuda_graphs_evicted",
+            "CUDA graphs that `graph-cache-cap` destroyed because there were more than its cap.";
+        trimmed: Counters
+            = "backend_cuda_graphs_trimmed",
+            "CUDA graphs that `graph-cache-cap` destroyed because nobody had used them for a while.";
+        invalidations: Counters
+            = "backend_cuda_graph_invalidations",
+            "CUDA graphs that had to go with a purge or a reset, and were captured again if needed.";
+        purges: Counters = "backend_cuda_pool_purges", "Times that `pool-purge` gave the pools back.";
+        purged: Counters
+            = "backend_cuda_pool_purged" in Unit::Bytes, "Device memory that `pool-purge` gave back.";
+        resets: Counters = "backend_cublas_resets", "Times that `cublas-reset` made the handles anew.";
+        skipped: Counters
+            = "backend_cuda_safe_points_skipped",
+            "Times that a fix was due and waited, because something was in use.";
+        errors: Counters = "backend_cuda_fix_errors", "Errors of the fixes in a backend.";
     }
 }
 

@@ -1,21 +1,28 @@
 //! What requests came to. Where a request of some kind counts is looked up once: with names for labels, looking up
 //! costs more than counting.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
-use warden_gateway::Record;
+use warden_gateway::{Outcome, Record};
+use warden_policies::units::exact;
 use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
+use super::page::tally::Tally;
 
 /// From the answer of a tokenizer to a generation of half an hour.
 const REQUEST_SECONDS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+
+/// From a small model on a fast GPU to a large one on the processor.
+const TOKEN_SECONDS: [f64; 12] = [0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0];
 
 labels! {
     RequestLabels { model: String, route: &'static str, status: u16 }
@@ -37,7 +44,11 @@ struct Counted {
 }
 
 struct CountedOfModel {
+    tally: Arc<Tally>,
     queue: Histogram,
+    /// Looked up when there is one.
+    first_token: OnceLock<Histogram>,
+    token: OnceLock<Histogram>,
     retries: Counter,
     continued: Counter,
     prompt_tokens: Counter,
@@ -54,25 +65,54 @@ fn request_histogram() -> Histogram {
     Histogram::new(REQUEST_SECONDS)
 }
 
+fn token_histogram() -> Histogram {
+    Histogram::new(TOKEN_SECONDS)
+}
+
 families! {
-    pub(super) struct RequestMetrics (counted: RwLock<QuickMap<Kind, Arc<Counted>>>) {
-        requests: Family<RequestLabels, Counter> = "requests", "Requests that ended";
-        outcomes: Family<OutcomeLabels, Counter> = "request_outcomes", "Requests by how they ended";
-        retries: Family<ModelLabel, Counter> = "request_retries", "Further attempts to find a backend";
-        continued: Family<ModelLabel, Counter> = "requests_continued", "Requests whose server died and that went on by another";
+    pub(super) struct RequestMetrics (
+        counted: RwLock<QuickMap<Kind, Arc<Counted>>>,
+        tallies: RwLock<BTreeMap<String, Arc<Tally>>>
+    ) {
+        requests: Family<RequestLabels, Counter>
+            = "requests",
+            "Requests that ended. `status` is 0 if the client left before there was one. `model` is empty for requests that address none.";
+        outcomes: Family<OutcomeLabels, Counter>
+            = "request_outcomes",
+            "Requests by how they ended: `ok`, `client_gone`, `upstream_died`, `upstream_garbled` (its answer was not HTTP, or ambiguous), \
+             `upstream_stalled`, `timed_out`, `revoked`, `cancelled_by_operator`, or why a request was denied or rejected: `no_model`, `unknown_model`, `name` \
+             (`server.names`), `origin` (`server.cors`), `unknown_route` (no model named that could know it), `two_models`, \
+             `unreadable_body` (rules could not be applied), `body_too_large`, `buffers_full`, `queue_full` and others, each in the answer's \
+             own words.";
+        retries: Family<ModelLabel, Counter>
+            = "request_retries",
+            "Further attempts to find a backend, each with proof that the last one executed nothing, or after it died (`requests_continued`).";
+        continued: Family<ModelLabel, Counter>
+            = "requests_continued",
+            "Requests whose server had died or was stopped before their answer was whole, and that were executed once more or, as streams, \
+             for their rest.";
         request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
-            = "request" in Unit::Seconds, "From request head to end";
+            = "request" in Unit::Seconds, "From the request's head to the end of its answer.";
         ttfb_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
-            = "ttfb" in Unit::Seconds, "From request head to the first byte of the answer";
+            = "ttfb" in Unit::Seconds, "From the request's head to the first byte of its answer, whatever that says.";
         queue_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
-            = "queue" in Unit::Seconds, "Time spent waiting for a backend";
-        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated";
-        output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated";
-        images: Family<ModelLabel, Counter> = "images", "Images in requests";
-        audio: Family<ModelLabel, Counter> = "audio", "Recordings in requests";
+            = "queue" in Unit::Seconds, "Time spent waiting for a backend.";
+        first_token_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(request_histogram)]
+            = "first_token" in Unit::Seconds,
+            "From the request's head to the first event of an answer that is generated as a stream. That is its first token: queue, a load \
+             and the prompt are in it. Answers that a server sends in one piece are not in it.";
+        token_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(token_histogram)]
+            = "output_token" in Unit::Seconds,
+            "Time for each further token of such an answer, its mean: from the first event to the end, by the tokens behind the first.";
+        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated, as answers tell.";
+        output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated, as answers tell.";
+        images: Family<ModelLabel, Counter> = "images", "Images in requests.";
+        audio: Family<ModelLabel, Counter> = "audio", "Recordings in requests.";
     }
 }
 
@@ -96,7 +136,11 @@ impl RequestMetrics {
             ttfb.observe(first.as_secs_f64());
         }
         if let Some(of_model) = &counted.of_model {
+            of_model.tally.done(record);
             of_model.queue.observe(record.queued.as_secs_f64());
+            if let Some(first) = record.first_token {
+                self.tokens(of_model, first, record);
+            }
             let add = |counter: &Counter, more: u64| {
                 if more > 0 {
                     counter.inc_by(more);
@@ -111,13 +155,39 @@ impl RequestMetrics {
         }
     }
 
+    /// What the page counts, by model.
+    pub(super) fn tallies(&self) -> BTreeMap<String, Arc<Tally>> {
+        self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How long a stream took to its first token, and for each one behind it.
+    fn tokens(&self, of_model: &CountedOfModel, first: Duration, record: &Record) {
+        let label = || ModelLabel { model: model_text(record.model.as_ref()) };
+        let to_first =
+            of_model.first_token.get_or_init(|| self.first_token_seconds.get_or_create(&label()).clone());
+        to_first.observe(first.as_secs_f64());
+        // One that broke off in the middle says nothing of the speed.
+        let behind = record.work.output_tokens.saturating_sub(1);
+        if behind > 0 && record.outcome == Outcome::Ok {
+            let each = of_model.token.get_or_init(|| self.token_seconds.get_or_create(&label()).clone());
+            each.observe(record.total.saturating_sub(first).as_secs_f64() / exact(behind));
+        }
+    }
+
     /// Looks up what one kind of request counts into; that costs more than counting.
     fn counted_for(&self, (model, route, status, outcome): &Kind) -> Counted {
         let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };
+        let tally = || {
+            let mut tallies = self.tallies.write().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(tallies.entry(text.clone()).or_default())
+        };
         let of_model = model.as_ref().map(|_| CountedOfModel {
+            tally: tally(),
             queue: self.queue_seconds.get_or_create(&label).clone(),
+            first_token: OnceLock::new(),
+            token: OnceLock::new(),
             retries: self.retries.get_or_create(&label).clone(),
             continued: self.continued.get_or_create(&label).clone(),
             prompt_tokens: self.prompt_tokens.get_or_create(&label).clone(),

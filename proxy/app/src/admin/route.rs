@@ -4,6 +4,7 @@ use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
 use super::canary::{Order, Wish};
+use super::requests::{self, Filter};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Route {
@@ -11,6 +12,8 @@ pub(crate) enum Route {
     Status,
     /// `GET /metrics`
     Metrics,
+    /// `GET /series`, with its query.
+    Series(Option<String>),
     /// `GET /events`
     Events {
         /// Whether to wait for more.
@@ -32,6 +35,14 @@ pub(crate) enum Route {
     Reclaim(String),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, Order),
+    /// `GET /requests`
+    Requests(Result<Filter, String>),
+    /// `POST /requests/{id}/cancel`
+    CancelRequest {
+        id: String,
+        /// Which of several with that id.
+        number: Result<Option<u64>, String>,
+    },
     /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
     Release(Option<String>),
 }
@@ -47,11 +58,16 @@ pub(crate) enum Mismatch {
 /// In front of what is to be released.
 const RELEASE: &str = "/quarantine/release/";
 
+/// In front of a request's id.
+const REQUEST: &str = "/requests/";
+
 /// The routes, for the answer to a wrong one.
-pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], GET /models/NAME/logs[?follow=1&reveal=1], \
+pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
+                                 GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
-                                 POST /quarantine/release[/MODEL or /FINGERPRINT]";
+                                 GET /requests[?model=NAME&state=STATE&limit=COUNT], POST /requests/ID/cancel[?number=NUMBER], \
+                                 POST /quarantine/release[/MODEL or /FINGERPRINT], and for browsers GET /page/";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
@@ -65,7 +81,14 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/status" => (Route::Status, "GET"),
         "/metrics" => (Route::Metrics, "GET"),
         "/events" => (Route::Events { follow }, "GET"),
+        "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
+        "/requests" => (Route::Requests(Filter::of(query)), "GET"),
+        _ if path.starts_with(REQUEST) => {
+            let id = path[REQUEST.len()..].strip_suffix("/cancel").ok_or(Mismatch::NotFound)?;
+            let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(Mismatch::NotFound)?;
+            (Route::CancelRequest { id, number: requests::number_of(query) }, "POST")
+        }
         _ if path.starts_with(RELEASE) => {
             let which = percent_decoded(&path[RELEASE.len()..]).ok_or(Mismatch::NotFound)?;
             (Route::Release(Some(which)), "POST")
@@ -95,10 +118,15 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
     if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
 }
 
+/// Whether a request has what only browsers write.
+pub(crate) fn has_browsers_marks(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
 /// Whether a request over TCP may come from a page in a browser: such a page can reach loopback addresses, and there is
 /// no key to stop it. A page's requests carry `Origin`, or a host name of the page's own choosing.
 pub(crate) fn from_a_browser_page(headers: &HeaderMap) -> bool {
-    if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
+    if has_browsers_marks(headers) {
         return true;
     }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
@@ -142,6 +170,10 @@ mod tests {
         assert_eq!(canary(&Method::POST), Ok(Route::Canary("org/a".into(), start)));
         assert_eq!(canary(&Method::PUT), Err(Mismatch::Method("GET, POST or DELETE")));
         assert_eq!(route(&Method::POST, "/quarantine/release", None), Ok(Route::Release(None)));
+        assert_eq!(get("/requests"), Ok(Route::Requests(Ok(Filter::default()))));
+        let cancel = route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
+        assert_eq!(cancel, Ok(Route::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
+        assert_eq!(get("/requests/a/cancel"), Err(Mismatch::Method("POST")));
         assert_eq!(
             route(&Method::POST, "/models/restart/restart", None),
             Ok(Route::Restart("restart".into()))
@@ -152,9 +184,17 @@ mod tests {
     fn what_is_no_route_says_so_and_a_wrong_method_names_the_right_one() {
         assert_eq!(get("/models/a/restart"), Err(Mismatch::Method("POST")));
         assert_eq!(route(&Method::POST, "/status", None), Err(Mismatch::Method("GET")));
-        for path in
-            ["/", "/models", "/models/a", "/models//logs", "/models/%zz/logs", "/models/%/logs", "/v1/models"]
-        {
+        for path in [
+            "/",
+            "/models",
+            "/models/a",
+            "/models//logs",
+            "/models/%zz/logs",
+            "/models/%/logs",
+            "/v1/models",
+            "/requests/a",
+            "/requests//cancel",
+        ] {
             assert_eq!(get(path), Err(Mismatch::NotFound), "{path}");
         }
     }

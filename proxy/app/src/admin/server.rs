@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::task::TaskTracker;
 
 use super::answer::{Admin, error};
-use super::route::from_a_browser_page;
+use super::page;
+use super::route::{from_a_browser_page, has_browsers_marks};
 use crate::exit::Failure;
 
 pub(crate) struct Listeners {
@@ -93,14 +94,18 @@ impl Listeners {
     /// Answers until `admin.stop`; ends when the last answer has.
     pub(crate) async fn serve(self, admin: Admin) {
         let tasks = TaskTracker::new();
+        let (page, of_page) = (admin.page.clone(), admin.clone());
+        tasks.spawn(async move { page.run(&of_page).await });
         loop {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
-                    tasks.spawn(connection(stream, admin.clone(), false));
+                    let admin = admin.asked_by(&peer(&stream));
+                    tasks.spawn(connection(stream, admin, None));
                 }),
-                stream = accept(self.tcp.as_ref()) => stream.map(|stream| {
-                    tasks.spawn(connection(stream, admin.clone(), true));
+                stream = accept(self.tcp.as_ref()) => stream.map(|(stream, peer)| {
+                    let admin = admin.asked_by("a program (admin address)");
+                    tasks.spawn(connection(stream, admin, Some(peer.ip())));
                 }),
             };
             if let Err(problem) = accepted {
@@ -117,17 +122,29 @@ impl Listeners {
         }
         tasks.close();
         tasks.wait().await;
+        // The fleet ends before us, so what was asked of it has an answer.
+        admin.page.work.close();
+        admin.page.work.wait().await;
     }
 }
 
-async fn accept(listener: Option<&TcpListener>) -> io::Result<tokio::net::TcpStream> {
+/// Who is at the other end, as the kernel knows it.
+fn peer(stream: &tokio::net::UnixStream) -> String {
+    stream.peer_cred().map_or_else(
+        |_| "somebody (admin socket)".to_owned(),
+        |peer| format!("uid {} (admin socket)", peer.uid()),
+    )
+}
+
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpStream, SocketAddr)> {
     match listener {
-        Some(listener) => listener.accept().await.map(|(stream, _)| stream),
+        Some(listener) => listener.accept().await,
         None => std::future::pending().await,
     }
 }
 
-async fn connection<S>(stream: S, admin: Admin, tcp: bool)
+/// `peer`: whose it is, if it came over TCP.
+async fn connection<S>(stream: S, admin: Admin, peer: Option<IpAddr>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -135,12 +152,19 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         let admin = admin.clone();
         async move {
-            if tcp && from_a_browser_page(request.headers()) {
-                let message = "requests from pages in a browser are refused: use a program, with the loopback address as host";
-                return Ok::<_, Infallible>(error(StatusCode::FORBIDDEN, message));
+            let request = match page::serve(&admin, request, peer).await {
+                Ok(answer) => return Ok::<_, Infallible>(answer),
+                Err(request) => request,
+            };
+            // Somebody may have led the socket to an address that a browser can reach.
+            let headers = request.headers();
+            if has_browsers_marks(headers) || (peer.is_some() && from_a_browser_page(headers)) {
+                let message = "requests from pages in a browser are refused: use a program, with the loopback address as host; \
+                               for browsers there is /page/";
+                return Ok(error(StatusCode::FORBIDDEN, message));
             }
             let uri = request.uri();
-            Ok(admin.answer(request.method(), uri.path(), uri.query()).await)
+            Ok(admin.answer(request.method(), uri.path(), uri.query(), request.headers()).await)
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();

@@ -259,7 +259,7 @@ fn list(place: &Place, json: bool) -> Result<(), Failure> {
 }
 
 /// What a build is to whoever names none.
-fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) -> &'static str {
+pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) -> &'static str {
     if in_use == Some(id) {
         "in use"
     } else if choices.rejected(id).is_some() {
@@ -282,7 +282,7 @@ fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> St
     out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
-fn row(build: &Provenance) -> Vec<String> {
+pub(crate) fn row(build: &Provenance) -> Vec<String> {
     let recipe = &build.plan.recipe;
     vec![
         build.id.to_string(),

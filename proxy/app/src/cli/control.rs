@@ -12,6 +12,7 @@ use super::{ConfigArgs, block_on};
 use crate::admin::answer::Status;
 use crate::admin::client::{Client, find};
 use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::describe;
@@ -19,7 +20,7 @@ use crate::serve::describe;
 use super::status::table;
 
 /// Which instance.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct InstanceArgs {
     /// Unix socket of the instance's admin routes. Default: the only instance that runs.
     #[arg(long, value_name = "PATH", env = "LLAMA_WARDEN_ADMIN_SOCKET")]
@@ -29,12 +30,17 @@ pub(crate) struct InstanceArgs {
 }
 
 impl InstanceArgs {
+    /// The configuration that is named.
+    pub(super) fn load(&self, machine: &Machine) -> Result<Loaded, Failure> {
+        self.config.load(machine, Vec::new())
+    }
+
     pub(super) fn client(&self) -> Result<Client, Failure> {
         if let Some(socket) = &self.admin_socket {
             return Client::new(socket.clone());
         }
         let machine = Machine::read();
-        let loaded = self.config.load(&machine, Vec::new())?;
+        let loaded = self.load(&machine)?;
         let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
         find(named, &loaded.dirs(&machine)?.state, &machine.meeting_places())
     }

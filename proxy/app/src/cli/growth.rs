@@ -32,7 +32,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
 }
 
 /// What one memory says: verdict, slope, blame, fill.
-fn of_growth(growth: &Growth) -> String {
+pub(super) fn of_growth(growth: &Growth) -> String {
     let mut parts = Vec::new();
     parts.extend(growth.slope.as_ref().map(phrases::slope));
     match &growth.blame {

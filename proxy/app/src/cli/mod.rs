@@ -15,7 +15,7 @@ use crate::config::source::layers::{FlagSetting, Loaded, Sources, load};
 use crate::exit::Failure;
 
 pub(crate) mod build;
-mod builds;
+pub(crate) mod builds;
 mod builds_between;
 mod builds_in_use;
 pub(crate) mod canary;
@@ -24,7 +24,7 @@ mod control;
 mod diagnose;
 mod dropin;
 mod gpu;
-mod growth;
+pub(crate) mod growth;
 mod history;
 mod import;
 mod keys;
@@ -35,9 +35,12 @@ mod policy;
 pub(crate) mod progress;
 mod quarantine;
 mod quickstart;
+mod report;
+mod requests;
 mod sample_model;
 mod serve;
 mod status;
+mod top;
 pub(crate) mod update;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
@@ -85,6 +88,8 @@ enum Command {
     SampleModel(sample_model::SampleModelArgs),
     /// Shows the models of a running instance.
     Status(control::StatusArgs),
+    /// Shows models and their memory on the terminal, as they change.
+    Top(Box<top::TopArgs>),
     /// Replaces the processes of a model; requests wait or go to the next one.
     Restart(control::ModelArgs),
     /// Drains and stops a model; the next request starts it again.
@@ -100,6 +105,10 @@ enum Command {
     Events(control::EventsArgs),
     /// Shows what happened to the models in this and in former instances: replacements, failures, events.
     History(history::HistoryArgs),
+    /// Shows the requests in flight and those that ended last, and cancels one.
+    Requests(Box<requests::RequestsArgs>),
+    /// Gathers what a report of a bug needs into one archive, without secrets, and shows what is in it first.
+    Report(report::ReportArgs),
     /// Lists and releases requests that may have killed their server.
     #[command(subcommand)]
     Quarantine(quarantine::QuarantineCommand),
@@ -196,6 +205,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Keys(command) => keys::run(command),
         Command::SampleModel(args) => sample_model::run(&args),
         Command::Status(args) => control::status(&args),
+        Command::Top(args) => top::run(*args),
         Command::Restart(args) => control::restart(&args),
         Command::Drain(args) => control::drain(&args),
         Command::Reclaim(args) => control::reclaim(&args),
@@ -203,6 +213,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),
         Command::Events(args) => control::events(&args),
+        Command::Requests(args) => requests::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Quarantine(command) => quarantine::run(&command),
         Command::Config(command) => config::run(command),
         Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),

@@ -162,7 +162,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// What an operator should know first.
-fn note(model: &ModelView) -> String {
+pub(super) fn note(model: &ModelView) -> String {
     if let Some(failure) = &model.last_failure {
         return failure.message.clone();
     }
@@ -181,7 +181,7 @@ fn note(model: &ModelView) -> String {
 }
 
 /// When it is tried again, and what an operator can do.
-fn outage(outage: &Outage) -> String {
+pub(super) fn outage(outage: &Outage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()
         .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());

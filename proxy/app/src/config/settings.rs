@@ -51,6 +51,9 @@ pub(crate) struct Settings {
     /// What is declared of canaries: nothing of it is a key.
     #[schemars(skip)]
     pub(crate) canary: defaults::Canary,
+    /// What is kept of readings: nothing of it is a key.
+    #[schemars(skip)]
+    pub(crate) series: defaults::Series,
     /// When a backend is ill although it lives.
     #[schemars(with = "Of<defaults::Health>")]
     pub(crate) health: defaults::Health,
@@ -75,6 +78,9 @@ pub(crate) struct Settings {
     /// Renewing llama-server: `llama-warden update`.
     #[schemars(with = "Of<defaults::Update>")]
     pub(crate) update: defaults::Update,
+    /// Traces of requests, for a collector of OpenTelemetry.
+    #[schemars(with = "Of<defaults::Telemetry>")]
+    pub(crate) telemetry: defaults::Telemetry,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "AllModels")]
     pub(crate) defaults: Dict,

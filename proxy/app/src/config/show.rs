@@ -3,6 +3,8 @@
 //! What it prints can be used as a configuration file: it means the same, if secrets are shown. They are shown on demand
 //! only, because people show this text to others.
 
+use std::sync::Arc;
+
 use figment::value::{Dict, Value};
 
 use warden_policies::secrets;
@@ -14,10 +16,47 @@ use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 15] = [
-    "server", "admin", "paths", "log", "upstream", "sensors", "health", "shared", "child", "build",
-    "diagnose", "proof", "update", "defaults", "models",
+const ORDER: [&str; 16] = [
+    "server",
+    "admin",
+    "paths",
+    "log",
+    "telemetry",
+    "upstream",
+    "sensors",
+    "health",
+    "shared",
+    "child",
+    "build",
+    "diagnose",
+    "proof",
+    "update",
+    "defaults",
+    "models",
 ];
+
+/// What was configured, kept to be shown.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    pub(crate) loaded: Arc<Loaded>,
+    pub(crate) machine: Arc<Machine>,
+    /// Sections that have changed and take effect at the next start of llama-warden.
+    pub(crate) pending: Vec<&'static str>,
+}
+
+/// It has secrets in it.
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kept({:?})", self.pending)
+    }
+}
+
+impl Kept {
+    /// All of it without its secrets.
+    pub(crate) fn text(&self) -> String {
+        show(&self.loaded, &self.machine, false)
+    }
+}
 
 /// The whole configuration. `reveal`: with its secrets.
 pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {

@@ -97,6 +97,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             let verdict = entry.canary.verdict.as_str().replace('_', " ");
             format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
         }
+        EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {
                 (!names.is_empty()).then(|| {
@@ -141,6 +142,9 @@ pub(crate) fn describe(kind: &EventKind) -> String {
              `llama-warden quarantine release {fingerprint}`"
         ),
         EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
+        EventKind::RequestCancelled { request, state, by } => {
+            format!("request {request} ({state}) was cancelled by {by}")
+        }
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
 }
@@ -255,9 +259,11 @@ mod tests {
             too_large("recycle"),
             too_large("elsewhere"),
             too_large("warn"),
+            json!({"kind": "asked", "action": "restart", "by": "page, 127.0.0.1"}),
             json!({"kind": "requests_suspected", "fingerprints": [print, print]}),
             json!({"kind": "request_quarantined", "fingerprint": print, "seconds": 600}),
             json!({"kind": "requests_released", "count": 2}),
+            json!({"kind": "request_cancelled", "request": "0a1b", "state": "generating", "by": "uid 1000 (admin socket)"}),
             json!({"kind": "queue_full", "waiting": 8}),
         ];
         let told = events.into_iter().map(|event| {

@@ -11,6 +11,7 @@
 //! ```
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use warden_supervisor::nursery::{self, NurseryHandle};
@@ -86,7 +87,9 @@ impl Plan {
             let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
             return Err(Failure::Config(problem.hint(hint).into()));
         }
-        Ok(resolve(&loaded, machine, self.any_name)?)
+        let mut resolved = resolve(&loaded, machine, self.any_name)?;
+        resolved.written = Some(Arc::new(loaded));
+        Ok(resolved)
     }
 }
 

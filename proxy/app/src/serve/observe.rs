@@ -19,18 +19,24 @@ use crate::admin::metrics::Metrics;
 use crate::advice::{self, Servers};
 use crate::events_file::EventsFile;
 use crate::logging;
+use crate::otel::Tracer;
 
 /// Takes the gateway's records.
 pub(crate) struct Watcher {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: AccessLog,
     pub(crate) fleet: Fleet,
+    /// Takes those that are in a trace, while traces are exported.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 impl Observer for Watcher {
     fn request_done(&self, record: &Record) {
         self.metrics.request_done(record);
         self.access.write(record);
+        if let Some(tracer) = &self.tracer {
+            tracer.tell(record);
+        }
         if let (Some(model), Some(exchange)) = (&record.model, record.exchange()) {
             self.fleet.note_exchange(model, &exchange);
         }

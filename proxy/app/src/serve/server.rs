@@ -22,13 +22,17 @@ use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
+use crate::admin::page::holds::plans;
 use crate::admin::server::bind;
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
+use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
+use crate::otel::{Exporter, Tracer};
 use crate::request_recorder::Recorders;
+use crate::series;
 
 /// A running instance.
 pub(crate) struct Server {
@@ -50,6 +54,7 @@ pub(crate) struct Server {
     /// Ends admin and watchers.
     stop: CancellationToken,
     tasks: TaskTracker,
+    exporting: Exporting,
     claim: Claim,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
@@ -66,13 +71,16 @@ impl Server {
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
-        let gateway = Gateway::bind(GatewayConfig::new(&resolved.server, &resolved.upstream))
-            .await
-            .map_err(|error| gateway_failure(&error))?;
+        let config = GatewayConfig::new(&resolved.server, &resolved.upstream);
+        let config = match &resolved.collector {
+            Some(collector) => config.traced(collector.numbers.ratio),
+            None => config,
+        };
+        let gateway = Gateway::bind(config).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
-        let control = gateway.control();
+        let (control, requests) = (gateway.control(), gateway.requests());
         let tls = gateway.tls();
         control.update(live(&resolved, &recorders));
         let listeners =
@@ -101,6 +109,8 @@ impl Server {
             binaries: next_binaries(&resolved.fleet.models),
             bound: resolved.bound(),
             tries: tries(&resolved),
+            plans: plans(&resolved.fleet.models),
+            configuration: shown(&resolved, machine, Vec::new()),
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
@@ -108,6 +118,8 @@ impl Server {
         if let Some(job) = unmeasured {
             tasks.spawn(job.run(fleet.clone(), stop.clone()));
         }
+        let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
+        tasks.spawn(series::record(kept.clone(), fleet.clone(), stop.clone()));
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
@@ -115,11 +127,18 @@ impl Server {
             gauges: gauges.clone(),
             gateway: control.clone(),
             access: access.clone(),
+            requests,
+            by: "llama-warden".into(),
             instance: Arc::new(instance),
+            page: Arc::default(),
+            series: kept,
             stop: stop.clone(),
         };
         tasks.spawn(listeners.serve(admin));
-        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone() };
+        let (tracer, exporter) =
+            resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
+        let exporting = Exporting::start(exporter, stop.clone());
+        let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
         let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
@@ -146,6 +165,7 @@ impl Server {
             gateway_done,
             stop,
             tasks,
+            exporting,
             claim,
             nursery,
         })
@@ -204,8 +224,8 @@ impl Server {
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
         // First, because it may fail: then nothing of the new configuration is taken over.
         self.recorders.open(&new)?;
-        let kept = needs_restart(&self.resolved, &new);
-        for section in &kept {
+        let kept_back = needs_restart(&self.resolved, &new);
+        for section in &kept_back {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
         }
         let mut fleet = new.fleet.clone();
@@ -226,6 +246,8 @@ impl Server {
             binaries,
             bound: new.bound(),
             tries: tries(&new),
+            plans: plans(&fleet.models),
+            configuration: shown(&new, machine, kept_back),
         });
         self.gateway.update(live(&new, &self.recorders));
         if let Some(tls) = &self.tls {
@@ -256,9 +278,40 @@ impl Server {
         self.stop.cancel();
         self.tasks.close();
         // Admin answers and watchers end by the token; a client that does not read must not hold us.
-        let _ = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait()).await;
+        let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait());
+        let _ = tokio::join!(tasks, self.exporting.end());
         self.access.flush();
         drop(self.claim);
+    }
+}
+
+/// What the page shows of the configuration.
+fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
+    let loaded = resolved.written.clone()?;
+    Some(Kept { loaded, machine: Arc::new(machine.clone()), pending })
+}
+
+/// Spans on their way to a collector, if there is one: they get a little time of their own when all else has ended.
+struct Exporting {
+    tasks: TaskTracker,
+    patience: Duration,
+}
+
+impl Exporting {
+    fn start(exporter: Option<Exporter>, stop: CancellationToken) -> Self {
+        let (tasks, patience) =
+            (TaskTracker::new(), exporter.as_ref().map_or(Duration::ZERO, Exporter::patience));
+        if let Some(exporter) = exporter {
+            tasks.spawn(exporter.run(stop));
+        }
+        Self { tasks, patience }
+    }
+
+    async fn end(&self) {
+        self.tasks.close();
+        if tokio::time::timeout(self.patience, self.tasks.wait()).await.is_err() {
+            tracing::warn!("the last spans could not be sent in time");
+        }
     }
 }
 

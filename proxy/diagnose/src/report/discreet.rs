@@ -22,6 +22,20 @@ impl Report {
         for one in &mut report.skipped {
             one.why = secrets::text(&one.why);
         }
+        // A server may quote a key in its last words.
+        for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
+            if let Ended::Crashed { why }
+            | Ended::Killed { why }
+            | Ended::Failed { why }
+            | Ended::OutOfMemory { why } = &mut finding.ended
+            {
+                *why = secrets::text(why);
+            }
+            if let Some(crash) = &mut finding.crash {
+                crash.why = secrets::text(&crash.why);
+                crash.lines.iter_mut().for_each(|line| *line = secrets::text(line));
+            }
+        }
         let mut replayed = false;
         for leg in report.legs.iter_mut().filter(|leg| leg.finding.workload == Workload::Replay) {
             replayed = true;

@@ -5,12 +5,12 @@
 mod between;
 mod crash;
 mod cure;
+mod curves;
 mod discreet;
 mod folder;
 mod headroom;
 mod html;
 mod markdown;
-mod plot;
 mod proof;
 mod reproduce;
 mod setup;
@@ -19,7 +19,8 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::experiment::{Finding, Reading};
-use warden_policies::secrets;
+use warden_policies::recycle::Budget;
+use warden_policies::{MemoryKind, secrets};
 use warden_supervisor::{Command, DeviceView};
 
 pub use self::between::{BetweenReport, Revision};
@@ -145,6 +146,16 @@ pub struct LegReport {
     pub readings: Vec<Reading>,
 }
 
+/// The budget of one memory, as it would be for a server like those of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeriesBudget {
+    /// Which memory.
+    pub series: MemoryKind,
+    /// In bytes.
+    #[serde(flatten)]
+    pub budget: Budget,
+}
+
 /// An experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -163,6 +174,9 @@ pub struct Report {
     pub skipped: Vec<Skipped>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
+    /// Budgets that are configured for the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<SeriesBudget>,
     /// Which switches stop the growth, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cure: Option<CureReport>,
@@ -205,6 +219,7 @@ impl Report {
             legs: outcome.legs.iter().map(leg).collect(),
             skipped: outcome.skipped.clone(),
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
+            budgets: Vec::new(),
             cure: None,
             survival: Vec::new(),
             between: None,

@@ -87,17 +87,19 @@ fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
 
 /// A page without its looks: a line for each piece of text, and where a curve is.
 fn words(page: &str) -> String {
-    let mut text = page.to_owned();
-    for (name, instead) in [("style", ""), ("svg", "<p>(a curve)</p>")] {
-        let end = format!("</{name}>");
-        while let Some((from, to)) = text.find(&format!("<{name}")).zip(text.find(&end)) {
-            text.replace_range(from..to + end.len(), instead);
-        }
+    let (head, rest) = page.split_once("<style>").unwrap();
+    let mut text = head.to_owned() + rest.split_once("</style>").unwrap().1;
+    // The innermost first: a plot has one inside of it.
+    while let Some(end) = text.find("</svg>") {
+        let from = text[..end].rfind("<svg").unwrap();
+        let curve = if text[from..].starts_with("<svg class=\"plot\"") { "<p>(a curve)</p>" } else { "" };
+        text.replace_range(from..end + "</svg>".len(), curve);
     }
     let row = text.replace("</th><th", " | </th><th").replace("</td><td", " | </td><td");
     let pieces = row.split('<').filter_map(|piece| {
         let (tag, words) = piece.split_once('>').unwrap_or(("", piece));
-        let ends = ["/tr", "/li", "/p", "/h1", "/h2", "/dt", "/dd", "/title"].contains(&tag);
+        let ends =
+            ["/tr", "/li", "/p", "/h1", "/h2", "/h3", "/figcaption", "/dt", "/dd", "/title"].contains(&tag);
         (ends || !words.trim().is_empty()).then(|| if ends { "\n".to_owned() } else { words.to_owned() })
     });
     pieces.collect()

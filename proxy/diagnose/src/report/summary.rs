@@ -1,5 +1,6 @@
 //! What came out, in a sentence or two: for the top of a page. It says no more than was measured.
 
+use warden_pages::Tone;
 use warden_policies::experiment::between::Aim;
 use warden_policies::experiment::{Ended, Finding, SeriesFinding};
 use warden_policies::growth::Verdict;
@@ -47,6 +48,16 @@ impl Outlook {
             _ if all().any(tells) && report.vram_unknown().is_some() => Self::CleanHost,
             _ if all().any(tells) => Self::Clean,
             _ => Self::TooFew,
+        }
+    }
+
+    /// Its colour; what it says is in the sentence.
+    pub(super) const fn tone(self) -> Tone {
+        match self {
+            Self::Crashes | Self::Leaks => Tone::Bad,
+            Self::Suspected | Self::Slower | Self::Otherwise => Tone::Warn,
+            Self::Clean => Tone::Good,
+            Self::CleanHost | Self::TooFew | Self::NotRun => Tone::Idle,
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warden_policies::experiment::bisect;
 use warden_policies::experiment::{Ended, Judge, Next, Speed, Workload};
-use warden_policies::growth::{Blame, Unit};
+use warden_policies::growth::{Blame, Unit, Verdict};
 use warden_policies::sample::{Edge, HostMemory, Sample, Work};
 use warden_policies::{MemoryKind, defaults};
 
@@ -90,13 +90,95 @@ fn a_report_survives_json_and_keeps_secrets_to_itself() {
 #[test]
 fn a_page_needs_nothing_else_and_escapes_what_it_is_told() {
     let page = report().html();
-    for banned in ["<script", "http://", "https://", "src=", "@import", "<audio>"] {
+    for banned in ["<script", "http://", "https://", "src=", "@import", "<audio>", "style="] {
         assert!(!page.contains(banned), "{banned}");
     }
     assert!(page.contains("A leak was found.") && page.contains("no &lt;audio&gt;"));
-    assert_eq!(page.matches("<svg").count(), 2);
-    assert_eq!(page.matches("<polyline").count(), 2);
-    assert_eq!(page.matches("<table>").count(), page.matches("</table>").count());
+    assert_eq!(page.matches("<svg class=\"plot\"").count(), 2);
+    assert_eq!(page.matches("class=\"curve read\" d=\"M").count(), 4, "a curve and its key in each legend");
+    let tags = elements(&page);
+    assert!(tags.iter().any(|tag| tag == "table") && tags.iter().any(|tag| tag == "dd"), "{tags:?}");
+}
+
+/// The names of all elements, in order. Fails if one is closed that is not open, or not closed at all.
+fn elements(page: &str) -> Vec<String> {
+    let (mut all, mut open) = (Vec::new(), Vec::new());
+    // What stands in a stylesheet is no markup.
+    let (head, rest) = page.split_once("<style>").unwrap();
+    let markup = format!(
+        "{head}<style>{}",
+        rest.split_once("</style>").map(|(_, rest)| format!("</style>{rest}")).unwrap()
+    );
+    for tag in markup.split('<').skip(1).map(|rest| rest.split('>').next().unwrap()) {
+        let name = tag.split(' ').next().unwrap().trim_end_matches('/');
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name));
+        } else {
+            if !tag.ends_with('/') && !["!doctype", "meta"].contains(&name) {
+                open.push(name.to_owned());
+            }
+            all.push(name.to_owned());
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    all
+}
+
+#[test]
+fn each_name_of_the_head_has_its_value_beside_it_however_long_that_is() {
+    let mut report = report();
+    let long = "version: 8827 (a5cbf1b0)\nbuilt with GNU 12.2.0\n\nfor Linux x86_64 </dd><dt> ".to_owned()
+        + &"x".repeat(5000);
+    report.about.system = vec![
+        ("llama-server says".to_owned(), long),
+        ("nothing".to_owned(), " \n ".to_owned()),
+        ("processor".to_owned(), "a processor".to_owned()),
+    ];
+    let page = report.html();
+    let names: Vec<String> = elements(&page)
+        .into_iter()
+        .filter(|name| ["dl", "div", "dt", "dd"].contains(&name.as_str()))
+        .collect();
+    let head: Vec<&str> = names.iter().skip(1).map(String::as_str).take_while(|name| *name != "dl").collect();
+    let pairs: Vec<&[&str]> = head.chunks(3).take_while(|pair| pair.len() == 3).collect();
+    assert!(pairs.len() >= 4 && pairs.iter().all(|pair| *pair == ["div", "dt", "dd"]), "{head:?}");
+    assert!(
+        page.contains("<dt>processor</dt><dd>a processor</dd>") && !page.contains("<dt>nothing"),
+        "{page}"
+    );
+}
+
+#[test]
+fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened() {
+    let mut report = report();
+    let budget = Budget { soft: Some(300 * MIB), hard: Some(400 * MIB) };
+    report.budgets = vec![SeriesBudget { series: MemoryKind::Host, budget }];
+    for reading in &mut report.legs[1].readings {
+        reading.allowed = 64 * MIB;
+        reading.sample.reclaims = u64::from(reading.sample.work.requests > 30);
+    }
+    report.legs[1].finding.ended = Ended::Killed { why: "HF_TOKEN=hush was killed".to_owned() };
+    let page = report.html();
+    let leaking = page.split("<h2>").find(|part| part.starts_with("same-image")).unwrap();
+    for there in [
+        "<path class=\"law\" d=\"M",
+        "<path class=\"declared\" d=\"M",
+        "limit soft",
+        "limit hard",
+        "<g class=\"mark reclaim\">",
+        "<g class=\"mark crash\">",
+        "the law: +4.00 MiB a request",
+        "told to keep: up to 64.0 MiB",
+        "soft budget: 300.0 MiB",
+        "memory was asked back",
+        "was killed",
+    ] {
+        assert!(leaking.contains(there), "{there} in {leaking}");
+    }
+    assert!(!page.contains("hush"));
+    // What the verdicts of the table mean is in the page, and nothing about the others.
+    assert!(page.contains(warden_pages::words::verdict(Verdict::Leaking).split(',').next().unwrap()));
+    assert!(page.contains("<dt>steady</dt>") && !page.contains("<dt>suspected</dt>"));
 }
 
 #[test]
@@ -104,7 +186,7 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let slow = leg(Workload::ShortText, 300 * 1024);
     let notes = notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
-    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, warden_policies::growth::Verdict::Steady);
+    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Steady);
 }
 
 /// A leg of so few readings.
@@ -318,7 +400,7 @@ fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
     let text = report.markdown(Shows::Nothing);
     assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
     assert!(text.contains(told) && text.contains("| run under |"), "{text}");
-    assert!(report.html().contains(told));
+    assert!(report.html().contains(&warden_pages::escape(told)));
     let folder = tempfile::tempdir().unwrap();
     report.write_folder(folder.path(), &plain()).unwrap();
     let script = std::fs::read_to_string(folder.path().join("reproduce.sh")).unwrap();

@@ -20,7 +20,7 @@ const PORTION: usize = 64 * 1024;
 /// The body of any answer.
 pub(crate) struct AnswerBody {
     kind: Kind,
-    _busy: Option<Busy>,
+    busy: Option<Busy>,
 }
 
 enum Kind {
@@ -32,16 +32,16 @@ enum Kind {
 impl AnswerBody {
     pub(crate) fn fixed(bytes: Bytes, flight: Box<Flight>, outcome: Outcome, busy: Busy) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
-        Self { kind: Kind::Fixed { bytes, flight: Some(flight), outcome }, _busy: Some(busy) }
+        Self { kind: Kind::Fixed { bytes, flight: Some(flight), outcome }, busy: Some(busy) }
     }
 
     pub(crate) fn relay(relay: Box<Relay>, busy: Busy) -> Self {
-        Self { kind: Kind::Relay(relay), _busy: Some(busy) }
+        Self { kind: Kind::Relay(relay), busy: Some(busy) }
     }
 
     /// The answer that is inside knows that the connection is busy.
     pub(crate) fn interim(interim: Interim) -> Self {
-        Self { kind: Kind::Interim(Box::new(interim)), _busy: None }
+        Self { kind: Kind::Interim(Box::new(interim)), busy: None }
     }
 }
 
@@ -53,7 +53,8 @@ impl Body for AnswerBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match &mut self.kind {
+        let Self { kind, busy } = &mut *self;
+        match kind {
             Kind::Fixed { bytes, flight, .. } => {
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
@@ -64,7 +65,12 @@ impl Body for AnswerBody {
                 }
                 Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
-            Kind::Relay(relay) => relay.poll(context),
+            Kind::Relay(relay) => {
+                if busy.as_ref().is_some_and(Busy::takes_cancel) {
+                    relay.cancel();
+                }
+                relay.poll(context)
+            }
             Kind::Interim(interim) => interim.poll(context),
         }
     }
@@ -90,9 +96,10 @@ impl Body for AnswerBody {
 
 impl Drop for AnswerBody {
     fn drop(&mut self) {
-        if let Kind::Fixed { flight: Some(flight), outcome, .. } = &mut self.kind {
+        if let Kind::Fixed { flight: Some(flight), outcome, bytes } = &mut self.kind {
             // A client that leaves before our own few bytes is of no interest.
-            flight.finish(*outcome);
+            let is_cut = bytes.is_some() && flight.progress.is_cancelled();
+            flight.finish(if is_cut { Outcome::Cancelled } else { *outcome });
         }
     }
 }

@@ -11,6 +11,7 @@ use warden_policies::Work;
 
 use crate::access::keys::Pass;
 use crate::observe::{Gauges, Observer, Outcome, Record};
+use crate::requests::{Progress, Ticket};
 
 /// A request on its way. Whoever drops it without [`Flight::finish`] was dropped by the client's leaving.
 pub(crate) struct Flight {
@@ -19,6 +20,10 @@ pub(crate) struct Flight {
     pub(crate) pass: Option<Pass>,
     /// Bytes of prompt and answer whose tokens nobody has counted.
     pub(crate) untold: u64,
+    /// How it is shown to an operator.
+    pub(crate) progress: Progress,
+    /// Its place among those in flight.
+    ticket: Option<Ticket>,
     started: Instant,
     observer: Arc<dyn Observer>,
     gauges: Arc<Gauges>,
@@ -32,9 +37,9 @@ impl Flight {
         gauges: Arc<Gauges>,
         request_id: String,
         peer: IpAddr,
-        method: Method,
-        protocol: Version,
+        (method, protocol): (Method, Version),
         route: &'static str,
+        shown: impl FnOnce(&Record, Instant) -> (Option<Ticket>, Progress),
     ) -> Box<Self> {
         gauges.in_flight.fetch_add(1, Ordering::Relaxed);
         let record = Record {
@@ -51,6 +56,7 @@ impl Flight {
             stream: false,
             queued: Duration::ZERO,
             first_byte: None,
+            first_token: None,
             total: Duration::ZERO,
             bytes_in: 0,
             bytes_out: 0,
@@ -58,12 +64,17 @@ impl Flight {
             retries: 0,
             continued: false,
             tried: None,
+            trace: None,
         };
+        let started = Instant::now();
+        let (ticket, progress) = shown(&record, started);
         Box::new(Self {
             record,
             pass: None,
             untold: 0,
-            started: Instant::now(),
+            progress,
+            ticket,
+            started,
             observer,
             gauges,
             told: false,
@@ -75,17 +86,40 @@ impl Flight {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {
             self.record.first_byte = Some(self.started.elapsed());
+            if !self.record.stream {
+                self.progress.answers();
+            }
+        }
+    }
+
+    /// The first event of what is generated has come. Only the first call counts.
+    pub(crate) fn speaks(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.started);
+        self.record.first_token.get_or_insert(since);
+        if let Some(trace) = &mut self.record.trace {
+            trace.speaks(now);
         }
     }
 
     /// Reports to the observer, once.
     pub(crate) fn finish(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.told, true) {
-            self.record.outcome = outcome;
+            self.record.outcome = match outcome {
+                // It looks as if the client had left where that could not be told.
+                Outcome::ClientGone if self.progress.is_cancelled() => Outcome::Cancelled,
+                outcome => outcome,
+            };
             self.record.total = self.started.elapsed();
+            if let Some(trace) = &mut self.record.trace {
+                let failed = (outcome != Outcome::Ok).then(|| outcome.as_str());
+                trace.end(self.record.total, failed);
+            }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
                 pass.done(self.record.work, self.untold);
+            }
+            if let Some(ticket) = self.ticket.take() {
+                ticket.end(&self.record);
             }
             self.observer.request_done(&self.record);
         }

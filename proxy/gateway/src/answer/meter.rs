@@ -5,6 +5,7 @@
 //! array of prompts repeats them per prompt and is therefore undercounted.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use aho_corasick::packed::{Config, Searcher};
 use serde::Deserialize;
@@ -12,6 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
 use warden_policies::Work;
 use warden_supervisor::Outcome;
+
+use crate::trace::Trace;
 
 const NAMES: [&str; 3] = ["\"usage\"", "\"timings\"", "\"error\""];
 
@@ -160,6 +163,16 @@ impl Meter {
             prompt: all.or(usage.prompt_tokens).or_else(input),
             decode: timings.predicted_n.zip(timings.predicted_ms),
             prefill: timings.prompt_n.zip(timings.prompt_ms),
+        }
+    }
+
+    /// Tells a trace of the prompt, and if `whole` how long the server was at it and at the tokens.
+    pub(crate) fn tell(&self, trace: &mut Trace, whole: bool) {
+        let ended = self.outcome(200);
+        trace.prompt = ended.prompt.or(trace.prompt);
+        let took = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).ok();
+        if whole {
+            trace.timed(self.timings.prompt_ms.and_then(took), self.timings.predicted_ms.and_then(took));
         }
     }
 

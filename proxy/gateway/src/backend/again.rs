@@ -15,6 +15,7 @@ use crate::backend::upstream::Upstream;
 use crate::body::limits::Limits;
 use crate::observe::Record;
 use crate::refusal::Refusal;
+use crate::requests::Progress;
 
 /// What it takes to execute a request once more. Kept until something of its answer is with its client.
 pub(crate) struct Again {
@@ -26,6 +27,7 @@ pub(crate) struct Again {
 #[derive(Clone)]
 pub(crate) struct Search {
     pub(crate) upstream: Arc<Upstream>,
+    pub(crate) progress: Progress,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
     /// Tokens of the prompt, where admission wants to know.
@@ -45,10 +47,12 @@ impl Again {
         dead: Arc<dyn BackendLease>,
         died: Refusal,
     ) -> Result<Relayed, Refusal> {
-        let Self { search: Search { upstream, model, kind, tokens, limits, deadline }, message } = self;
+        let Self { search: Search { upstream, progress, model, kind, tokens, limits, deadline }, message } =
+            self;
         let mut attempts = Attempts {
             upstream: &upstream,
             record,
+            progress: &progress,
             model: &model,
             kind,
             tokens,

@@ -46,6 +46,8 @@ use crate::body::limits::Limits;
 use crate::body::sent::Sent;
 use crate::observe::Record;
 use crate::refusal::{BodyFault, Refusal};
+use crate::requests::Progress;
+use crate::trace::Peer;
 
 /// While the supervisor has not noticed that a generation is gone, it is asked this many times within the time to
 /// connect.
@@ -79,6 +81,8 @@ pub(crate) struct Backend {
 pub(crate) struct Attempts<'a> {
     pub(crate) upstream: &'a Upstream,
     pub(crate) record: &'a mut Record,
+    /// How it is shown.
+    pub(crate) progress: &'a Progress,
     pub(crate) model: &'a ModelName,
     pub(crate) kind: LeaseKind,
     /// Tokens of the prompt, where admission wants to know.
@@ -94,6 +98,7 @@ pub(crate) struct Attempts<'a> {
 impl Attempts<'_> {
     /// Waits for a lease and reads the body ahead meanwhile, because a client's leaving can only be seen behind it.
     pub(crate) async fn lease(&mut self, intake: &mut Intake) -> Result<Arc<dyn BackendLease>, Refusal> {
+        self.waits();
         let granted = tokio::select! {
             biased;
             granted = self.upstream.backends.lease(self.model, self.kind, self.tokens) => granted,
@@ -109,8 +114,34 @@ impl Attempts<'_> {
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         let lease = granted.map_err(|denied| Refusal::Denied { model: self.model.clone(), denied })?;
         self.record.queued += lease.queued_for();
+        if let Some(trace) = &mut self.record.trace {
+            trace.granted(lease.queued_for());
+        }
         self.record.generation = Some(lease.generation());
+        self.progress.leased(lease.generation(), self.record.queued);
         Ok(lease)
+    }
+
+    /// Notes that it asks for a lease.
+    pub(crate) fn waits(&mut self) {
+        if let Some(trace) = &mut self.record.trace {
+            trace.waits();
+        }
+    }
+
+    /// Notes that this is sent to a backend, and makes it a part of that.
+    pub(crate) fn asks(&mut self, lease: &Arc<dyn BackendLease>, message: &mut Message) {
+        if let Some(trace) = &mut self.record.trace {
+            let peer = || Peer::of(lease.generation(), lease.is_canary(), lease.address());
+            message.follow(trace.asks(peer));
+        }
+    }
+
+    /// Notes that what was sent came to nothing.
+    pub(crate) fn failed(&mut self, why: &'static str) {
+        if let Some(trace) = &mut self.record.trace {
+            trace.answered(Some(why));
+        }
     }
 
     /// Tries until a backend answers.
@@ -168,6 +199,7 @@ impl Attempts<'_> {
             if let Some(print) = message.sent().print() {
                 lease = self.make_way(lease, print, deadline).await?;
             }
+            self.asks(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
             let result = {
                 // Pinned first: the clock around it would take a copy of it.
@@ -185,6 +217,7 @@ impl Attempts<'_> {
                 }
             };
             let Some(result) = result else {
+                self.failed("stopped");
                 if let Some(print) = message.sent().whole_print() {
                     lease.lost(print);
                     if lease.is_alone() {
@@ -222,6 +255,7 @@ impl Attempts<'_> {
                 }
                 Ok(Err(failed)) => failed,
             };
+            self.failed(failed.as_str());
             let sent = message.sent();
             match (sent.fault(), sent.print()) {
                 (Some(BodyFault::Quarantined), Some(print)) => {
@@ -302,6 +336,7 @@ impl Attempts<'_> {
         dead: Arc<dyn BackendLease>,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.record.continued = true;
+        self.failed("died");
         if dead.is_canary() {
             self.leave(if dead.was_stopped() { STOPPED } else { BROKE });
         } else {
@@ -350,9 +385,11 @@ impl Attempts<'_> {
         failed: Arc<dyn BackendLease>,
         patience: Duration,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
+        self.progress.waits_again(self.record.continued);
         if failed.is_canary() {
             // Another model's: whatever becomes of it, nobody waits for that.
             drop(failed);
+            self.waits();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             return self.granted(granted);
         }
@@ -362,6 +399,7 @@ impl Attempts<'_> {
         drop(timeout_at(Instant::now() + patience, settled).await);
         let until = Instant::now() + patience;
         loop {
+            self.waits();
             let granted = self.upstream.backends.lease_again(self.model, self.kind, self.tokens).await;
             let lease = self.granted(granted)?;
             // An endpoint has been asked before it was opened again.
@@ -460,6 +498,18 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
+    /// The word for traces, one of a bounded set.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Starved => "no_files",
+            Self::Unsent => "unsent",
+            Self::Sent => "died",
+            Self::Begun => "died_in_its_head",
+            Self::Garbled => "garbled",
+        }
+    }
+
     /// Whether the backend may have the request.
     pub(super) fn was_sent(self) -> bool {
         matches!(self, Self::Sent | Self::Begun | Self::Garbled)

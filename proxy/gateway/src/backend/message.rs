@@ -14,6 +14,7 @@ use crate::body::sent::Sent;
 use crate::protocol::headers::CONVERSATION_ID;
 use crate::refusal::Refusal;
 use crate::route::target;
+use crate::trace;
 
 /// What goes to a backend.
 pub(crate) struct Message {
@@ -85,6 +86,11 @@ impl Message {
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
+    /// What is sent from now on is a part of this span.
+    pub(super) fn follow(&mut self, parent: Option<HeaderValue>) {
+        trace::follow(self.head.headers_mut(), parent);
+    }
+
     /// A request to send. One that is sent once is given away by the first call.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
@@ -138,7 +144,7 @@ impl Message {
     }
 
     /// Whether it asks for a stream.
-    pub(super) fn streams(&self) -> bool {
+    pub(crate) fn streams(&self) -> bool {
         self.streams
     }
 

@@ -26,6 +26,7 @@ impl Attempts<'_> {
         deadline: Instant,
     ) -> Result<Canary, Refusal> {
         let Self { upstream, model, limits, .. } = *self;
+        self.asks(&lease, &mut message);
         let mut revoked = lease.clone().revoked();
         let until = deadline.min(Instant::now() + self.patience);
         let result = {
@@ -97,6 +98,7 @@ impl Attempts<'_> {
         why: &'static str,
     ) -> Result<Arc<dyn BackendLease>, Refusal> {
         tracing::debug!(model = %self.model, why, "a canary is left for the model's own build");
+        self.failed("canary_left");
         self.leave(why);
         self.again(lease, Duration::ZERO).await
     }

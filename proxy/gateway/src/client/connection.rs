@@ -57,6 +57,8 @@ enum End {
     SlowHead,
     /// Its client does not take what waits for it.
     Stuck(Limit),
+    /// The same, and an operator has ended its request.
+    Cancelled,
 }
 
 /// Serves a connection to its end.
@@ -89,9 +91,13 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
     let (mut stopping, mut closing) = (false, false);
+    let cancelling = &state.cancelling;
+    cancelling.serve().await;
     let end = loop {
         tokio::select! {
-            result = poll_fn(|context| connection.poll_without_shutdown(context)) => break End::Done(result),
+            result = poll_fn(|context| {
+                cancelling.unless_stuck(|| connection.poll_without_shutdown(context))
+            }) => break result.map_or(End::Cancelled, End::Done),
             () = stop.cancelled(), if !stopping => {
                 stopping = true;
                 Pin::new(&mut connection).graceful_shutdown();
@@ -138,6 +144,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             limited.note(limit);
             state.abort();
             tracing::debug!(peer = %ip, limit = limit.as_str(), "a client that does not read was cut");
+        }
+        End::Cancelled => {
+            state.abort();
+            tracing::debug!(peer = %ip, "a client that does not read was cut: its request is cancelled");
         }
     }
 }

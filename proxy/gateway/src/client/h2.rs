@@ -5,6 +5,7 @@
 //!      |  one task per stream: exchange -> head -> body, polled only when the stream has a window to send into
 //!      |     reset by the client ---------> exchange dropped: lease back, backend's connection closed
 //!      |     no window for `send_timeout` -> reset by us
+//!      |     cancelled, and no window to say so -> the same
 //!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams end, no new ones
 //!      |  stop ---------------------------------------> GOAWAY; the same
 //!      +-- ends with the last stream
@@ -15,7 +16,7 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,10 +136,14 @@ where
         // On the heap once, instead of in each of the futures around it.
         let future = Box::pin(future);
         self.tasks.spawn(async move {
+            let cancelling = &stream.conn.cancelling;
+            cancelling.serve().await;
+            let mut serving = pin!(STREAM.scope(stream.clone(), future));
             tokio::select! {
                 biased;
-                () = STREAM.scope(stream.clone(), future) => {
-                    if !stream.whole.load(Ordering::Relaxed) {
+                served = poll_fn(|context| cancelling.unless_stuck(|| serving.as_mut().poll(context))) => {
+                    // What an operator has ended is not given up by the client.
+                    if served.is_some() && !stream.whole.load(Ordering::Relaxed) {
                         streams.given_up(&shared.config.server);
                     }
                 }

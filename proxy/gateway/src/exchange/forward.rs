@@ -82,6 +82,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    exchange.flight.progress.waits();
     if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
         prepared.patience = canary.patience;
         // Rare: not a part of every request's future.
@@ -133,6 +134,7 @@ async fn wait(
         Manner::Comments => config.comment_interval,
         Manner::Reasoning => config.reasoning_interval,
     };
+    prepared.attempts(exchange, &limits).waits();
     let (model, kind, tokens) = (prepared.model.clone(), exchange.route.kind, prepared.tokens);
     let mut lease: BoxFuture<'static, _> =
         Box::pin(async move { upstream.backends.lease(&model, kind, tokens).await });
@@ -176,6 +178,7 @@ impl Prepared {
         Attempts {
             upstream: &exchange.shared.upstream,
             record: &mut exchange.flight.record,
+            progress: &exchange.flight.progress,
             model: &self.model,
             kind: exchange.route.kind,
             tokens: self.tokens,
@@ -229,6 +232,7 @@ async fn send(
         let limit = shared.config.upstream.continue_bytes.in_memory();
         Box::new(Remember::of(&message, &path, understood, limit))
     });
+    exchange.flight.progress.asks(message.streams(), prepared.tokens);
     let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
@@ -237,8 +241,9 @@ async fn send(
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
-        let upstream = shared.upstream.clone();
-        Box::new(Again { search: Search { upstream, model, kind, tokens, limits, deadline }, message })
+        let (upstream, progress) = (shared.upstream.clone(), exchange.flight.progress.clone());
+        let search = Search { upstream, progress, model, kind, tokens, limits, deadline };
+        Box::new(Again { search, message })
     });
     Ok(Answered { relayed, rest, assemble, sets, again, remember })
 }
@@ -288,6 +293,7 @@ async fn prepare(
         Some(model) => model,
         None => named_in_body(exchange, access, intake)?,
     };
+    exchange.flight.progress.model(&model);
     exchange.flight.record.model = Some(model.clone());
     let rules = exchange.rules(&model);
     if rules.is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {

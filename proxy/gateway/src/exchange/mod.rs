@@ -29,6 +29,8 @@ mod reply;
 mod tried;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -37,6 +39,7 @@ use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body as _;
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use self::forward::Forwarded;
 use self::local_routes::Words;
@@ -52,14 +55,17 @@ use crate::backend::line_limits::fits_line;
 use crate::body::budget::{Peer, Share};
 use crate::body::intake::Intake;
 use crate::live::Live;
+use crate::observe::Record;
 use crate::protocol::conn_state::ConnState;
 use crate::protocol::raw_head::Seen;
 use crate::protocol::{headers, prefix, wire};
 use crate::refusal::Refusal;
+use crate::requests::{Begun, Progress};
 use crate::route::target::{self, ModelPath};
 use crate::route::{self, LocalRoute, Route};
 use crate::rules::ModelRules;
 use crate::shared::Shared;
+use crate::trace::Trace;
 
 /// What lasts from a request's head to the head of its answer.
 struct Exchange {
@@ -164,6 +170,13 @@ impl ClientBody {
     }
 }
 
+impl Exchange {
+    /// An operator has ended it: whatever was done for it is given up, as when its client leaves.
+    fn cancelled(&self, rest: ClientBody) -> Refused {
+        rest.refused(Refusal::Cancelled { executed: self.flight.progress.is_sent() })
+    }
+}
+
 /// Answers one request, always: hyper wants to hear of errors, and there are none.
 pub(crate) async fn answer(
     shared: Arc<Shared>,
@@ -174,11 +187,21 @@ pub(crate) async fn answer(
     let busy = conn.begin();
     let (mut exchange, received) = receive(shared, conn, peer, request);
     let ended = match admit(&mut exchange, received) {
-        Ok(Admitted::Forward(asked)) => match forward::forward(&mut exchange, asked).await {
-            Ok(Forwarded::Answered(answered)) => return Ok(reply::deliver(exchange, answered, busy).await),
-            Ok(Forwarded::Waits(waits)) => return Ok(reply::begin(exchange, *waits, busy)),
-            Err(refused) => Err(refused),
-        },
+        Ok(Admitted::Forward(asked)) => {
+            let rest = ClientBody::unread(&asked.body);
+            let forwarded = {
+                let mut forwarding = pin!(forward::forward(&mut exchange, asked));
+                poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
+            };
+            match forwarded {
+                Some(Ok(Forwarded::Answered(answered))) => {
+                    return Ok(reply::deliver(exchange, answered, busy).await);
+                }
+                Some(Ok(Forwarded::Waits(waits))) => return Ok(reply::begin(exchange, *waits, busy)),
+                Some(Err(refused)) => Err(refused),
+                None => Err(exchange.cancelled(rest)),
+            }
+        }
         Ok(Admitted::Here(words)) => Ok(words),
         Err(refused) => Err(refused),
     };
@@ -222,18 +245,47 @@ fn receive(
     };
     let drop_in = dropin::is(&shared);
     let local = local.filter(|local| !drop_in || dropin::is_ours(&shared, local, live.keys.is_some()));
-    let flight = Flight::begin(
+    let traces = shared.config.traces.filter(|_| local.is_none());
+    let trace = traces.map(|ratio| {
+        let path = match &named {
+            Some(Ok(named)) => route::known(named.target.path()),
+            _ => route::known(parts.uri.path()),
+        };
+        Trace::begin(&mut parts.headers, ratio, path, !shared.config.server.tls_cert.is_empty())
+    });
+    let mut flight = Flight::begin(
         shared.observer.clone(),
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
         peer.ip,
-        parts.method.clone(),
-        parts.version,
+        (parts.method.clone(), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
+        |record, at| {
+            // What we answer ourselves is over at once, and probes come all the time.
+            if local.is_some() {
+                return (None, Progress::default());
+            }
+            let (ticket, progress) = shared.requests.begin(&begun(record, route, at), &conn);
+            (Some(ticket), progress)
+        },
     );
+    flight.record.trace = trace;
     let origin = parts.headers.get(ORIGIN).cloned();
     let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, renamed: None };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
+}
+
+/// What an operator sees of a request by its head.
+fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
+    Begun {
+        request_id: &record.request_id,
+        peer: record.peer,
+        method: &record.method,
+        protocol: record.protocol,
+        route: record.route,
+        generates: route.generates,
+        at,
+    }
 }
 
 /// Lets a request in, by all that can be said before its body is read. What is for us is answered.
@@ -271,6 +323,7 @@ fn access(exchange: &mut Exchange, parts: &Parts, local: Option<&LocalRoute>) ->
     };
     let access = Access::by_key(keys, &parts.headers)?;
     exchange.flight.record.key = access.name();
+    exchange.flight.progress.key(exchange.flight.record.key.as_ref());
     // Our own answers cost nobody anything.
     if local.is_none() {
         exchange.flight.pass = access.enter()?;

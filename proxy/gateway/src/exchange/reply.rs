@@ -1,5 +1,8 @@
 //! How an exchange ends: with a backend's answer, with words of ours, or with a refusal.
 
+use std::future::poll_fn;
+use std::pin::pin;
+
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use http::{Method, Response, StatusCode};
@@ -34,45 +37,60 @@ pub(super) async fn deliver(exchange: Exchange, answered: Answered, busy: Busy) 
     Box::pin(put_together(exchange, kind, answered, busy)).await
 }
 
-/// An answer that is put together from a stream; if that breaks off, from the stream of a second execution.
+/// An answer that is put together from a stream.
 async fn put_together(
     mut exchange: Exchange,
     kind: Kind,
     answered: Answered,
     busy: Busy,
 ) -> Response<AnswerBody> {
+    let rest = answered.rest;
+    let gathered = {
+        let mut gathering = pin!(gathered(&mut exchange, kind, answered));
+        poll_fn(|context| busy.unless_cancelled(gathering.as_mut(), context)).await
+    };
+    match gathered {
+        Some(Ok(Gathered::Whole(status, mut headers, body))) => {
+            headers::mark_continued(&mut headers, exchange.flight.record.continued);
+            reply(exchange, status, headers, body, Outcome::Ok, busy)
+        }
+        Some(Ok(Gathered::Passes(answered))) => relay(exchange, *answered, false, busy),
+        Some(Err(refusal)) => refuse(exchange, &rest.refused(refusal), busy),
+        None => {
+            let cancelled = exchange.cancelled(rest);
+            refuse(exchange, &cancelled, busy)
+        }
+    }
+}
+
+/// What came of a stream that was asked for to be put together.
+enum Gathered {
+    Whole(StatusCode, HeaderMap, Bytes),
+    /// What is no stream passes as it is.
+    Passes(Box<Answered>),
+}
+
+/// Reads a stream to its end; if it breaks off, that of a second execution.
+async fn gathered(exchange: &mut Exchange, kind: Kind, answered: Answered) -> Result<Gathered, Refusal> {
     let Answered { mut relayed, rest, mut again, .. } = answered;
     loop {
-        let Exchange { shared, flight, request_id, .. } = &mut exchange;
+        let Exchange { shared, flight, request_id, .. } = &mut *exchange;
         let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
         let gathered = assemble::gather(kind, relayed, flight, request_id, &shared.config.upstream).await;
         let refusal = match gathered {
-            Ok((status, headers, body)) => {
-                drop(dead);
-                let mut headers = headers;
-                headers::mark_continued(&mut headers, exchange.flight.record.continued);
-                return reply(exchange, status, headers, body, Outcome::Ok, busy);
-            }
+            Ok((status, headers, body)) => return Ok(Gathered::Whole(status, headers, body)),
             Err(refusal) => refusal,
         };
         let died = matches!(refusal, Refusal::Died { .. } | Refusal::Revoked { .. });
-        let refusal = match (again.take().filter(|_| died), dead) {
-            (Some(before), Some(dead)) => {
-                let spare = dead.is_canary().then(|| before.search.clone());
-                match before.run(&mut flight.record, dead, refusal).await {
-                    Ok(mut next) if assemble::is_events(next.response.headers()) => {
-                        let kept = spare.zip(next.kept.take());
-                        again = kept.map(|(search, message)| Box::new(Again { search, message }));
-                        relayed = next;
-                        continue;
-                    }
-                    Ok(next) => return relay(exchange, Answered::alone(next, rest), false, busy),
-                    Err(refusal) => refusal,
-                }
-            }
-            _ => refusal,
-        };
-        return refuse(exchange, &rest.refused(refusal), busy);
+        let (Some(before), Some(dead)) = (again.take().filter(|_| died), dead) else { return Err(refusal) };
+        let spare = dead.is_canary().then(|| before.search.clone());
+        let mut next = before.run(&mut flight.record, dead, refusal).await?;
+        if !assemble::is_events(next.response.headers()) {
+            return Ok(Gathered::Passes(Box::new(Answered::alone(next, rest))));
+        }
+        let kept = spare.zip(next.kept.take());
+        again = kept.map(|(search, message)| Box::new(Again { search, message }));
+        relayed = next;
     }
 }
 
@@ -154,10 +172,16 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     );
     let (every, dialect) = (waits.every, exchange.route.dialect);
     let answer = Box::pin(async move {
-        match waits.forward(&mut exchange).await {
-            Ok(answered) => deliver(exchange, answered, busy).await,
-            Err(refused) => refuse(exchange, &refused, busy),
-        }
+        let forwarded = {
+            let mut forwarding = pin!(waits.forward(&mut exchange));
+            poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
+        };
+        let refused = match forwarded {
+            Some(Ok(answered)) => return deliver(exchange, answered, busy).await,
+            Some(Err(refused)) => refused,
+            None => exchange.cancelled(ClientBody::Over),
+        };
+        refuse(exchange, &refused, busy)
     });
     let mut answer = Response::new(AnswerBody::interim(Interim::new(answer, teller, every, dialect)));
     *answer.headers_mut() = headers;

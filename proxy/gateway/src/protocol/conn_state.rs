@@ -1,10 +1,13 @@
 //! Where a client's connection is, as its task, its requests and its socket report it to each other: since when it is idle or
 //! in a request head, until when an answer must be over, and how it is to be closed.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
+use crate::protocol::cancelling::Cancelling;
 use crate::protocol::raw_head::{Heads, Seen};
 
 /// Where a connection is.
@@ -22,6 +25,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<Inner>,
+    /// Whether the running request is to end.
+    pub(crate) cancelling: Cancelling,
 }
 
 #[derive(Debug)]
@@ -47,7 +52,7 @@ impl ConnState {
             abort: false,
             heads: None,
         };
-        Arc::new(Self { inner: Mutex::new(inner) })
+        Arc::new(Self { inner: Mutex::new(inner), cancelling: Cancelling::default() })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
@@ -61,6 +66,7 @@ impl ConnState {
     /// A request head is complete.
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.with(|inner| inner.phase = Phase::Busy(None));
+        self.cancelling.begin();
         Busy(self.clone())
     }
 
@@ -131,6 +137,22 @@ impl ConnState {
 /// A request is being answered. Lives in the answer's body.
 #[derive(Debug)]
 pub(crate) struct Busy(Arc<ConnState>);
+
+impl Busy {
+    /// Whether the request is to end, and nobody has seen to that yet: who calls this does.
+    pub(crate) fn takes_cancel(&self) -> bool {
+        self.0.cancelling.take()
+    }
+
+    /// Polls what is done for the request. `None`: it is to end.
+    pub(crate) fn unless_cancelled<F: Future>(
+        &self,
+        future: Pin<&mut F>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<F::Output>> {
+        if self.takes_cancel() { Poll::Ready(None) } else { future.poll(context).map(Some) }
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {

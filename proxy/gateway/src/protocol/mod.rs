@@ -1,6 +1,7 @@
 //! What HTTP demands of somebody between a client and a server, and what is read and written for it: heads, fields, targets,
 //! events. It knows nothing of models.
 
+pub(crate) mod cancelling;
 pub(crate) mod conn_state;
 pub(crate) mod fault;
 pub(crate) mod headers;

@@ -24,11 +24,30 @@ use crate::protocol::fault::WireFault;
 use crate::protocol::headers::EXECUTED;
 
 pub(crate) use self::fault::{BodyFault, Unreadable};
-pub(crate) use self::spelling::{Dialect, HeadLimits, error_event, not_tls, stream_error, unreadable_head};
+pub(crate) use self::spelling::{
+    Dialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
+};
 use self::spelling::{anthropic_error, anthropic_kind, openai_error};
 
 /// The wait in milliseconds: the openai clients prefer it to the whole seconds of `Retry-After`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// Clients of `OpenAI` and Anthropic look for it before they send a request again.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// What a client is told whose request an operator has ended.
+pub(crate) const CANCELLED: &str =
+    "the operator of this server has cancelled this request; ask before you send it again";
+
+/// The type of that error, and its word for programs.
+const CANCELLED_KIND: &str = "cancelled_error";
+const CANCELLED_CODE: &str = "request_cancelled";
+
+/// Its status: what HTTP makes of a call that was cancelled. No client sends a request again for it, as all do for a 503, which
+/// would undo the cancelling within a second.
+fn cancelled() -> StatusCode {
+    StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
+}
 
 /// Why a request gets no answer from a backend.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +148,9 @@ pub(crate) enum Refusal {
         "model `{model}`: no whole answer in the time that one may take (`upstream.exchange_timeout`, or an endpoint's own `timeout`)"
     )]
     TimedOut { model: ModelName },
+    /// An operator has ended it.
+    #[error("{CANCELLED}")]
+    Cancelled { executed: bool },
     #[error("the server is shutting down")]
     ShuttingDown,
     /// As llama-server says it.
@@ -224,6 +246,7 @@ impl Refusal {
                 (StatusCode::BAD_GATEWAY, "server_error")
             }
             Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
+            Self::Cancelled { .. } => (cancelled(), CANCELLED_KIND),
             Self::SlotFiles => (StatusCode::NOT_IMPLEMENTED, "not_supported_error"),
         }
     }
@@ -243,7 +266,11 @@ impl Refusal {
 
     /// A word for programs, where the status does not say it all.
     fn code(&self) -> Option<&'static str> {
-        matches!(self, Self::Quarantined { .. }).then_some("request_quarantined")
+        match self {
+            Self::Quarantined { .. } => Some("request_quarantined"),
+            Self::Cancelled { .. } => Some(CANCELLED_CODE),
+            _ => None,
+        }
     }
 
     /// What a client gets whose request this server death left without an answer, and that then met `next`, before which
@@ -262,6 +289,7 @@ impl Refusal {
         matches!(
             self,
             Self::Quarantined { executed: true, .. }
+                | Self::Cancelled { executed: true }
                 | Self::Died { .. }
                 | Self::Garbled { .. }
                 | Self::Revoked { .. }
@@ -363,6 +391,7 @@ impl Refusal {
             Self::Garbled { .. } => Outcome::UpstreamGarbled,
             Self::Revoked { .. } => Outcome::Revoked,
             Self::TimedOut { .. } => Outcome::TimedOut,
+            Self::Cancelled { .. } => Outcome::Cancelled,
             Self::ShuttingDown => Outcome::Denied("shutting_down"),
             Self::Loading => Outcome::Denied("loading"),
             Self::Down { .. } => Outcome::Denied("down"),
@@ -403,6 +432,9 @@ impl Refusal {
         if let Self::KeySpent { wait, .. } = self {
             let whole = wait.as_nanos().div_ceil(1_000_000);
             headers.push((RETRY_AFTER_MS, HeaderValue::from(u64::try_from(whole).unwrap_or(u64::MAX))));
+        }
+        if matches!(self, Self::Cancelled { .. }) {
+            headers.push((SHOULD_RETRY, HeaderValue::from_static("false")));
         }
         if status == StatusCode::UNAUTHORIZED {
             // RFC 9110 section 11.6.1: a 401 says how to do it right.

@@ -78,6 +78,8 @@ fn refusals() -> Vec<Refusal> {
         Refusal::NotThere { model: model() },
         Refusal::KeyThere { model: model() },
         Refusal::TimedOut { model: model() },
+        Refusal::Cancelled { executed: false },
+        Refusal::Cancelled { executed: true },
         Refusal::ShuttingDown,
         Refusal::Loading,
         Refusal::Down { after: seconds(7) },
@@ -151,7 +153,9 @@ fn a_request_that_can_be_read_in_two_ways_is_told_which_part_is_wrong() {
 fn a_stream_that_breaks_and_a_head_that_is_no_request_get_words_too() {
     let limits = HeadLimits { bytes: 65_536, count: 100, retry_after: Duration::from_secs(1) };
     let dialects = [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic];
-    let events = dialects.map(|dialect| stream_error("model `m`: its process ended", dialect, 3)).concat();
+    let fault = |dialect| stream_error(StreamEnd::Fault, "model `m`: its process ended", dialect, 3);
+    let cancelled = |dialect| stream_error(StreamEnd::Cancelled, CANCELLED, dialect, 3);
+    let events = dialects.map(fault).concat() + &dialects.map(cancelled).concat();
     let heads = [400, 408, 414, 431, 503].into_iter().filter_map(|status| unreadable_head(status, &limits));
     // Each answer has a number of its own.
     let number = |line: &&str| !line.starts_with("x-request-id: ");

@@ -33,12 +33,35 @@ pub(crate) enum Dialect {
 /// Who speaks.
 const SOURCE: &str = "llama-warden";
 
+/// Why a stream ends before its answer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// Its backend is gone, or no use.
+    Fault,
+    /// An operator has ended it.
+    Cancelled,
+}
+
 /// The event that ends a stream which cannot go on, after `seen` whole events. No `[DONE]` follows, so that nobody takes
 /// the answer for complete.
-pub(crate) fn stream_error(message: &str, dialect: Dialect, seen: u64) -> String {
+pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: Dialect, seen: u64) -> String {
+    let (status, kind, code) = match end {
+        StreamEnd::Fault => (502, "server_error", None),
+        StreamEnd::Cancelled => {
+            (super::cancelled().as_u16(), super::CANCELLED_KIND, Some(super::CANCELLED_CODE))
+        }
+    };
     match dialect {
-        Dialect::OpenAi => format!("data: {}\n\n", openai_error(502, "server_error", message, None, None)),
-        Dialect::Responses => format!("event: error\ndata: {}\n\n", responses_error(message, seen)),
+        Dialect::OpenAi => {
+            let mut error = openai_error(status, kind, message, None, None);
+            if let Some(code) = code {
+                error["error"]["code"] = json!(code);
+            }
+            format!("data: {error}\n\n")
+        }
+        Dialect::Responses => {
+            format!("event: error\ndata: {}\n\n", responses_error(code.unwrap_or(kind), message, seen))
+        }
         Dialect::Anthropic => format!("event: error\ndata: {}\n\n", anthropic_error("api_error", message)),
     }
 }
@@ -55,14 +78,14 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String 
         (Dialect::Anthropic, Some(error)) if error["type"] == "error" => {
             format!("event: error\ndata: {error}\n\n")
         }
-        _ => stream_error(&message, dialect, 0),
+        _ => stream_error(StreamEnd::Fault, &message, dialect, 0),
     }
 }
 
 /// The `error` event of the Responses API: flat, with its place in the stream.
-fn responses_error(message: &str, seen: u64) -> Value {
+fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     json!({
-        "type": "error", "code": "server_error", "message": message, "param": null, "sequence_number": seen,
+        "type": "error", "code": code, "message": message, "param": null, "sequence_number": seen,
         "source": SOURCE,
     })
 }

@@ -125,6 +125,12 @@ pub fn paths() -> impl Iterator<Item = &'static str> {
     table::ROWS.iter().map(|row| row.path)
 }
 
+/// The path as we write it, if it is one of llama-server's that we know.
+pub(crate) fn known(path: &str) -> Option<&'static str> {
+    let plain = plain(path);
+    paths().find(|known| *known == plain)
+}
+
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
     table::route(*method == Method::POST, &plain(path))

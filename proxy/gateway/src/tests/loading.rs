@@ -8,10 +8,10 @@ use warden_policies::modes::WhileLoading;
 use warden_supervisor::Coming;
 
 const ASKED: &str = r#"{"stream":true}"#;
-const SIGN: &str = ": the model is being loaded, some ";
+pub(super) const SIGN: &str = ": the model is being loaded, some ";
 
 /// A gateway whose model loads for some minutes more: until it is let in by hand.
-async fn loading(mode: WhileLoading, upstream: &Upstream) -> Rig {
+pub(super) async fn loading(mode: WhileLoading, upstream: &Upstream) -> Rig {
     let mut plan = Plan { room: 0, ..Plan::default() };
     plan.config.upstream.comment_interval = Duration::from_millis(10);
     plan.config.upstream.reasoning_interval = Duration::from_millis(10);

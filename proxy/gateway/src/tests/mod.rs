@@ -6,6 +6,7 @@ mod assemble;
 mod behind_its_text;
 mod canary;
 mod cancel;
+mod cancelled;
 mod choice;
 mod death;
 mod goes_on;
@@ -53,7 +54,7 @@ use warden_supervisor::{
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backend::backends::{BackendLease, Backends, BoxFuture};
 use crate::backend::pool::Pool;
-use crate::{Control, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record};
+use crate::{Control, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record, Requests};
 
 /// What is known of a new build.
 const NEW: ServerFacts = ServerFacts {
@@ -498,6 +499,7 @@ struct Rig {
     gauges: Arc<Gauges>,
     tls: Option<Arc<crate::Tls>>,
     control: Control,
+    requests: Requests,
     stop: CancellationToken,
     serving: JoinSet<()>,
 }
@@ -546,14 +548,14 @@ impl Rig {
         let records = Arc::new(Records::default());
         let bound = Gateway::bind(plan.config).await.unwrap();
         let (address, gauges, stop) = (bound.local_addr(), bound.gauges(), CancellationToken::new());
-        let control = bound.control();
+        let (control, requests) = (bound.control(), bound.requests());
         let rules = Arc::new(ModelRules { on_death: plan.on_death, ..ModelRules::default() });
         let models = plan.models.iter().map(|model| (ModelName::new(model), rules.clone())).collect();
         control.update(Live { models, ..Live::default() });
         let tls = bound.tls();
         let mut serving = JoinSet::new();
         serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));
-        Self { address, backends, records, gauges, tls, control, stop, serving }
+        Self { address, backends, records, gauges, tls, control, requests, stop, serving }
     }
 
     async fn client(&self) -> Peer<TcpStream> {
@@ -583,6 +585,7 @@ impl Rig {
         eventually("no lease is held", || self.live() == 0).await;
         eventually("no byte is held", || self.gauges.held_bytes.load(Ordering::SeqCst) == 0).await;
         eventually("nothing is in flight", || self.gauges.in_flight.load(Ordering::SeqCst) == 0).await;
+        eventually("nothing is shown as in flight", || self.requests.in_flight() == 0).await;
         assert_eq!(self.backends.waiting.load(Ordering::SeqCst), 0);
     }
 }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
-use warden_policies::{ModelName, QuickMap, ServerFacts};
+use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
 
 pub use self::canary::CanaryRoute;
 use self::canary::{Canaries, with_canaries};
@@ -256,6 +256,16 @@ impl Fleet {
         Err(ResolveError::Unknown { name: which.to_owned(), known })
     }
 
+    /// Tells that an operator did something to a request, which is no business of a model's task.
+    pub fn tell_of_request(
+        &self,
+        model: Option<&ModelName>,
+        generation: Option<GenerationId>,
+        kind: EventKind,
+    ) {
+        self.inner.context.journal.tell(model, generation, kind);
+    }
+
     /// The fleet now: the last published picture, with the counts of this moment.
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
@@ -287,9 +297,18 @@ impl Fleet {
     ///
     /// There is no such model, its new process does not start, or another command came in between.
     pub async fn restart(&self, model: &str) -> Result<Vec<LedgerEntry>, ControlError> {
-        let handle = self.handle(model)?;
+        self.restart_by(model, None).await
+    }
+
+    /// The same; `by` is who asked for it, for the ledger and the events.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::restart`].
+    pub async fn restart_by(&self, model: &str, by: Option<&str>) -> Result<Vec<LedgerEntry>, ControlError> {
+        let handle = self.asked(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Restart(reply));
+        handle.send(Control::Restart(by.map(Arc::from), reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 
@@ -299,7 +318,16 @@ impl Fleet {
     ///
     /// There is no such model, or everything ends.
     pub async fn drain(&self, model: &str) -> Result<(), ControlError> {
-        let handle = self.handle(model)?;
+        self.drain_by(model, None).await
+    }
+
+    /// The same; `by` is who asked for it, for the events.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::drain`].
+    pub async fn drain_by(&self, model: &str, by: Option<&str>) -> Result<(), ControlError> {
+        let handle = self.asked(model, "drain", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Drain(reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
@@ -312,10 +340,34 @@ impl Fleet {
     ///
     /// There is no such model, none of its processes serves or can be asked, or everything ends.
     pub async fn reclaim(&self, model: &str) -> Result<Vec<ReclaimEntry>, ControlError> {
-        let handle = self.handle(model)?;
+        self.reclaim_by(model, None).await
+    }
+
+    /// The same; `by` is who asked for it, for the ledger and the events.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::reclaim`].
+    pub async fn reclaim_by(&self, model: &str, by: Option<&str>) -> Result<Vec<ReclaimEntry>, ControlError> {
+        let handle = self.asked(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
-        handle.send(Control::Reclaim(reply));
+        handle.send(Control::Reclaim(by.map(Arc::from), reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+
+    /// Tells that somebody asks something of a model, if it is known who.
+    fn asked(&self, model: &str, action: &str, by: Option<&str>) -> Result<Arc<Handle>, ControlError> {
+        let handle = self.handle(model)?;
+        if let Some(by) = by {
+            self.note_asked(Some(handle.leases.name()), action, by);
+        }
+        Ok(handle)
+    }
+
+    /// Tells that somebody asks for something that the fleet is not asked for by name.
+    pub fn note_asked(&self, model: Option<&ModelName>, action: &str, by: &str) {
+        let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
+        self.inner.context.journal.tell(model, None, kind);
     }
 
     fn handle(&self, name: &str) -> Result<Arc<Handle>, ControlError> {
@@ -527,6 +579,11 @@ impl Fleet {
     /// What happened and what will.
     pub fn events(&self) -> EventTail {
         self.inner.context.journal.tail()
+    }
+
+    /// The number of the last event; 0 before the first.
+    pub fn last_event(&self) -> u64 {
+        self.inner.context.journal.last()
     }
 
     /// Where the ledger is.

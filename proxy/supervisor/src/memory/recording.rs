@@ -48,7 +48,7 @@ impl Recorder {
         line.push('\n');
         let path = self.path.display();
         if line.len() as u64 > self.left {
-            tracing::warn!(%path, "the recording has reached its size (`sensors.trace_bytes`) and stops");
+            tracing::warn!(%path, "the recording has reached its size (`internal.sensors.trace_bytes`) and stops");
             self.file = None;
         } else if let Err(error) = file.write_all(line.as_bytes()) {
             tracing::warn!(%path, %error, "the recording stops: cannot write to it");

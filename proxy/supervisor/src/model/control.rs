@@ -8,6 +8,7 @@ use warden_policies::ServerFacts;
 use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::{Event, Phase};
 
+use super::message::By;
 use super::operators::{Drain, Restart};
 use super::recipe::recipe;
 use super::unit::{Role, Unit};
@@ -21,9 +22,9 @@ use crate::view::ledger::LedgerEntry;
 impl Model {
     pub(super) fn control(&mut self, control: Control) {
         match control {
-            Control::Restart(reply) => self.restart(reply),
+            Control::Restart(by, reply) => self.restart(by, reply),
             Control::Drain(reply) => self.drain(reply),
-            Control::Reclaim(reply) => self.reclaim(reply),
+            Control::Reclaim(by, reply) => self.reclaim(by, reply),
             Control::GiveBack => self.give_back(),
             Control::Stay { places, beside, question } => self.stay(places, beside, question),
             Control::Anew { why, question } => self.load_anew(why, question),
@@ -44,7 +45,7 @@ impl Model {
         self.changed();
     }
 
-    fn restart(&mut self, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
+    fn restart(&mut self, by: By, reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>) {
         if self.end.is_some() {
             self.answer(reply, Err(ControlError::ShuttingDown));
             return;
@@ -52,7 +53,7 @@ impl Model {
         self.cooldown.reset();
         self.wanted = true;
         let after = self.context.last_generation();
-        self.operators.restarts.push(Restart { after, reply });
+        self.operators.restarts.push(Restart { after, by, reply });
     }
 
     fn drain(&mut self, reply: oneshot::Sender<Result<(), ControlError>>) {

@@ -23,6 +23,9 @@ use crate::spec::{ModelSpec, RemoteSpec, Watch};
 use crate::view::ledger::LedgerEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
+/// Who asks, as far as that is known, for the ledger.
+pub(crate) type By = Option<Arc<str>>;
+
 /// A message to a model's task.
 #[derive(Debug)]
 pub(crate) enum Message {
@@ -76,10 +79,10 @@ pub(crate) enum Report {
 
 #[derive(Debug)]
 pub(crate) enum Control {
-    Restart(oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
+    Restart(By, oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// Ask the processes to give memory back.
-    Reclaim(oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
+    Reclaim(By, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
     /// New settings of a model that somebody else's endpoint serves. Answered with whether it has another address.

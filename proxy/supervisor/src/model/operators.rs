@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 use warden_policies::GenerationId;
 
+use super::message::By;
 use crate::error::ControlError;
 use crate::view::ledger::LedgerEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -11,6 +12,7 @@ use crate::view::reclaim_entry::ReclaimEntry;
 #[derive(Debug)]
 pub(super) struct Restart {
     pub(super) after: GenerationId,
+    pub(super) by: By,
     pub(super) reply: oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>,
 }
 
@@ -20,6 +22,7 @@ pub(super) struct Reclaiming {
     /// Those that have not answered.
     pub(super) generations: Vec<GenerationId>,
     pub(super) entries: Vec<ReclaimEntry>,
+    pub(super) by: By,
     pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
 }
 
@@ -40,6 +43,12 @@ pub(super) struct Operators {
 }
 
 impl Operators {
+    /// Who asked a generation for memory, if somebody who waits has said so.
+    pub(super) fn who_reclaims(&self, generation: GenerationId) -> Option<String> {
+        let asked = self.reclaims.iter().filter(|waiting| waiting.generations.contains(&generation));
+        asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
+    }
+
     /// What came of a request to a generation: those who wait for nobody any more.
     pub(super) fn reclaimed(&mut self, generation: GenerationId, entry: &ReclaimEntry) -> Vec<Reclaiming> {
         for waiting in &mut self.reclaims {

@@ -17,6 +17,7 @@ use warden_policies::reclaim::{NoReclaim, Parts, Rung, Worth};
 use warden_policies::recycle::WhyNot;
 use warden_policies::{Action, Decision, GenerationId, Reason};
 
+use super::message::By;
 use super::operators::Reclaiming;
 use super::unit::{Generation, Unit, UnitId};
 use super::{Model, Report};
@@ -168,6 +169,7 @@ impl Model {
                 Some(Worth::NotEnough) => Some(false),
                 Some(Worth::Unknown) | None => None,
             },
+            by: self.operators.who_reclaims(asked.entry.generation),
             ..asked.entry
         };
         self.context.ledger.append_reclaim(&entry);
@@ -211,7 +213,11 @@ impl Model {
     }
 
     /// An operator asks: all processes that serve are asked at once, and the answer has an entry for each.
-    pub(super) fn reclaim(&mut self, reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>) {
+    pub(super) fn reclaim(
+        &mut self,
+        by: By,
+        reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
+    ) {
         let policy = self.spec.recycle.common;
         let refused = |because: &str| ControlError::CannotReclaim {
             model: self.spec.name.clone(),
@@ -256,7 +262,7 @@ impl Model {
             return;
         }
         let generations = able.iter().map(|(_, generation)| *generation).collect();
-        self.operators.reclaims.push(Reclaiming { generations, entries: Vec::new(), reply });
+        self.operators.reclaims.push(Reclaiming { generations, entries: Vec::new(), by, reply });
         self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 

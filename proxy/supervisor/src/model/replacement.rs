@@ -194,6 +194,16 @@ impl Replacements {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
+    /// Who asked for the replacement of a replica, if one is under way that an operator wants.
+    pub(super) fn note_who(&mut self, replica: u32, by: Option<&str>) {
+        let of_operator = |known: &&mut Replacement| {
+            known.entry.replica == replica && known.entry.reason == Reason::Operator
+        };
+        if let Some(known) = self.under_way.iter_mut().find(of_operator) {
+            known.entry.by = by.map(str::to_owned);
+        }
+    }
+
     /// The one of a replica.
     pub(super) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.replica == replica)

@@ -265,6 +265,8 @@ impl Model {
             && let Some(replica) = self.units.iter().find(todo(oldest)).map(|unit| unit.replica)
         {
             self.replace(replica, Reason::Operator);
+            let by = self.operators.restarts.first().and_then(|restart| restart.by.as_deref());
+            self.replacements.note_who(replica, by);
         }
     }
 

@@ -101,6 +101,16 @@ impl Origin {
         is_loopback || self.host == "localhost"
     }
 
+    /// The host, as it is connected to.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Whether requests bring a key.
     pub fn has_key(&self) -> bool {
         self.key.is_some()

@@ -168,12 +168,12 @@ impl Remote {
         match control {
             Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
             // There is no process to be replaced: what an operator wants is that it be tried now.
-            Control::Restart(reply) => {
+            Control::Restart(_, reply) => {
                 self.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
             }
             Control::Drain(reply) => drop(reply.send(Err(self.none_here("drained")))),
-            Control::Reclaim(reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
+            Control::Reclaim(_, reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
             Control::Remove => {
                 self.removed = true;
                 self.leases.close(self.cell.id);

@@ -260,6 +260,13 @@ pub enum EventKind {
         /// Its entry in the ledger.
         entry: Box<CanaryEntry>,
     },
+    /// An operator asked for something.
+    Asked {
+        /// For what: `restart`, `drain`, `reclaim`, `load`, `release`.
+        action: String,
+        /// Who, as far as we can tell: `page, 127.0.0.1`.
+        by: String,
+    },
     /// A configuration was taken over.
     ConfigApplied {
         /// What changed.
@@ -288,6 +295,15 @@ pub enum EventKind {
     RequestsReleased {
         /// How many.
         count: usize,
+    },
+    /// An operator cancelled a request.
+    RequestCancelled {
+        /// Its `X-Request-Id`.
+        request: String,
+        /// How far it had come: `queued`, `prefill`, `generating` and others.
+        state: String,
+        /// Who, in words.
+        by: String,
     },
     /// The queue became full. Told once, until there is room again.
     QueueFull {
@@ -338,6 +354,10 @@ impl Journal {
         kept.events.push_back(event.clone());
         // Under the lock, so that a tail's snapshot and its receiver join without a gap or a repetition.
         drop(self.sender.send(event));
+    }
+
+    pub(crate) fn last(&self) -> u64 {
+        lock(&self.kept).last
     }
 
     pub(crate) fn tail(&self) -> EventTail {
@@ -438,6 +458,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::CanaryEnded { entry } => {
             tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
         }
+        EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {
             let count = fingerprints.len();
@@ -452,6 +473,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             model, generation, %fingerprint, seconds, "a request that ran alone ended its server: it is refused"
         ),
         EventKind::RequestsReleased { count } => tracing::info!(model, count, "requests released"),
+        EventKind::RequestCancelled { request, state, by } => {
+            tracing::info!(model, generation, request, state, by, "request cancelled");
+        }
         EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
     }
 }

@@ -151,6 +151,9 @@ pub struct LedgerEntry {
     pub warm: Option<Warmth>,
     /// Why it did not succeed; `None` if it did.
     pub failed: Option<String>,
+    /// Who asked for it, if an operator did and that is known: `page, 127.0.0.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 impl LedgerEntry {
@@ -182,6 +185,7 @@ impl LedgerEntry {
             helped: None,
             warm: None,
             failed: None,
+            by: None,
         }
     }
 }

@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::cooldown::Held;
+use warden_policies::declared_memory::Declared;
 use warden_policies::growth::{Forecast, Growth};
 use warden_policies::lifecycle::Phase;
 use warden_policies::quarantine::Known;
 use warden_policies::reclaim::{Given, Outcome, Parts};
+use warden_policies::recycle::Budget;
 use warden_policies::sample::{GpuIndex, HostMemory, MemoryKind, Vram};
 use warden_policies::warmth::Warmth;
 use warden_policies::{Decision, GenerationId, ModelName, Reason, Work};
@@ -302,9 +304,31 @@ pub struct MemoryView {
     /// What is left to each limit of a series that grows.
     #[serde(default)]
     pub forecasts: Vec<ForecastView>,
+    /// Requests per second lately, as forecasts take them; `None` before the first one was answered.
+    #[serde(default)]
+    pub request_rate: Option<f64>,
     /// What the server is told to keep, in words, one pool each.
     #[serde(default)]
     pub allowance: Vec<String>,
+    /// The same in bytes: pools of host memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub declared: Vec<Declared>,
+    /// The budgets of each memory in bytes, as far as they are known yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<BudgetView>,
+    /// The number of the reading that all this is of: those of a process are counted from 1; 0 before the first.
+    #[serde(default)]
+    pub reading: u64,
+}
+
+/// The budgets of one memory in bytes, whatever they were written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetView {
+    /// Which memory.
+    pub series: MemoryKind,
+    /// They.
+    #[serde(flatten)]
+    pub budget: Budget,
 }
 
 /// What is left until a limit is reached.

@@ -61,6 +61,9 @@ pub struct ReclaimEntry {
     pub vram_after: Vec<Vram>,
     /// Whether the memory that was the reason came down far enough; `None` if an operator asked, or it is not known.
     pub helped: Option<bool>,
+    /// Who asked for it, if an operator did and that is known: `page, 127.0.0.1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 impl ReclaimEntry {
@@ -86,6 +89,7 @@ impl ReclaimEntry {
             vram_before: Vec::new(),
             vram_after: Vec::new(),
             helped: None,
+            by: None,
         }
     }
 

@@ -64,7 +64,7 @@ async fn version(binary: &Path) -> String {
 }
 
 /// Kernel, driver and processor, as far as they tell.
-fn machine() -> Vec<(String, String)> {
+pub(crate) fn machine() -> Vec<(String, String)> {
     let name = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
     let first = |path: &str| {

@@ -13,6 +13,7 @@
 pub(crate) mod against;
 mod between;
 mod bisect;
+mod budgets;
 mod candidates;
 mod display;
 mod folder;
@@ -38,6 +39,7 @@ use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
 
 use self::display::Display;
+pub(crate) use self::folder::machine as machine_facts;
 pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
 use self::target::Target;
 use self::trace::Tracing;
@@ -230,6 +232,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let (outcome, Further { cure, survival, headroom, trouble }) = further?;
     let mut report = Report { cure, survival, headroom, ..Report::new(about, &outcome) };
     report.about.system = folder::system(&target, &outcome).await;
+    report.budgets = budgets::of(&target, &machine, &report);
     if let Some(tracing) = &tracing {
         let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
         report.trace = legs.map_err(|error| Failure::failed(format!("--trace: {error}")))?;

@@ -9,7 +9,7 @@ mod models;
 mod replay;
 mod simulate;
 
-pub(crate) use replay::find;
+pub(crate) use replay::{find, readings};
 
 /// What can be asked.
 #[derive(Debug, Subcommand)]

@@ -72,8 +72,11 @@ enum CacheRam {
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let (told, server) = args.told()?;
-    let recordings: Vec<(&Path, Vec<Sample>)> =
-        args.traces.iter().map(|path| Ok((path.as_path(), read(path)?))).collect::<Result<_, Failure>>()?;
+    let recordings: Vec<(&Path, Vec<Sample>)> = args
+        .traces
+        .iter()
+        .map(|path| Ok((path.as_path(), readings(path)?)))
+        .collect::<Result<_, Failure>>()?;
     let mut text = String::new();
     for (path, samples) in &recordings {
         let done = replay::replay(&told, samples);
@@ -93,7 +96,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 }
 
 /// The readings of one recording.
-fn read(path: &Path) -> Result<Vec<Sample>, Failure> {
+pub(crate) fn readings(path: &Path) -> Result<Vec<Sample>, Failure> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")

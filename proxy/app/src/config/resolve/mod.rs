@@ -15,6 +15,7 @@ mod places;
 pub(crate) mod proofs;
 pub(crate) mod server_facts;
 pub(crate) mod store;
+pub(crate) mod telemetry;
 mod tls;
 
 use std::collections::{BTreeMap, HashMap};
@@ -37,6 +38,7 @@ use self::judge::with_ours;
 use self::mitigations::{Mitigated, Mitigations};
 use self::own_sets::OwnSets;
 use self::server_facts::Unmeasured;
+use self::telemetry::Collector;
 use crate::advice::{Server, Servers};
 use crate::config::arguments;
 use crate::config::machine::Machine;
@@ -55,6 +57,7 @@ pub(crate) struct Resolved {
     pub(crate) diagnose: defaults::Diagnose,
     pub(crate) proof: defaults::Proof,
     pub(crate) update: defaults::Update,
+    pub(crate) series: defaults::Series,
     pub(crate) child: defaults::Child,
     /// Where things are kept.
     pub(crate) dirs: Dirs,
@@ -88,10 +91,14 @@ pub(crate) struct Resolved {
     pub(crate) access_log: Option<PathBuf>,
     /// Where requests are recorded, in the order of the models.
     pub(crate) record_requests: Vec<Option<PathBuf>>,
+    /// Where traces of requests go, if anywhere.
+    pub(crate) collector: Option<Collector>,
     /// How work for clients that left is ended, in the order of the models.
     pub(crate) cancel: Vec<Cancel>,
     /// What is allowed and probably not meant.
     pub(crate) warnings: Vec<Problem>,
+    /// As it was written, where it is kept to be shown.
+    pub(crate) written: Option<Arc<Loaded>>,
 }
 
 impl Resolved {
@@ -202,6 +209,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     }));
     let admin_address = resolver.admin_address();
     let access_log = resolver.file(&settings.log.access);
+    let collector = resolver.collector();
     let admin_socket = settings
         .admin
         .socket
@@ -231,6 +239,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         diagnose: settings.diagnose.clone(),
         proof: settings.proof.clone(),
         update: settings.update.clone(),
+        series: settings.series,
         child: settings.child,
         dirs,
         admin_socket,
@@ -243,6 +252,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         keys,
         names,
         access_log,
+        collector,
         builds: vec![None; mitigations.len()],
         other_store: None,
         unmeasured: Vec::new(),
@@ -254,6 +264,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         cancel: loaded.models.iter().map(|(_, model, _)| model.run.cancel).collect(),
         mitigations,
         warnings,
+        written: None,
     })
 }
 

@@ -39,7 +39,7 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 23] = [
+static PARTS: [Part; 25] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -47,6 +47,7 @@ static PARTS: [Part; 23] = [
     part::<defaults::Growth>(&["growth"]),
     part::<defaults::Remote>(&["remote"]),
     part::<defaults::Canary>(&["canary"]),
+    part::<defaults::Series>(&["series"]),
     part::<defaults::Health>(&["health"]),
     part::<defaults::Child>(&["child"]),
     part::<defaults::Loading>(&["loading"]),
@@ -54,6 +55,7 @@ static PARTS: [Part; 23] = [
     part::<defaults::Diagnose>(&["diagnose"]),
     part::<defaults::Proof>(&["proof"]),
     part::<defaults::Update>(&["update"]),
+    part::<defaults::Telemetry>(&["telemetry"]),
     part::<defaults::Model>(&["defaults"]),
     part::<defaults::Queue>(&["defaults", "queue"]),
     part::<defaults::Quarantine>(&["defaults", "quarantine"]),

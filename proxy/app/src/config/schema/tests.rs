@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 21] = [
+const TEXTS: [&str; 22] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -61,6 +61,7 @@ const TEXTS: [&str; 21] = [
     "remotes.*.url",
     "server.api_prefix",
     "server.host",
+    "telemetry.endpoint",
     "update.track",
 ];
 

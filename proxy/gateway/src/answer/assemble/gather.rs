@@ -86,9 +86,11 @@ pub(crate) async fn gather(
         sent: sent.clone(),
         work: &mut flight.record.work,
     };
+    let progress = &flight.progress;
     let mut assembly = Assembly::new(kind, config.assembled_bytes.in_memory());
     lease.note_progress(0);
     lease.note_answered(true, true);
+    let mut first = None;
     let read = {
         let mut reading = pin!(async {
             loop {
@@ -114,7 +116,12 @@ pub(crate) async fn gather(
                 tally.meter.feed(&piece);
                 let fed = assembly.feed(piece);
                 lease.note_events(assembly.events().saturating_sub(tally.events));
+                if tally.events == 0 && assembly.events() > 0 {
+                    first = Some(Instant::now());
+                    progress.answers();
+                }
                 tally.events = assembly.events();
+                progress.counted(&tally.meter.work(Some(tally.events)));
                 if let Err(fault) = fed {
                     return Ok(Some(fault));
                 }
@@ -140,6 +147,12 @@ pub(crate) async fn gather(
     if read.is_ok() {
         lease.answered(sent.print());
     }
+    if let Some(first) = first {
+        flight.speaks(first);
+    }
+    if let Some(trace) = &mut flight.record.trace {
+        meter.tell(trace, false);
+    }
     flight.record.bytes_in = sent.bytes.load(Ordering::Relaxed);
     let strange = |why: &str| Refusal::Garbled { model: model.clone(), why: why.to_owned() };
     let (status, body) = read.and_then(|fault| match fault {
@@ -154,7 +167,10 @@ pub(crate) async fn gather(
             config.assembled_bytes.0
         ))),
     })?;
-    lease.note_outcome(&meter.outcome(status.as_u16()));
+    let ended = meter.outcome(status.as_u16());
+    let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
+    flight.progress.took(ms(ended.prefill), ms(ended.decode));
+    lease.note_outcome(&ended);
     drop(lease);
     let version = parts.version;
     headers::to_client(&mut parts.headers, request_id, true);

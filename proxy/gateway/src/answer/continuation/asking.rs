@@ -129,6 +129,7 @@ impl Asking<'_> {
     pub(super) async fn stream(mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Relayed, Stop> {
         let mut message = beside(&self.message, path, body, true)?;
         let lease = self.lease.clone();
+        self.attempts.asks(&lease, &mut message);
         let Attempts { upstream, .. } = self.attempts;
         let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;
         let Ok((response, conn, pool)) = asked else {

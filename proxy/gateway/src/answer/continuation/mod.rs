@@ -137,7 +137,7 @@ async fn computed(
     paid: Work,
 ) -> Result<(Relayed, Voice), Stop> {
     let Again { search, message } = again;
-    let Search { upstream, model, kind: lease_kind, tokens, limits, deadline } = search;
+    let Search { upstream, progress, model, kind: lease_kind, tokens, limits, deadline } = search;
     let kind = heard.kind();
     let Some(body) = message.json() else { return Err(Stop::Over("its request is not kept".to_owned())) };
     repeat::is_one(kind, &body).map_err(Stop::Over)?;
@@ -157,6 +157,7 @@ async fn computed(
     let mut attempts = Attempts {
         upstream: &upstream,
         record,
+        progress: &progress,
         model: &model,
         kind: lease_kind,
         tokens,

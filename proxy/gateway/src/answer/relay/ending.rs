@@ -11,7 +11,7 @@ use crate::backend::backends::BackendLease;
 use crate::body::sent::Sent;
 use crate::observe::Outcome;
 use crate::protocol::sse::Events;
-use crate::refusal::stream_error;
+use crate::refusal::{CANCELLED, StreamEnd, stream_error};
 
 impl Relay {
     /// The answer cannot go on. An event stream gets an error event; everything else breaks off.
@@ -23,10 +23,25 @@ impl Relay {
             Some(lost) => format!("model `{model}`: {}", continuation::instead(why, lost)),
             None => format!("model `{model}`: {why}"),
         };
-        self.say(&words);
+        let end = if outcome == Outcome::Cancelled { StreamEnd::Cancelled } else { StreamEnd::Fault };
+        self.say_at(end, &words);
         let in_band = self.last_words.is_some();
         self.end(outcome);
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
+    }
+
+    /// An operator has ended it: everything is given back as if the client had left, which is told.
+    pub(in crate::answer) fn cancel(&mut self) {
+        if self.ended {
+            return;
+        }
+        // Whoever looks for another backend, or has one, gives that up.
+        self.resuming = None;
+        if let Err(error) = self.cut(Outcome::Cancelled, CANCELLED) {
+            self.breaking = Some(error);
+        }
+        // Between two backends there is no lease with which that would be told.
+        self.flight.finish(Outcome::Cancelled);
     }
 
     /// Another backend's answer to the same request is another one. That says nothing against that backend.
@@ -41,9 +56,13 @@ impl Relay {
 
     /// The error event of a stream that cannot go on; nothing for any other answer.
     pub(super) fn say(&mut self, message: &str) {
+        self.say_at(StreamEnd::Fault, message);
+    }
+
+    fn say_at(&mut self, end: StreamEnd, message: &str) {
         let Some(events) = &mut self.events else { return };
         let last = self.voice.as_ref().and_then(|voice| voice.sequence());
-        let end = stream_error(message, self.dialect, last.map_or(events.seen(), |last| last + 1));
+        let end = stream_error(end, message, self.dialect, last.map_or(events.seen(), |last| last + 1));
         let words = format!("{}{end}", events.cut());
         self.flight.passed(words.len());
         self.last_words = Some(Bytes::from(words));
@@ -93,12 +112,17 @@ impl Relay {
         let bytes_in = self.sent.bytes.load(std::sync::atomic::Ordering::Relaxed);
         let record = &mut self.flight.record;
         record.bytes_in = bytes_in;
+        if let (Some(meter), Some(trace)) = (&self.meter, &mut record.trace) {
+            meter.tell(trace, outcome == Outcome::Ok && self.generates);
+        }
         if let Some(meter) = &self.meter
             && outcome == Outcome::Ok
         {
             // Only a whole answer says how its backend fares; one that was cut shows in other ways.
             let ended = meter.outcome(record.status);
             lease.note_outcome(&ended);
+            let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
+            self.flight.progress.took(ms(ended.prefill), ms(ended.decode));
             if let Some(remember) = self.remember.take().filter(|_| record.status == 200) {
                 remember.note(&*lease, meter, &ended, self.heard.as_deref());
             }

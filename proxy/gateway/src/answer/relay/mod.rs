@@ -204,7 +204,7 @@ impl Relay {
                     }
                     Poll::Ready(Some((record, found))) => {
                         self.resuming = None;
-                        self.flight.record.spent(&record);
+                        self.flight.record.spent(record);
                         let model = self.flight.record.model.clone().unwrap_or_else(|| ModelName::new(""));
                         let found =
                             found.and_then(|(relayed, voice)| Ok((of_events(relayed, &model)?, voice)));
@@ -331,6 +331,16 @@ impl Relay {
                 lease.note_events(events.seen() - before);
             }
             let begins = before == 0 && events.seen() > 0;
+            if begins {
+                self.flight.progress.answers();
+            }
+            if begins && self.generates {
+                self.flight.speaks(Instant::now());
+            }
+            if let Some(meter) = &self.meter {
+                let work = meter.work(Some(events.seen()));
+                self.flight.progress.counted(&self.voice.as_ref().map_or(work, |voice| voice.work(work)));
+            }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
                 // Neither its client nor the transcript has that piece.

@@ -58,6 +58,10 @@ impl Relay {
         self.conn = None;
         self.revoked = Box::pin(std::future::pending());
         self.flight.record.continued = true;
+        if let Some(trace) = &mut self.flight.record.trace {
+            trace.goes_on(outcome.as_str());
+        }
+        self.flight.progress.continues();
         self.spare = (lease.is_canary() && heard.is_none()).then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {

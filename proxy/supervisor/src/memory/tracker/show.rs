@@ -1,9 +1,10 @@
 //! What is known of a generation's memory, for status and metrics.
 
+use warden_policies::recycle::Budget;
 use warden_policies::{MemoryKind, Reason};
 
 use super::MemoryTracker;
-use crate::view::{ForecastView, MemoryView};
+use crate::view::{BudgetView, ForecastView, MemoryView};
 
 impl MemoryTracker {
     /// For status and metrics.
@@ -19,12 +20,20 @@ impl MemoryTracker {
                 Some(ForecastView { series: facts.series, reason, forecast: forecast? })
             })
         });
+        let facts = self.facts.iter().flat_map(|facts| &facts.series);
+        let budgets = facts
+            .filter(|facts| facts.budget != Budget::default())
+            .map(|facts| BudgetView { series: facts.series, budget: facts.budget });
         MemoryView {
+            budgets: budgets.collect(),
+            declared: self.declared.pools(),
+            reading: self.taken,
             vram: self.vram.clone(),
             vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
             group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),
+            request_rate: self.monitor.rate(),
             allowance: self.declared.words(),
         }
     }

@@ -81,7 +81,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let (configured, index) = Target::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
-    build::with_builder(&loaded, &machine, async |mut builder| {
+    Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
         // Never the builds that somebody serves with.
         builder.dirs.data = builds_between::folder(&builder.dirs.data);
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
@@ -133,7 +133,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             trouble: Mutex::default(),
         };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
-    })
+    }))
     .await
 }
 

@@ -1,0 +1,126 @@
+//! Numbers about what happens to processes, for Prometheus: counted as the fleet tells of it.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Unit;
+use warden_policies::units::exact;
+use warden_policies::warmth::{Cold, Warmth};
+use warden_supervisor::{Event, EventKind, FleetView};
+
+use super::families::{families, labels};
+use super::metrics::ModelLabel;
+
+/// From a tiny model's restart to that of a model of hundreds of gigabytes.
+const GAP_SECONDS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+
+labels! {
+    ReasonLabels { model: String, reason: &'static str }
+    ModeLabels { model: String, mode: &'static str }
+    ActionLabels { model: String, action: String }
+    OutcomeLabels { model: String, outcome: &'static str }
+    VerdictLabels { model: String, verdict: &'static str }
+}
+
+families! {
+    pub(super) struct EventMetrics () {
+        restarts: Family<ReasonLabels, Counter>
+            = "backend_restarts",
+            "Replacements of a backend. Budgets: `host_soft`, `host_hard`, `vram_soft`, `vram_hard`, `shared_host`, `shared_vram`; growth: \
+             `growth`; limits: `max_requests`, `max_age`; signs of illness: `wedged`, `compute_errors`, `slow_decode`, `device_fault`, \
+             `unresponsive`, `crashed`, `degraded`; no memory left: `memory_exhausted`, `admission`; people: `operator`, `configuration`.";
+        gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>
+            [Family::new_with_constructor(gap_histogram)]
+            = "backend_restart_gap" in Unit::Seconds,
+            "Time in which no backend took requests, per replacement; 0 in a successful overlap.";
+        carried_over: Family<ModelLabel, Counter>
+            = "requests_carried_over", "Requests that waited through a replacement and went to the next generation.";
+        warm: Family<OutcomeLabels, Counter>
+            = "warm_conversations",
+            "Conversations of processes that were replaced as planned, by what became of them in the next one ([warm](warm.md)): `carried` \
+             (by a slot file, and counted as cached), `evaluated` (again, before anybody asked), `unproven` (restored, and nothing showed of \
+             what use), or why they begin cold: `media`, `not_kept`, `time`, `refused`, `slots`.";
+        slot_files: Family<ModelLabel, Counter>
+            = "slot_files" in Unit::Bytes, "Bytes of slots that went to the next process by files.";
+        crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend.";
+        crash_loops: Family<ModelLabel, Counter>
+            = "crash_loops",
+            "Times that a backend was found to end again and again, while its starts go on.";
+        prompts_too_large: Family<ActionLabels, Counter>
+            = "prompts_too_large",
+            "Prompts that do not fit into the memory that is left, where `policy.admission` is on, by what was done: `warn` (sent all the \
+             same), `wait`, `elsewhere` (sent to another process), `recycle` (a fresh process first), `refuse`. One that waits first and is \
+             then refused counts twice.";
+        canary_verdicts: Family<VerdictLabels, Counter>
+            = "canary_verdicts",
+            "[Canaries](canary.md) that have ended: `undecided`, `better_or_equal`, `worse`. The processes of one that runs stand in all other \
+             metrics as the model `NAME@canary`.";
+    }
+}
+
+fn gap_histogram() -> Histogram {
+    Histogram::new(GAP_SECONDS)
+}
+
+impl EventMetrics {
+    /// What alerts look at stands at 0 before it happens for the first time: from nothing to 1 is no increase to Prometheus.
+    pub(super) fn begin(&self, view: &FleetView) {
+        for model in &view.models {
+            let label = ModelLabel { model: model.name.as_str().to_owned() };
+            for counter in [&self.crashes, &self.crash_loops] {
+                drop(counter.get_or_create(&label));
+            }
+        }
+    }
+
+    /// Something happened in the fleet.
+    pub(super) fn count(&self, event: &Event) {
+        let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
+        match &event.kind {
+            EventKind::RecycleDone { entry } => {
+                let reason = entry.reason.as_str();
+                self.restarts.get_or_create(&ReasonLabels { model: model.clone(), reason }).inc();
+                self.carried_over
+                    .get_or_create(&ModelLabel { model: model.clone() })
+                    .inc_by(entry.carried_over);
+                if let Some(warmth) = &entry.warm {
+                    self.warmed(&model, warmth);
+                }
+                if entry.failed.is_none() {
+                    let mode = entry.mode.as_str();
+                    self.gap_seconds
+                        .get_or_create(&ModeLabels { model, mode })
+                        .observe(exact(entry.gap_ms) / 1000.0);
+                }
+            }
+            EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => self.warmed(&model, warmth),
+            EventKind::PromptTooLarge { action, .. } => {
+                self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
+            }
+            EventKind::CanaryEnded { entry } => {
+                let verdict = entry.canary.verdict.as_str();
+                self.canary_verdicts.get_or_create(&VerdictLabels { model, verdict }).inc();
+            }
+            EventKind::Crashed { .. } => {
+                self.crashes.get_or_create(&ModelLabel { model }).inc();
+            }
+            EventKind::CrashLoop { .. } => {
+                self.crash_loops.get_or_create(&ModelLabel { model }).inc();
+            }
+            _ => {}
+        }
+    }
+
+    /// What became of conversations. Those that are due are counted when that is done.
+    fn warmed(&self, model: &str, warmth: &Warmth) {
+        let cold = Cold::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
+        let warm =
+            [("carried", warmth.carried), ("evaluated", warmth.evaluated), ("unproven", warmth.unproven)];
+        for (outcome, count) in warm.into_iter().chain(cold).filter(|(_, count)| *count > 0) {
+            self.warm.get_or_create(&OutcomeLabels { model: model.to_owned(), outcome }).inc_by(count);
+        }
+        if warmth.bytes > 0 {
+            self.slot_files.get_or_create(&ModelLabel { model: model.to_owned() }).inc_by(warmth.bytes);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Numbers about the machine, for Prometheus: its memory and its GPUs, as they were read last. What is not known has no line.
+
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Unit;
+use warden_supervisor::{DeviceView, FleetView};
+
+#[cfg(test)]
+use super::families::Labels;
+use super::families::{families, labels};
+use super::metrics::whole;
+
+labels! {
+    GpuLabels { gpu: u32 }
+}
+
+/// No labels: the one number is there or is not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Alone;
+
+#[cfg(test)]
+impl Labels for Alone {
+    const NAMES: &'static [&'static str] = &[];
+}
+
+impl EncodeLabelSet for Alone {
+    fn encode(&self, _: &mut LabelSetEncoder<'_>) -> std::fmt::Result {
+        Ok(())
+    }
+}
+
+families! {
+    pub(super) struct MachineMetrics () {
+        host_total: Family<Alone, Gauge>
+            = "host_memory" in Unit::Bytes, "Memory of the machine, or of the container that we are in.";
+        host_available: Family<Alone, Gauge>
+            = "host_memory_available" in Unit::Bytes, "Memory of the machine that can be had without swapping.";
+        gpu_total: Family<GpuLabels, Gauge>
+            = "gpu_memory" in Unit::Bytes, "Memory of a GPU. What its driver does not tell has no line.";
+        gpu_used: Family<GpuLabels, Gauge>
+            = "gpu_memory_used" in Unit::Bytes, "Memory of the GPU that is in use by anybody.";
+        gpu_free: Family<GpuLabels, Gauge>
+            = "gpu_memory_free" in Unit::Bytes, "Memory of the GPU that can be had.";
+        gpu_temperature: Family<GpuLabels, Gauge>
+            = "gpu_temperature" in Unit::Celsius, "Temperature of the GPU.";
+        gpu_xid: Family<GpuLabels, Gauge>
+            = "gpu_last_xid",
+            "The last Xid error (a fault of GPU or driver) since llama-warden started.";
+    }
+}
+
+impl MachineMetrics {
+    /// Gauges are made anew, so that what is not known any more leaves no line behind.
+    pub(super) fn read(&self, view: &FleetView) {
+        let gpus = [&self.gpu_total, &self.gpu_used, &self.gpu_free, &self.gpu_temperature, &self.gpu_xid];
+        gpus.into_iter().for_each(Family::clear);
+        [&self.host_total, &self.host_available].into_iter().for_each(Family::clear);
+        if let Some(host) = view.host {
+            self.host_total.get_or_create(&Alone).set(whole(host.total));
+            self.host_available.get_or_create(&Alone).set(whole(host.available));
+        }
+        for device in &view.devices {
+            self.read_device(device);
+        }
+    }
+
+    fn read_device(&self, device: &DeviceView) {
+        let labels = GpuLabels { gpu: device.gpu.0 };
+        let known = [
+            (&self.gpu_total, device.total),
+            (&self.gpu_used, device.used),
+            (&self.gpu_free, device.free),
+            (&self.gpu_temperature, device.temperature.map(u64::from)),
+            (&self.gpu_xid, device.xid),
+        ];
+        for (gauge, value) in known {
+            if let Some(value) = value {
+                gauge.get_or_create(&labels).set(whole(value));
+            }
+        }
+    }
+}

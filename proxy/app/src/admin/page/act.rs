@@ -1,0 +1,231 @@
+//! What is done from the page: each form is one action on one model. It goes on beside the answer, which leads back to where the
+//! form was; what came of it is a notice on every view, an event, and a line of the ledger where there is one.
+
+use std::net::IpAddr;
+
+use warden_supervisor::{ControlError, LeaseKind};
+
+use super::ask::Ask;
+use super::guard::Refused;
+use super::hub::Outcome;
+use crate::admin::answer::Admin;
+
+/// Actions that go on at a time; more are a script that has gone wild, or somebody's finger on a key.
+const AT_A_TIME: usize = 32;
+
+/// One action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Restart,
+    Reclaim,
+    Drain,
+    Load,
+    Release,
+}
+
+impl Action {
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Restart, "restart"),
+        (Self::Reclaim, "reclaim"),
+        (Self::Drain, "drain"),
+        (Self::Load, "load"),
+        (Self::Release, "release"),
+    ];
+
+    fn of(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == word).map(|(action, _)| *action)
+    }
+
+    fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(action, _)| *action == self).map_or("", |(_, word)| word)
+    }
+}
+
+/// What a form asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub(crate) action: Action,
+    pub(crate) model: String,
+    /// Where to go then: on this page.
+    pub(crate) back: String,
+}
+
+/// Why a form means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Wrong {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release")]
+    Unknown(String),
+    #[error("{AT_A_TIME} actions are being done: wait until some of them have ended")]
+    TooMany,
+}
+
+/// Reads a form. `is_ours`: whether a token is that of this instance.
+///
+/// # Errors
+/// It lacks the token, or asks for nothing that there is.
+pub(crate) fn order(form: &Ask, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
+    if !form.get("token").is_some_and(is_ours) {
+        return Err(Refused::Token.into());
+    }
+    let asked = form.get("do").unwrap_or_default();
+    let known = asked.split_once(' ').and_then(|(word, model)| Some((Action::of(word)?, model)));
+    let Some((action, model)) = known.filter(|(_, model)| !model.is_empty()) else {
+        return Err(Wrong::Unknown(asked.chars().take(100).collect()));
+    };
+    let here = form.get("back").filter(|back| is_here(back));
+    Ok(Order { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
+}
+
+/// Whether an address is one of the page.
+fn is_here(back: &str) -> bool {
+    (back == "/page/" || back.starts_with("/page/"))
+        && back.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+}
+
+/// Who acts, for events and ledger.
+pub(crate) fn who(peer: Option<IpAddr>) -> String {
+    peer.map_or_else(|| "page, admin socket".to_owned(), |peer| format!("page, {peer}"))
+}
+
+/// Begins it. Returns the number of its notice.
+///
+/// # Errors
+/// Too much is being done.
+pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wrong> {
+    let desk = &admin.page;
+    if desk.work.len() >= AT_A_TIME {
+        return Err(Wrong::TooMany);
+    }
+    let Order { action, model, .. } = order;
+    let id = desk.note(format!("{} of {model}", action.word()));
+    let admin = admin.clone();
+    let desk = desk.clone();
+    admin.page.work.clone().spawn(async move {
+        let outcome = match Box::pin(carry_out(&admin, action, &model, &who)).await {
+            Ok(more) => Outcome::Done(more),
+            Err(why) => Outcome::Failed(warden_policies::secrets::text(&why)),
+        };
+        desk.note_outcome(id, outcome);
+    });
+    Ok(id)
+}
+
+/// Ends a request. It is told at once; its client is answered by whoever serves it.
+///
+/// # Errors
+/// The form lacks the token, or names no request.
+pub(crate) fn cancel(
+    admin: &Admin,
+    form: &Ask,
+    is_ours: impl FnOnce(&str) -> bool,
+    who: &str,
+) -> Result<u64, Wrong> {
+    if !form.get("token").is_some_and(is_ours) {
+        return Err(Refused::Token.into());
+    }
+    let Some(request) = form.get("id") else { return Err(Wrong::Unknown("cancel of nothing".to_owned())) };
+    let number = form.get("number").and_then(|number| number.parse().ok());
+    let id = admin.page.note(format!("cancel of request {request}"));
+    let outcome = match admin.asked_by(who).cancel_request(request, number) {
+        Ok(told) if told.again => Outcome::Done("it had been told before".to_owned()),
+        Ok(_) => Outcome::Done(String::new()),
+        Err(why) => Outcome::Failed(why.to_string()),
+    };
+    admin.page.note_outcome(id, outcome);
+    Ok(id)
+}
+
+async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Result<String, String> {
+    let fleet = &admin.fleet;
+    let told = |error: ControlError| error.to_string();
+    match action {
+        Action::Restart => {
+            let entries = fleet.restart_by(model, Some(who)).await.map_err(told)?;
+            let each =
+                entries.iter().map(|entry| format!("unavailable {} ms, {} cut", entry.gap_ms, entry.cut));
+            Ok(each.collect::<Vec<_>>().join("; "))
+        }
+        Action::Drain => {
+            fleet.drain_by(model, Some(who)).await.map_err(told)?;
+            Ok("the next request loads it again".to_owned())
+        }
+        Action::Reclaim => {
+            let entries = fleet.reclaim_by(model, Some(who)).await.map_err(told)?;
+            Ok(entries.iter().map(warden_supervisor::ReclaimEntry::words).collect::<Vec<_>>().join("; "))
+        }
+        Action::Load => {
+            let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
+            fleet.note_asked(Some(&name), action.word(), who);
+            // As a request does it that needs no slot: whatever comes in between, nothing that serves is touched.
+            fleet.lease(&name, LeaseKind::Aux).await.map(drop).map_err(|denied| denied.to_string())?;
+            Ok(String::new())
+        }
+        Action::Release => {
+            let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
+            fleet.note_asked(Some(&name), action.word(), who);
+            let released =
+                fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
+            Ok(format!("{released} request(s) released"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(form: &str) -> Result<Order, Wrong> {
+        order(&Ask::of(Some(form)), |said| said == "right")
+    }
+
+    #[test]
+    fn a_form_needs_the_token_and_one_of_the_actions() {
+        let order = |action, model: &str, back: &str| {
+            Ok(Order { action, model: model.to_owned(), back: back.to_owned() })
+        };
+        assert_eq!(read("token=right&do=restart+a"), order(Action::Restart, "a", "/page/"));
+        assert_eq!(
+            read("token=right&do=drain+org%2Fa%20b&back=/page/%3Fq%3Dx"),
+            order(Action::Drain, "org/a b", "/page/?q=x")
+        );
+        for form in [
+            "",
+            "do=restart+a",
+            "token=&do=restart+a",
+            "token=wrong&do=restart+a",
+            "token=right2&do=restart+a",
+        ] {
+            assert_eq!(read(form), Err(Wrong::Refused(Refused::Token)), "{form}");
+        }
+        for form in [
+            "token=right",
+            "token=right&do=",
+            "token=right&do=restart",
+            "token=right&do=restart+",
+            "token=right&do=kill+a",
+        ] {
+            assert!(matches!(read(form), Err(Wrong::Unknown(_))), "{form}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_led_elsewhere() {
+        for back in [
+            "https://evil.example/",
+            "//evil.example",
+            "/status",
+            "/pagex",
+            "javascript:alert(1)",
+            "/page/\r\nset-cookie:x",
+            "/page/\\evil",
+            "",
+            "/page",
+        ] {
+            let form =
+                super::super::ask::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
+            assert_eq!(read(&form[1..]).unwrap().back, "/page/", "{back}");
+        }
+    }
+}

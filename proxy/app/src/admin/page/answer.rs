@@ -1,0 +1,186 @@
+//! Answers of the page, with the headers that each has: nothing runs and nothing is loaded but what is ours, nobody frames it,
+//! nothing of it is kept by a browser but files that never change.
+
+use std::fmt::Display;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+
+use super::files::{File, gzip};
+use super::hub::Rendered;
+use super::memory;
+use crate::admin::answer::Body;
+use crate::series::answer::MemoryData;
+
+/// What the page may load: its own style, script and stream. Its icon is in itself.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+/// What a report may: its own style. It is a file that somebody may have changed, so nothing in it runs, and it has no origin.
+const REPORT: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
+
+/// Shorter answers are not worth the work.
+const WORTH: usize = 1024;
+
+/// What an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Page,
+    Report,
+    Json,
+    Text,
+    Stream,
+}
+
+impl Kind {
+    const fn media(self) -> &'static str {
+        match self {
+            Self::Page | Self::Report => "text/html; charset=utf-8",
+            Self::Json => "application/json",
+            Self::Text => "text/plain; charset=utf-8",
+            Self::Stream => "text/event-stream",
+        }
+    }
+}
+
+/// Headers of every answer. The referrer stays within the page, and not `no-referrer`: with that, browsers send forms without
+/// saying where they come from.
+fn safe(headers: &mut HeaderMap, policy: &'static str) {
+    let all: [(HeaderName, &'static str); 6] = [
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "same-origin"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    for (name, value) in all {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// An answer of some kind with a body.
+pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media()));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    safe(headers, if kind == Kind::Report { REPORT } else { POLICY });
+    response
+}
+
+/// An answer that is kept by nobody. `asked`: the request's headers, where it may be compressed.
+pub(super) fn plain(
+    status: StatusCode,
+    kind: Kind,
+    body: Bytes,
+    asked: Option<&HeaderMap>,
+) -> Response<Body> {
+    let small = asked.is_some_and(takes_gzip) && body.len() > WORTH;
+    let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
+    let mut response = with(status, kind, full(body));
+    if asked.is_some() {
+        response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    }
+    if small {
+        response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// What memory did, as a file that needs nothing else.
+pub(super) fn download(data: &MemoryData) -> Response<Body> {
+    let mut response = plain(StatusCode::OK, Kind::Report, memory::file(data).into(), None);
+    let name = format!("attachment; filename=\"{}\"", memory::file_name(data));
+    if let Ok(name) = HeaderValue::try_from(name) {
+        response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
+    }
+    response
+}
+
+/// What is refreshed of a view; nothing where the browser has it.
+pub(super) fn page(part: &Rendered, asked: &HeaderMap) -> Response<Body> {
+    let tag = format!("\"{}\"", part.tag);
+    let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
+    let small = takes_gzip(asked);
+    let mut response = if has {
+        with(StatusCode::NOT_MODIFIED, Kind::Page, full(Bytes::new()))
+    } else {
+        with(StatusCode::OK, Kind::Page, full(if small { part.gzip.clone() } else { part.plain.clone() }))
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if small && !has {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    if let Ok(tag) = HeaderValue::try_from(tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    response
+}
+
+/// A file that never changes: its name has a hash of it.
+pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
+    let small = takes_gzip(asked);
+    let mut response = Response::new(full(if small { file.gzip.clone() } else { file.plain.clone() }));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(file.kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("max-age=31536000, immutable"));
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if small {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    safe(headers, POLICY);
+    response
+}
+
+/// To another address of the page, by GET.
+pub(super) fn lead(to: &str) -> Response<Body> {
+    let mut response = with(StatusCode::SEE_OTHER, Kind::Text, full(Bytes::new()));
+    let to = HeaderValue::try_from(to).unwrap_or_else(|_| HeaderValue::from_static("/page/"));
+    response.headers_mut().insert(header::LOCATION, to);
+    response
+}
+
+/// A sentence that says why not.
+pub(super) fn refuse(status: StatusCode, why: &dyn Display) -> Response<Body> {
+    plain(status, Kind::Text, format!("{why}\n").into(), None)
+}
+
+fn full(body: Bytes) -> Body {
+    Full::new(body).boxed_unsync()
+}
+
+/// Whether a browser takes gzip, RFC 9110 section 12.5.3.
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let all = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let mut codings = all.flat_map(|value| value.split(','));
+    codings.any(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let none = weight.trim().strip_prefix("q=").is_some_and(|q| q.trim_matches(['0', '.']).is_empty());
+        name.trim().eq_ignore_ascii_case("gzip") && !none
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_browser_says_whether_it_takes_gzip() {
+        for (value, takes) in [
+            ("gzip, deflate, br", true),
+            ("GZIP", true),
+            ("br;q=1.0, gzip;q=0.5", true),
+            ("gzip;q=0", false),
+            ("gzip;q=0.000", false),
+            ("identity", false),
+            ("xgzip", false),
+        ] {
+            let headers = HeaderMap::from_iter([(header::ACCEPT_ENCODING, HeaderValue::from_static(value))]);
+            assert_eq!(takes_gzip(&headers), takes, "{value}");
+        }
+        assert!(!takes_gzip(&HeaderMap::new()));
+    }
+}

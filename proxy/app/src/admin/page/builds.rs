@@ -1,0 +1,222 @@
+//! Builds: which one each model runs and will run, what is in it, how it was proven, what is tried. Values in, markup out;
+//! [`Shelf::read`] alone reads the store.
+
+use std::path::Path;
+
+use warden_builder::{BuildId, Choices, Provenance, Store};
+use warden_pages::{Html, Tone, badge};
+use warden_policies::ByteSize;
+use warden_supervisor::{CanaryState, CanaryView};
+
+use super::ask;
+use super::hub::Picture;
+use super::part::{link, moment};
+use crate::cli::builds::{row, stands};
+
+/// What is in the store.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    pub(crate) builds: Vec<Provenance>,
+    pub(crate) damaged: Vec<String>,
+    pub(crate) in_use: Option<BuildId>,
+    pub(crate) choices: Choices,
+    /// Why it could not be read, if it could not.
+    pub(crate) trouble: Option<String>,
+}
+
+impl Shelf {
+    /// Reads the store of a data folder. It blocks.
+    pub(crate) fn read(data: &Path) -> Self {
+        let store = Store::new(data);
+        let listing = match store.list() {
+            Ok(listing) => listing,
+            Err(error) => return Self { trouble: Some(error.to_string()), ..Self::default() },
+        };
+        let damaged = listing.damaged.iter().map(|(path, why)| format!("{}: {why}", path.display()));
+        Self {
+            damaged: damaged.collect(),
+            in_use: store.in_use().ok().flatten().map(|build| build.id),
+            choices: store.choices().unwrap_or_default(),
+            builds: listing.builds,
+            trouble: None,
+        }
+    }
+}
+
+/// What stands in `<main>`.
+pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Builds");
+    models(&mut html, picture, data);
+    let tried = picture.status.fleet.models.iter().filter_map(|model| model.canary.as_deref());
+    let mut tried = tried.peekable();
+    if tried.peek().is_some() {
+        html.element("h2", &[], "Tried beside their models");
+        tried.for_each(|one| canary(&mut html, one));
+    }
+    html.element("h2", &[], "In the store");
+    if let Some(trouble) = &shelf.trouble {
+        html.element("p", &[("class", &"bad")], format_args!("The store cannot be read: {trouble}"));
+    }
+    html.list(shelf.damaged.iter().map(|damaged| format!("cannot be used: {damaged}")));
+    if shelf.builds.is_empty() {
+        html.within("p", &[], |p| {
+            p.text("There is none in ").element("code", &[], data.join("builds").display());
+            p.text(". ").element("code", &[], "llama-warden build").text(" makes one.");
+        });
+        return html;
+    }
+    let titles = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Size", "Stands"];
+    html.within("table", &[("class", &"builds"), ("id", &"rows")], |table| {
+        table.element("caption", &[("class", &"unseen")], "Builds in the store, the latest first");
+        head(table, &titles);
+        table.within("tbody", &[], |body| {
+            for build in &shelf.builds {
+                body.within("tr", &[("id", &format_args!("b-{}", build.id)), ("class", &"row")], |tr| {
+                    let cells = row(build);
+                    for (title, text) in titles.iter().zip(&cells) {
+                        tr.within("td", &[("data-title", title), ("class", &"says")], |td| match *title {
+                            "Build" => {
+                                td.element("code", &[], text);
+                            }
+                            "Made" => {
+                                td.raw(&moment(text));
+                            }
+                            _ => {
+                                td.text(text);
+                            }
+                        });
+                    }
+                    tr.within("td", &[("data-title", &"Stands"), ("class", &"says")], |td| {
+                        let word = stands(&build.id, shelf.in_use.as_ref(), &shelf.choices);
+                        match word {
+                            "in use" => {
+                                td.raw(&badge(Tone::Good, word));
+                            }
+                            "rejected" => {
+                                td.raw(&badge(Tone::Bad, word));
+                            }
+                            word => {
+                                td.text(word);
+                            }
+                        }
+                        let chosen = shelf.choices.chosen.iter().rev().find(|one| one.build == build.id);
+                        if let Some(why) = shelf.choices.rejected(&build.id).or(chosen) {
+                            td.element("div", &[("class", &"quiet small")], &why.why);
+                        }
+                        proof(td, build);
+                    });
+                });
+            }
+        });
+    });
+    html
+}
+
+fn head(table: &mut Html, titles: &[&str]) {
+    table.within("thead", &[], |head| {
+        head.within("tr", &[], |row| {
+            for title in titles {
+                row.element("th", &[("scope", &"col")], title);
+            }
+        });
+    });
+}
+
+/// What each model runs, and what is done about its memory.
+fn models(html: &mut Html, picture: &Picture, data: &Path) {
+    let store = Store::new(data);
+    let told = |path: &Path| match store.build_of(path) {
+        Some(id) => format!("build {id}"),
+        None => path.display().to_string(),
+    };
+    let status = &picture.status;
+    html.element("h2", &[], "In use");
+    html.within("table", &[("class", &"in-use")], |table| {
+        table.element("caption", &[("class", &"unseen")], "What each model runs");
+        head(table, &["Model", "Runs", "Next process", "Mitigations"]);
+        table.within("tbody", &[], |body| {
+            for model in status.fleet.models.iter().filter(|model| model.remote.is_none()) {
+                let name = model.name.as_str();
+                body.within("tr", &[], |tr| {
+                    tr.within("th", &[("scope", &"row")], |th| {
+                        link(th, &ask::address("/page/memory", &[("model", name)]), name);
+                    });
+                    let mut runs: Vec<String> = model
+                        .backends
+                        .iter()
+                        .filter(|backend| backend.pid.is_some())
+                        .filter_map(|backend| backend.program.as_deref())
+                        .map(told)
+                        .collect();
+                    runs.dedup();
+                    tr.within("td", &[("data-title", &"Runs"), ("class", &"says")], |td| {
+                        td.text(if runs.is_empty() { "nothing".to_owned() } else { runs.join(", ") });
+                    });
+                    tr.within("td", &[("data-title", &"Next process"), ("class", &"says")], |td| {
+                        let next = status.next_binary(name).map(told).unwrap_or_default();
+                        if runs == [next.clone()] {
+                            td.element("span", &[("class", &"quiet")], "the same");
+                        } else {
+                            td.text(next);
+                        }
+                        if status.bound.iter().any(|bound| bound == name) {
+                            td.element("div", &[("class", &"quiet small")], "bound by the configuration");
+                        }
+                    });
+                    let mitigations = status.mitigations.get(name).map(|all| all.join(", "));
+                    tr.within("td", &[("data-title", &"Mitigations"), ("class", &"says")], |td| {
+                        td.text(mitigations.unwrap_or_else(|| "none".to_owned()));
+                    });
+                });
+            }
+        });
+    });
+}
+
+/// What a build did to prove itself.
+fn proof(td: &mut Html, build: &Provenance) {
+    let verified = &build.verified;
+    if verified.checks.is_empty() {
+        return;
+    }
+    td.within("details", &[("id", &format_args!("p-{}", build.id))], |more| {
+        more.element("summary", &[], format_args!("{} checks passed", verified.checks.len()));
+        more.list(verified.checks.iter().map(|check| format!("{} ({:.1} s)", check.name, check.seconds)));
+        more.list(verified.devices.iter().map(|device| format!("on {device}")));
+        more.element("p", &[], format_args!("{}, {}", ByteSize(build.binary.size), build.host.name));
+    });
+}
+
+fn canary(html: &mut Html, canary: &CanaryView) {
+    let verdict = canary.verdict.as_str();
+    let tone = match (canary.state, verdict) {
+        (CanaryState::Starting | CanaryState::Running, _) => Tone::Busy,
+        (CanaryState::Ended, "worse") => Tone::Bad,
+        (CanaryState::Ended, "better_or_equal") => Tone::Good,
+        (CanaryState::Ended, _) => Tone::Idle,
+    };
+    html.within("h3", &[], |h3| {
+        h3.text(format_args!("{}: ", canary.model)).raw(&badge(tone, verdict.replace('_', " ")));
+    });
+    let what = canary.share.map_or_else(
+        || "copies of requests, and answers nobody".to_owned(),
+        |share| format!("{:.0} % of conversations", share * 100.0),
+    );
+    html.terms([
+        ("state", canary.state.as_str().to_owned()),
+        ("program", canary.binary.display().to_string()),
+        ("build", canary.build.clone().unwrap_or_default()),
+        ("gets", what),
+        ("its requests", canary.report.canary.requests.to_string()),
+        ("of the model's own build", canary.report.base.requests.to_string()),
+        ("words", canary.verdict.words().join("\n")),
+    ]);
+    html.within("p", &[("class", &"quiet")], |p| {
+        p.text("Began ").raw(&moment(&canary.began_at));
+        if let Some(ended) = &canary.ended_at {
+            p.text(", ended ").raw(&moment(ended));
+        }
+        p.text(".");
+    });
+}

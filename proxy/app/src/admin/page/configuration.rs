@@ -1,0 +1,149 @@
+//! What is in force, with where each value comes from and without secrets: what `config show` prints, as a page.
+
+use warden_pages::Html;
+
+use super::ask;
+use super::part::link;
+
+/// Sections that are shown at a time: those of some fifty models, beside all that is not about one.
+const SECTIONS: usize = 200;
+
+/// What somebody wants to see.
+pub(crate) fn form(words: &str) -> Html {
+    let mut html = Html::new();
+    html.within(
+        "form",
+        &[("method", &"get"), ("action", &"/page/configuration"), ("class", &"filter"), ("role", &"search")],
+        |form| {
+            form.element("label", &[("for", &"filter")], "Words");
+            form.void(
+                "input",
+                &[
+                    ("id", &"filter"),
+                    ("name", &"q"),
+                    ("type", &"search"),
+                    ("value", &words),
+                    ("autocomplete", &"off"),
+                    ("placeholder", &"key, value or file"),
+                ],
+            );
+            form.element("button", &[], "Show");
+        },
+    );
+    html
+}
+
+/// `text`: what `config show` prints, without secrets; `pending`: sections that have changed since we started and that a restart
+/// takes over.
+pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Configuration");
+    html.within("p", &[], |p| {
+        p.text("What is in force, and behind each value where it comes from. Secrets are left out. ");
+        p.text("It is changed in the file, and taken over by ").element("code", &[], "SIGHUP").text(".");
+    });
+    if !pending.is_empty() {
+        let all: Vec<String> = pending.iter().map(|section| format!("[{section}]")).collect();
+        html.element(
+            "p",
+            &[("class", &"warn")],
+            format_args!(
+                "Changed in the file, and in force after the next start of llama-warden: {}.",
+                all.join(", ")
+            ),
+        );
+    }
+    let Some(text) = text else {
+        html.element("p", &[], "It is not kept by this instance.");
+        return html;
+    };
+    let mut found = 0;
+    for (title, lines) in sections(text) {
+        let whole = ask::has_words(words, title);
+        let lines: Vec<&str> =
+            lines.into_iter().filter(|line| whole || ask::has_words(words, line)).collect();
+        if lines.is_empty() {
+            continue;
+        }
+        found += 1;
+        if found > SECTIONS {
+            continue;
+        }
+        html.within("section", &[], |section| {
+            section.within("h2", &[], |h2| {
+                h2.element("code", &[], title);
+            });
+            section.within("table", &[("class", &"settings")], |table| {
+                table.element("caption", &[("class", &"unseen")], format_args!("Settings of {title}"));
+                table.within("thead", &[("class", &"unseen")], |head| {
+                    head.within("tr", &[], |row| {
+                        row.element("th", &[("scope", &"col")], "Setting");
+                        row.element("th", &[("scope", &"col")], "From");
+                    });
+                });
+                table.within("tbody", &[], |body| {
+                    for line in lines {
+                        let (setting, place) = apart(line);
+                        body.within("tr", &[], |row| {
+                            row.within("td", &[("class", &"says")], |td| {
+                                td.element("code", &[], setting);
+                            });
+                            row.element("td", &[("class", &"quiet")], place);
+                        });
+                    }
+                });
+            });
+        });
+    }
+    if found > SECTIONS {
+        let more = found - SECTIONS;
+        html.element(
+            "p",
+            &[],
+            format_args!("{more} sections more are not shown: find those of a model by its name, above."),
+        );
+    }
+    if found == 0 {
+        html.element("p", &[], "No setting has these words.").within("p", &[], |p| {
+            link(p, "/page/configuration", "Show all");
+        });
+    }
+    html
+}
+
+/// Sections with their lines. What stands in front of the first one is for readers of a terminal.
+fn sections(text: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        match all.last_mut() {
+            _ if line.starts_with('[') && line.ends_with(']') => all.push((line, Vec::new())),
+            Some((_, lines)) => lines.push(line),
+            None => {}
+        }
+    }
+    all
+}
+
+/// A setting and where it comes from. The place is behind the last two blanks and a `#`, which no value ends with unquoted.
+fn apart(line: &str) -> (&str, &str) {
+    line.rsplit_once("  # ").unwrap_or((line, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# Secrets are hidden\n\n[server]\nport = 1  # w.toml:2\nhost = \"a  # b\"  # default\n\n[models.\"<b>\"]\nargs = [\"--x\", \"***\"]  # w.toml:9\n";
+
+    #[test]
+    fn each_setting_stands_beside_its_place_and_words_find_both() {
+        let rows = |words: &str| view(Some(TEXT), &[], words).as_str().matches("class=\"says\"").count();
+        assert_eq!(
+            (rows(""), rows("w.toml"), rows("port"), rows("[server]"), rows("nothing")),
+            (3, 2, 1, 2, 0)
+        );
+        let whole = view(Some(TEXT), &["server"], "").into_string();
+        assert!(whole.contains("host = &quot;a  # b&quot;</code>") && whole.contains(">default<"), "{whole}");
+        assert!(!whole.contains("<b>") && whole.contains("[server]."), "{whole}");
+    }
+}

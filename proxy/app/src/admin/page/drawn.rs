@@ -1,0 +1,180 @@
+//! What was kept of one memory as a plot: values in, values out.
+
+use warden_pages::plot::{
+    Across, Area, AreaKind, Coming, Curve, CurveKind, Law, Level, Limit, LimitKind, Mark, MarkKind, Plot, Up,
+};
+use warden_policies::ByteSize;
+use warden_policies::units::exact;
+
+use crate::series::answer::{MemoryData, Point, SeriesData};
+use crate::series::marks;
+
+/// Without a reading for so many points, or so many seconds, nothing was read.
+const GAP_POINTS: u64 = 3;
+const GAP_SECONDS: u64 = 60;
+/// For a forecast a plot goes on by this share of its range at most.
+const AHEAD: f64 = 0.3;
+/// Stretches of one budget that are drawn: each has a line in the legend.
+const MOST_LIMITS: usize = 3;
+/// Budgets are kept in whole KiB.
+const KIB: u64 = 1024;
+
+/// The plot of one memory.
+pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
+    let place = |point: &Point| {
+        // In its middle, and not in the future.
+        let middle = point.at.saturating_add(series.seconds / 2);
+        exact(middle.min(data.now.max(point.at)))
+    };
+    let stretches: Vec<&[Point]> = stretches(series);
+    let levels = |of: &dyn Fn(&Point) -> Option<Level>| -> Vec<Vec<Level>> {
+        let all = stretches.iter().flat_map(|stretch| {
+            stretch
+                .split(|point| of(point).is_none())
+                .map(|part| part.iter().filter_map(of).collect::<Vec<_>>())
+        });
+        all.filter(|levels| !levels.is_empty()).collect()
+    };
+    let readings = levels(&|point| {
+        Some(Level {
+            x: place(point),
+            low: exact(point.min),
+            value: exact(point.mean),
+            high: exact(point.max),
+        })
+    });
+    let top = top(series);
+    let declared = levels(&|point| {
+        let (from, to) = point.lines.kept?;
+        Some(Level::between(place(point), exact(from.min(top)), exact(to.min(top))))
+    });
+    let laws = levels(&|point| {
+        let law = point.lines.law?;
+        Some(Level { x: place(point), low: exact(law.low), value: exact(law.level), high: exact(law.high) })
+    });
+    let coming = coming(series, data.now);
+    let last = laws.len();
+    Plot {
+        title: format!("{what} of {}", data.model),
+        across: Across::Time,
+        up: Up::Bytes,
+        span: Some(span(data)),
+        curves: vec![Curve { kind: CurveKind::Readings, name: read_how(series), stretches: readings }],
+        // Those of former processes are drawn; the legend has a word for the last.
+        laws: laws
+            .into_iter()
+            .zip(1..)
+            .map(|(levels, number)| Law {
+                name: if number == last { law_name(series) } else { String::new() },
+                levels,
+            })
+            .collect(),
+        limits: [(LimitKind::Soft, soft as fn(&Point) -> Option<u64>), (LimitKind::Hard, hard)]
+            .into_iter()
+            .flat_map(|(kind, of)| limits(series, kind, of))
+            .collect(),
+        areas: (!declared.is_empty())
+            .then(|| Area { kind: AreaKind::Declared, name: declared_name(series, top), stretches: declared })
+            .into_iter()
+            .collect(),
+        coming,
+        marks: data
+            .marks
+            .iter()
+            .filter(|mark| mark.replica.is_none_or(|replica| replica == series.replica))
+            .map(mark)
+            .collect(),
+    }
+}
+
+/// The same for all plots, so that one moment is at one place: with room for the forecasts.
+fn span(data: &MemoryData) -> (f64, f64) {
+    let (from, to) = (exact(data.from), exact(data.to));
+    let far =
+        data.series.iter().filter_map(|series| coming(series, data.now)).map(|coming| coming.reached[1]);
+    let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
+    (from, to + ahead.min((to - from) * AHEAD))
+}
+
+/// A prompt cache of gigabytes must not make a flat line of megabytes that were read: what is declared is drawn up to so many bytes.
+fn top(series: &SeriesData) -> u64 {
+    let most = series.points.iter().map(|point| point.max).max().unwrap_or(0);
+    let least = series.points.iter().map(|point| point.min).min().unwrap_or(0);
+    most.saturating_add((most - least).max(most / 4))
+}
+
+fn declared_name(series: &SeriesData, top: u64) -> String {
+    let most = series.points.iter().filter_map(|point| point.lines.kept).map(|(_, to)| to).max().unwrap_or(0);
+    let beyond = if most > top { ", beyond the plot" } else { "" };
+    format!("declared: what the server is told to keep, up to {}{beyond}", ByteSize(most))
+}
+
+fn read_how(series: &SeriesData) -> String {
+    let each = std::time::Duration::from_secs(series.seconds);
+    format!("read: the mean of {} each, with the least and the most", warden_policies::units::span(each))
+}
+
+fn law_name(series: &SeriesData) -> String {
+    let slope = series.present.as_ref().and_then(|present| present.slope.as_ref());
+    slope.map_or_else(|| "the detector's line".to_owned(), |slope| format!("the law: {slope}"))
+}
+
+const fn soft(point: &Point) -> Option<u64> {
+    point.lines.soft
+}
+
+const fn hard(point: &Point) -> Option<u64> {
+    point.lines.hard
+}
+
+/// Points of one process without a gap.
+fn stretches(series: &SeriesData) -> Vec<&[Point]> {
+    let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
+    let together =
+        |a: &Point, b: &Point| b.at.saturating_sub(a.at) <= gap && a.lines.generation == b.lines.generation;
+    series.points.chunk_by(together).collect()
+}
+
+/// A budget, as long as it was the same: the last ones.
+fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -> Vec<Limit> {
+    let same = |a: &Point, b: &Point| of(a).map(|limit| limit / KIB) == of(b).map(|limit| limit / KIB);
+    let held: Vec<&[Point]> = series.points.chunk_by(same).collect();
+    let end = held.len();
+    let one = |(stretch, number): (&&[Point], usize)| {
+        let (first, last) = (stretch.first()?, stretch.last()?);
+        let at = exact(of(last)?);
+        // One that never changed goes all along.
+        let to = if number == end { f64::MAX } else { exact(last.at.saturating_add(series.seconds)) };
+        let from = if number == 1 { f64::MIN } else { exact(first.at) };
+        let held = (number > 1 || number < end).then_some((from, to));
+        Some(Limit { kind, at, held })
+    };
+    let mut all: Vec<Limit> = held.iter().zip(1..).filter_map(one).collect();
+    all.drain(..all.len().saturating_sub(MOST_LIMITS));
+    all
+}
+
+/// The limit that is reached first.
+fn coming(series: &SeriesData, now: u64) -> Option<Coming> {
+    let present = series.present.as_ref()?;
+    let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;
+    let at = |at: Option<u64>| at.map_or(f64::INFINITY, exact);
+    Some(Coming {
+        from: (exact(now), exact(present.bytes)),
+        limit: exact(first.limit),
+        reached: [at(first.early), at(first.at), at(first.late)],
+    })
+}
+
+fn mark(mark: &marks::Mark) -> Mark {
+    let kind = match mark.kind {
+        marks::MarkKind::Replaced => MarkKind::Replacement,
+        marks::MarkKind::Reclaimed => MarkKind::Reclaim,
+        marks::MarkKind::Unloaded => MarkKind::Eviction,
+        marks::MarkKind::Crashed => MarkKind::Crash,
+        marks::MarkKind::Canary => MarkKind::Canary,
+        marks::MarkKind::Configured => MarkKind::Configuration,
+        marks::MarkKind::Failed | marks::MarkKind::Warned => MarkKind::Other,
+    };
+    Mark { x: exact(mark.at) / 1000.0, kind, why: mark.words.clone() }
+}

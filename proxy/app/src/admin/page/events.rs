@@ -1,0 +1,236 @@
+//! Events and logs, newest first, filtered by model and by words. Values in, markup out; what looks like a secret is hidden.
+
+use warden_pages::{Html, Tone, badge};
+use warden_policies::{ModelName, secrets};
+use warden_supervisor::{Event, EventKind, LogLine};
+
+use super::ask::{self, Ask};
+use super::part::{link, moment};
+use crate::serve::describe;
+
+/// Events that are shown at a time.
+const EVENTS: usize = 300;
+/// Lines that are shown at a time.
+const LINES: usize = 500;
+
+/// What somebody wants to see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// Of this model; all without it.
+    pub(crate) model: String,
+    /// Words that are all in it.
+    pub(crate) words: String,
+}
+
+impl Wish {
+    pub(crate) fn of(ask: &Ask) -> Self {
+        let get = |name| ask.get(name).unwrap_or_default().to_owned();
+        Self { model: get("model"), words: get("q") }
+    }
+
+    /// The form that filters. `all`: an entry for all models.
+    pub(crate) fn form<'a>(
+        &self,
+        path: &str,
+        models: impl Iterator<Item = &'a ModelName>,
+        all: bool,
+    ) -> Html {
+        let mut html = Html::new();
+        html.within(
+            "form",
+            &[("method", &"get"), ("action", &path), ("class", &"filter"), ("role", &"search")],
+            |form| {
+                form.element("label", &[("for", &"model")], "Model");
+                form.within("select", &[("id", &"model"), ("name", &"model")], |select| {
+                    if all {
+                        select.element("option", &[("value", &"")], "all");
+                    }
+                    for model in models {
+                        if model.as_str() == self.model {
+                            select.element("option", &[("value", model), ("selected", &"")], model);
+                        } else {
+                            select.element("option", &[("value", model)], model);
+                        }
+                    }
+                });
+                form.element("label", &[("for", &"filter")], "Words");
+                form.void(
+                    "input",
+                    &[
+                        ("id", &"filter"),
+                        ("name", &"q"),
+                        ("type", &"search"),
+                        ("value", &self.words),
+                        ("autocomplete", &"off"),
+                    ],
+                );
+                form.element("button", &[], "Show");
+            },
+        );
+        html
+    }
+}
+
+/// What happened.
+pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Events");
+    let told = |event: &Event| secrets::text(&describe(&event.kind));
+    let of_model = |event: &&Event| {
+        wish.model.is_empty() || event.model.as_ref().is_some_and(|model| model.as_str() == wish.model)
+    };
+    let found = all.iter().rev().filter(of_model).map(|event| (event, told(event)));
+    let named = |event: &Event, text: &str| {
+        format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
+    };
+    let found: Vec<_> =
+        found.filter(|(event, text)| ask::has_words(&wish.words, &named(event, text))).collect();
+    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), EVENTS, "events"));
+    html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
+        table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
+        table.within("thead", &[], |head| {
+            head.within("tr", &[], |row| {
+                for title in ["When", "Model", "Process", "What"] {
+                    row.element("th", &[("scope", &"col")], title);
+                }
+            });
+        });
+        table.within("tbody", &[], |body| {
+            for (event, text) in found.iter().take(EVENTS) {
+                body.within("tr", &[("id", &format_args!("e-{}", event.id)), ("class", &"row")], |row| {
+                    row.within("td", &[("data-title", &"When")], |td| {
+                        td.raw(&moment(&event.at));
+                    });
+                    row.within("td", &[("data-title", &"Model"), ("class", &"name")], |td| {
+                        if let Some(model) = &event.model {
+                            link(td, &ask::address("/page/events", &[("model", model.as_str())]), model);
+                        }
+                    });
+                    row.within("td", &[("data-title", &"Process")], |td| {
+                        if let Some(generation) = event.generation {
+                            td.text(generation);
+                        }
+                    });
+                    row.within("td", &[("data-title", &"What"), ("class", &"says")], |td| {
+                        if let Some((tone, word)) = mood(&event.kind) {
+                            td.raw(&badge(tone, word)).text(" ");
+                        }
+                        td.text(text);
+                    });
+                });
+            }
+        });
+    });
+    html
+}
+
+/// What deserves a glance.
+fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
+    Some(match kind {
+        EventKind::Crashed { .. } | EventKind::CrashLoop { .. } => (Tone::Bad, "crash"),
+        EventKind::Failed { .. } => (Tone::Bad, "failed"),
+        EventKind::DriverLeak { .. } => (Tone::Bad, "driver"),
+        EventKind::RequestQuarantined { .. } => (Tone::Bad, "quarantine"),
+        EventKind::RecycleDone { entry } if entry.failed.is_some() => (Tone::Bad, "not replaced"),
+        EventKind::RecycleDone { .. } => (Tone::Good, "replaced"),
+        EventKind::Reclaimed { .. } => (Tone::Good, "reclaimed"),
+        EventKind::RecycleHeld { .. } => (Tone::Warn, "held"),
+        EventKind::PolicyOff { .. } => (Tone::Warn, "policy off"),
+        EventKind::QueueFull { .. } => (Tone::Warn, "queue"),
+        EventKind::Unwell { .. } => (Tone::Warn, "unwell"),
+        EventKind::Backoff { .. } => (Tone::Warn, "waits"),
+        EventKind::EndpointSilent { .. } => (Tone::Warn, "silent"),
+        EventKind::Verdict { growth, .. } if growth.verdict.grows() => (Tone::Warn, growth.verdict.as_str()),
+        EventKind::Asked { .. } => (Tone::Busy, "asked"),
+        _ => return None,
+    })
+}
+
+/// What a model's processes say. `all`: as they are kept; a line may have secrets.
+pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Logs");
+    if wish.model.is_empty() {
+        html.element("p", &[], "No model is configured, or none of that name.");
+        return html;
+    }
+    let found = all.iter().rev().map(|line| (line, secrets::text(&line.text)));
+    let found: Vec<_> = found.filter(|(_, text)| ask::has_words(&wish.words, text)).collect();
+    html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), LINES, "lines"));
+    let about: warden_pages::html::Attributes = &[
+        ("class", &"log scroll"),
+        ("id", &"lines"),
+        ("tabindex", &"0"),
+        ("role", &"log"),
+        ("aria-live", &"off"),
+        ("aria-label", &"What the processes say, the latest first"),
+    ];
+    html.within("div", about, |log| {
+        for (line, text) in found.iter().take(LINES) {
+            log.within("p", &[], |p| {
+                p.raw(&moment(&line.at)).text(" ");
+                p.element("span", &[("class", &"quiet")], line.generation).text(" ").element(
+                    "code",
+                    &[],
+                    text,
+                );
+            });
+        }
+    });
+    html
+}
+
+fn count(found: usize, all: usize, most: usize, what: &str) -> String {
+    let shown = if found > most { format!(", the latest {most} of them shown") } else { String::new() };
+    if found == all {
+        format!("{all} {what} are kept{shown}")
+    } else {
+        format!("{found} of {all} {what}{shown}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::GenerationId;
+
+    fn event(id: u64, model: &str, kind: EventKind) -> Event {
+        let at = "2026-11-26T14:03:20Z".to_owned();
+        Event { id, at, model: Some(ModelName::new(model)), generation: Some(GenerationId(id)), kind }
+    }
+
+    #[test]
+    fn events_are_found_by_model_and_words_and_hide_what_is_hostile_or_secret() {
+        let secret = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
+        let all = [
+            event(1, "a", EventKind::Recovered),
+            event(
+                2,
+                "<img src=x onerror=alert(1)>",
+                EventKind::Stopped { exit: format!("<script> {secret}") },
+            ),
+            event(3, "a", EventKind::QueueFull { waiting: 8 }),
+        ];
+        let whole = events(&all, &Wish::default()).into_string();
+        assert!(!whole.contains("<script") && !whole.contains("<img") && !whole.contains(secret), "{whole}");
+        assert!(whole.find("id=\"e-3\"") < whole.find("id=\"e-1\""), "the latest first");
+        let wish = |model: &str, words: &str| Wish { model: model.to_owned(), words: words.to_owned() };
+        let rows = |wish: &Wish| events(&all, wish).as_str().matches("class=\"row\"").count();
+        assert_eq!(
+            (rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))),
+            (2, 1, 0)
+        );
+        let line = LogLine {
+            at: "x".to_owned(),
+            model: ModelName::new("a"),
+            generation: GenerationId(1),
+            stream: warden_supervisor::Stream::Stderr,
+            text: format!("</code><script>\u{1b}[31m {secret}"),
+        };
+        let logged = logs(&[line], &wish("a", "")).into_string();
+        assert!(
+            !logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'),
+            "{logged}"
+        );
+    }
+}

@@ -1,0 +1,96 @@
+//! Style and script of the page: files of ours that are compiled in, named by what is in them, compressed at their first use.
+
+use std::io::Write as _;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest as _, Sha256};
+
+/// The script, in the order in which its parts use each other. One module, because each file is a question to the server.
+const SCRIPT: &str = concat!(
+    include_str!("files/time.js"),
+    include_str!("files/morph.js"),
+    include_str!("files/keys.js"),
+    include_str!("files/cursor.js"),
+    include_str!("files/live.js"),
+);
+
+/// A file.
+#[derive(Debug)]
+pub(crate) struct File {
+    /// Where it is: with a hash of its content, so that it never changes.
+    pub(crate) path: String,
+    pub(crate) kind: &'static str,
+    pub(crate) plain: Bytes,
+    pub(crate) gzip: Bytes,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) style: File,
+    pub(crate) script: File,
+    /// Differs where any of them does.
+    pub(crate) tag: String,
+}
+
+/// All of them.
+pub(crate) fn all() -> &'static Files {
+    static FILES: LazyLock<Files> = LazyLock::new(|| {
+        let style = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
+        let style = file("page", "css", "text/css; charset=utf-8", style);
+        let script = file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
+        let tag = hash(&[style.path.as_bytes(), script.path.as_bytes()].concat());
+        Files { style, script, tag }
+    });
+    &FILES
+}
+
+/// The one of that name.
+pub(crate) fn named(name: &str) -> Option<&'static File> {
+    let Files { style, script, .. } = all();
+    [style, script].into_iter().find(|file| file.path.strip_prefix("/page/files/") == Some(name))
+}
+
+fn file(name: &str, end: &str, kind: &'static str, text: String) -> File {
+    let path = format!("/page/files/{name}.{}.{end}", hash(text.as_bytes()));
+    let gzip = gzip(text.as_bytes(), Compression::best());
+    File { path, kind, plain: text.into(), gzip }
+}
+
+/// Twelve digits that tell contents apart.
+pub(crate) fn hash(content: &[u8]) -> String {
+    let mut text = hex::encode(Sha256::digest(content));
+    text.truncate(12);
+    text
+}
+
+/// Compressed as browsers take it.
+pub(crate) fn gzip(content: &[u8], level: Compression) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(content.len() / 4), level);
+    // Writing to memory cannot fail.
+    drop(encoder.write_all(content));
+    encoder.finish().unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_small_and_needs_nobody() {
+        let Files { style, script, .. } = all();
+        assert!(style.gzip.len() + script.gzip.len() < 40_000, "{} {}", style.gzip.len(), script.gzip.len());
+        for file in [style, script] {
+            let text = std::str::from_utf8(&file.plain).unwrap();
+            for banned in ["http://", "https://", "@import", "url(", "eval(", "innerHTML", "import("] {
+                assert!(!text.contains(banned), "{banned} in {}", file.path);
+            }
+            let name = file.path.strip_prefix("/page/files/").unwrap();
+            assert_eq!(named(name).unwrap().path, file.path);
+        }
+        assert!(named("page.css").is_none() && named("").is_none());
+    }
+}

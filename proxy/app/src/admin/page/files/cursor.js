@@ -1,0 +1,37 @@
+// One cursor over all plots of time: where the pointer is in one, all that show this moment have a line there.
+
+const plots = () => [...document.querySelectorAll("svg.plot[data-across=time]")];
+const number = (plot, name) => Number(plot.dataset[name]);
+
+const put = (plot, at) => {
+  let line = plot.querySelector(".cursor");
+  const [from, to, left, right] = ["xFrom", "xTo", "left", "right"].map((name) => number(plot, name));
+  if (at === null || !(at >= from && at <= to)) {
+    line?.remove();
+    return;
+  }
+  if (!line) {
+    line = document.createElementNS(plot.namespaceURI, "g");
+    line.setAttribute("class", "cursor");
+    line.append(document.createElementNS(plot.namespaceURI, "line"), document.createElementNS(plot.namespaceURI, "text"));
+    plot.append(line);
+  }
+  const x = left + ((at - from) / (to - from)) * (right - left);
+  const [rule, label] = line.children;
+  const set = (element, all) => Object.entries(all).forEach(([name, value]) => element.setAttribute(name, value));
+  set(rule, { x1: x, x2: x, y1: number(plot, "top"), y2: number(plot, "bottom") });
+  const late = x > (left + right) / 2;
+  set(label, { x: x + (late ? -6 : 6), y: number(plot, "top") + 12, "text-anchor": late ? "end" : "start" });
+  label.textContent = earlier.format(new Date(at * 1000));
+};
+
+document.addEventListener("pointermove", (event) => {
+  const plot = event.target.closest?.("svg.plot[data-across=time]");
+  let at = null;
+  if (plot) {
+    const place = new DOMPoint(event.clientX, event.clientY).matrixTransform(plot.getScreenCTM().inverse());
+    const [from, to, left, right] = ["xFrom", "xTo", "left", "right"].map((name) => number(plot, name));
+    at = from + ((place.x - left) / (right - left)) * (to - from);
+  }
+  plots().forEach((each) => put(each, at));
+}, { passive: true });

@@ -1,0 +1,113 @@
+// Keeps the page as new as the fleet: the server tells the number of each picture, and what is shown is fetched again and put in place.
+
+const body = document.body;
+const said = document.getElementById("live");
+const news = document.createElement("div");
+news.id = "news";
+news.className = "unseen";
+news.setAttribute("aria-live", "polite");
+document.querySelector("header").append(news);
+
+// Plots and long lists need not move each second.
+const least = { memory: 5000, configuration: 10000, builds: 10000, diagnose: 10000, help: 3600000 }[body.dataset.view] ?? 250;
+
+let tag = "";
+let fetched = 0;
+let busy = false;
+let again = 0;
+let stream;
+
+const tell = (text, state) => {
+  if (said.textContent !== text) said.textContent = text;
+  said.dataset.state = state;
+};
+
+// What is worth saying aloud: a model whose state is another one now.
+const states = () => new Map([...document.querySelectorAll("main tr.row")].map((row) => [row.id, [row.querySelector("th")?.textContent, row.querySelector(".badge")?.textContent]]));
+
+const refresh = async () => {
+  const wait = fetched + least - performance.now();
+  if (busy || wait > 0) {
+    again ||= setTimeout(() => { again = 0; refresh(); }, Math.max(wait, 50));
+    return;
+  }
+  busy = true;
+  try {
+    const here = new URL(location);
+    here.searchParams.set("fragment", "1");
+    here.hash = "";
+    const answer = await fetch(here, { cache: "no-store", headers: tag ? { "if-none-match": tag } : {} });
+    if (answer.status === 304) return;
+    if (!answer.ok) throw new Error(await answer.text());
+    tag = answer.headers.get("etag") ?? "";
+    const now = new DOMParser().parseFromString(await answer.text(), "text/html");
+    localize(now);
+    const before = body.dataset.view ? new Map() : states();
+    for (const id of ["notices", "main"]) {
+      const [old, wanted] = [document.getElementById(id), now.getElementById(id)];
+      if (old && wanted) morph(old, wanted);
+    }
+    dispatchEvent(new Event("page:changed"));
+    const changed = [...states()].filter(([id, [, state]]) => before.has(id) && before.get(id)[1] !== state);
+    if (changed.length > 0) news.textContent = changed.slice(0, 3).map(([, [name, state]]) => `${name}: ${state}`).join(", ");
+  } catch (error) {
+    tell(`not refreshed: ${error.message}`, "lost");
+  } finally {
+    busy = false;
+    fetched = performance.now();
+  }
+};
+
+const listen = () => {
+  stream?.close();
+  stream = new EventSource("/page/live");
+  stream.addEventListener("hello", (event) => {
+    const hello = JSON.parse(event.data);
+    document.querySelector("#act input[name=token]").value = hello.token;
+    if (hello.files !== body.dataset.files) tell("live; llama-warden is another version now: load the page again", "live");
+    else tell("live", "live");
+    if (hello.boot !== body.dataset.boot) {
+      body.dataset.boot = hello.boot;
+      tag = "";
+    }
+    refresh();
+  });
+  stream.addEventListener("picture", refresh);
+  stream.addEventListener("error", () => {
+    tell("connection lost: it is tried again", "lost");
+    // A browser tries again by itself unless it was refused.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
+  });
+};
+
+// What a server says comes without a new picture.
+if (body.dataset.view === "logs") setInterval(() => document.hidden || refresh(), 1000);
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) stream?.close();
+  else listen();
+});
+
+document.addEventListener("submit", async (event) => {
+  const { target: form, submitter } = event;
+  if (form.method !== "post" || !submitter) return;
+  event.preventDefault();
+  if (submitter.value.startsWith("drain ") && !confirm(submitter.getAttribute("aria-label"))) return;
+  const fields = new URLSearchParams(new FormData(form));
+  if (submitter.name) fields.set(submitter.name, submitter.value);
+  submitter.disabled = true;
+  try {
+    const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields, headers: { accept: "application/json" } });
+    if (!answer.ok) tell(await answer.text(), "lost");
+  } catch (error) {
+    tell(`nothing was done: ${error.message}`, "lost");
+  } finally {
+    submitter.disabled = false;
+    submitter.focus();
+    refresh();
+  }
+});
+
+localize(document);
+dispatchEvent(new Event("page:changed"));
+listen();

@@ -1,0 +1,36 @@
+// Makes one tree like another with as few changes as possible, so that focus, selection, scroll positions and opened details stay.
+
+const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
+
+const morph = (old, now) => {
+  if (old.isEqualNode(now)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== now.nodeValue) old.nodeValue = now.nodeValue;
+    return;
+  }
+  // Whether details are open is whoever's who looks; the place of a focus is the script's.
+  const ours = (name) => (name === "open" && old.nodeName === "DETAILS") || name === "data-focus";
+  for (const { name } of [...old.attributes]) if (!ours(name) && !now.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of now.attributes) if (!ours(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const known = new Map();
+  for (const child of old.children) if (child.id) known.set(child.id, child);
+  let at = old.firstChild;
+  for (const wanted of [...now.childNodes]) {
+    const named = wanted.id ? known.get(wanted.id) : undefined;
+    if (named && named !== at && same(named, wanted)) {
+      old.insertBefore(named, at);
+      morph(named, wanted);
+    } else if (at && same(at, wanted)) {
+      const next = at.nextSibling;
+      morph(at, wanted);
+      at = next;
+    } else {
+      old.insertBefore(wanted, at);
+    }
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+};

@@ -1,0 +1,159 @@
+//! What is around every view: head, navigation, the one form that actions are sent by, help. Values in, markup out.
+
+use warden_pages::Html;
+
+use super::files;
+use super::hub::{Notice, Outcome};
+use super::part::moment;
+use super::view::View;
+
+/// The page's own sign: bars in a square. In the page itself, so that no browser asks for another.
+const SIGN: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' rx='3' fill='%230a5aa5'/%3E%3Cpath d='M3 12V8h2v4zm4 0V4h2v8zm4 0V6h2v6z' fill='%23fff'/%3E%3C/svg%3E";
+
+/// What stands around a view.
+pub(crate) struct Frame<'a> {
+    pub(crate) view: View,
+    /// Of what this view is, behind its name in the title; may be empty.
+    pub(crate) of: &'a str,
+    /// Where the view is, with its query.
+    pub(crate) here: &'a str,
+    /// The token, masked.
+    pub(crate) token: &'a str,
+    /// Which run of the program this is.
+    pub(crate) boot: &'a str,
+    /// What filters the view: not refreshed, so that nobody's typing is disturbed.
+    pub(crate) controls: Html,
+}
+
+/// A whole document around a part.
+pub(crate) fn document(frame: &Frame, part: &str) -> String {
+    let mut html = Html::new();
+    let (view, files) = (frame.view, files::all());
+    html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
+        html.within("head", &[], |head| {
+            head.void("meta", &[("charset", &"utf-8")]);
+            head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
+            head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
+            let of = if frame.of.is_empty() { String::new() } else { format!(" of {}", frame.of) };
+            head.element("title", &[], format_args!("{}{of} · llama-warden", view.title()));
+            head.void("link", &[("rel", &"icon"), ("href", &SIGN)]);
+            head.void("link", &[("rel", &"stylesheet"), ("href", &files.style.path)]);
+            head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
+        });
+        let here = frame.here;
+        let attributes: warden_pages::html::Attributes =
+            &[("data-boot", &frame.boot), ("data-view", &view.word()), ("data-files", &files.tag)];
+        html.within("body", attributes, |body| {
+            body.element("a", &[("class", &"skip"), ("href", &"#main")], "Skip to the content");
+            body.within("header", &[("class", &"top")], |top| {
+                top.within("nav", &[("aria-label", &"Views")], |nav| views(nav, view));
+                top.element("p", &[("id", &"live"), ("class", &"quiet"), ("role", &"status")], "");
+            });
+            body.within("form", &[("id", &"act"), ("method", &"post"), ("action", &"/page/act")], |form| {
+                form.void("input", &[("type", &"hidden"), ("name", &"token"), ("value", &frame.token)]);
+                form.void("input", &[("type", &"hidden"), ("name", &"back"), ("value", &here)]);
+            });
+            if !frame.controls.as_str().is_empty() {
+                body.raw(frame.controls.as_str());
+            }
+            body.raw(part);
+            body.within("footer", &[("class", &"quiet")], |foot| {
+                foot.text("Keys: ").raw(
+                    "<kbd>j</kbd> <kbd>k</kbd> rows, <kbd>/</kbd> filter, <kbd>1</kbd>–<kbd>8</kbd> views, ",
+                );
+                foot.element("a", &[("href", &"/page/help"), ("id", &"help-link")], "all keys and words");
+                foot.text(". Times are in UTC where no script runs.");
+            });
+        });
+    });
+    html.raw("\n");
+    html.into_string()
+}
+
+fn views(nav: &mut Html, current: View) {
+    for (number, view) in (1..).zip(View::LISTED) {
+        let key = number.to_string();
+        let (path, title) = (view.path(), view.title());
+        if view == current {
+            nav.element("a", &[("href", &path), ("data-key", &key), ("aria-current", &"page")], title);
+        } else {
+            nav.element("a", &[("href", &path), ("data-key", &key)], title);
+        }
+    }
+}
+
+/// What is refreshed: outcomes, then the view.
+pub(crate) fn part(view: View, content: &Html, notices: &[Notice]) -> String {
+    let mut html = Html::new();
+    html.within(
+        "section",
+        &[("id", &"notices"), ("aria-label", &"What was asked here"), ("aria-live", &"polite")],
+        |all| {
+            for notice in notices.iter().rev().take(4) {
+                all.within(
+                    "p",
+                    &[("id", &format_args!("n-{}", notice.id)), ("class", &class(&notice.outcome))],
+                    |p| {
+                        p.text(format_args!("{}: ", notice.what));
+                        match &notice.outcome {
+                            Outcome::Pending => p.text("being done, asked "),
+                            Outcome::Done(more) if more.is_empty() => p.text("done, asked "),
+                            Outcome::Done(more) => p.text(format_args!("done: {more}; asked ")),
+                            Outcome::Failed(why) => p.text(format_args!("not done: {why}; asked ")),
+                        };
+                        p.raw(&moment(&notice.at));
+                    },
+                );
+            }
+        },
+    );
+    html.within("main", &[("id", &"main"), ("tabindex", &"-1"), ("data-view", &view.word())], |main| {
+        main.raw(content.as_str());
+    });
+    html.into_string()
+}
+
+const fn class(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pending => "busy",
+        Outcome::Done(_) => "good",
+        Outcome::Failed(_) => "bad",
+    }
+}
+
+/// Keys and words.
+pub(crate) fn help() -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Keys and words");
+    html.element("h2", &[], "Keys");
+    html.terms([
+        ("j, k or arrows", "the next and the previous row"),
+        ("Enter", "the memory of the model of this row"),
+        ("Tab", "from button to button, as everywhere"),
+        ("/", "the filter; Enter shows what it says, Escape leaves it"),
+        ("1 to 8", "the views, from left to right"),
+        ("?", "this list"),
+    ]);
+    html.element("h2", &[], "What memory says");
+    html.terms(
+        warden_pages::words::VERDICTS
+            .map(|verdict| (verdict.as_str(), warden_pages::words::verdict(verdict))),
+    );
+    html.element("h2", &[], "What a process holds");
+    html.terms([
+        ("weights", "tensors of the model, as planned from its file"),
+        ("cache", "keys and values of its context, and what it was told to keep beside them (prompt cache, checkpoints)"),
+        ("growth", "what came beyond both since the process had settled"),
+        ("other", "code, buffers for computing, the GPU's context"),
+    ]);
+    html.element("h2", &[], "What can be done here");
+    html.terms([
+        ("restart", "a fresh process takes the place of the old one when it is ready, or after it; running requests end by themselves"),
+        ("reclaim", "the process is asked to give memory back while it serves"),
+        ("unload", "running requests end, then the process; the next request loads the model again"),
+        ("load", "the model is started now"),
+        ("release", "requests that are refused or suspected because a server died of them may be sent again"),
+        ("pin", "is no action: `pin = true` in the configuration keeps a model from leaving for another one"),
+    ]);
+    html
+}

@@ -1,0 +1,199 @@
+//! Who may have the page. A browser reaches the admin address for whoever has a page open in it, so each request is judged
+//! by what the browser itself says of it, before anything is looked up. Pure.
+//!
+//! ```text
+//!   every request   Host is a name of this machine's loopback (against names that are pointed at us)
+//!                   Origin, if there is one, is the page's own
+//!   GET             Sec-Fetch-Site: none, same-origin; from elsewhere only what opens a whole page in a tab: nothing is done
+//!                   by a GET, no frame may hold the page, and whoever opened the tab cannot look into it
+//!   POST            Origin is there, and the page's own; and the token of this instance is in the form
+//! ```
+//!
+//! The other admin routes are for programs: a request with anything of a browser in it is refused there (`super::super::route`).
+
+use http::{HeaderMap, Method, header};
+
+/// What no script can write itself.
+const SITE: &str = "sec-fetch-site";
+const MODE: &str = "sec-fetch-mode";
+const DEST: &str = "sec-fetch-dest";
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error(
+        "the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
+    )]
+    Host(String),
+    #[error("this was asked for by another web page: open the page itself, by its address")]
+    Elsewhere,
+    #[error("this was sent by a page of another origin: nothing was done")]
+    Origin,
+    #[error(
+        "the form does not have the token of this instance, which is made anew at each start: nothing was done; load the page again"
+    )]
+    Token,
+    #[error("this is done by POST, from the page")]
+    Method,
+}
+
+/// The host that a request names, without its port.
+fn name_of(host: &str) -> &str {
+    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((v6, _)) => v6,
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+/// Whether a name can only mean this machine.
+fn is_loopback(name: &str) -> bool {
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    // What is no text is no word that we know.
+    headers.get(name).map(|value| value.to_str().unwrap_or("?"))
+}
+
+/// Judges a request for the page. `document`: what it asks for is a whole page, which a tab may show.
+///
+/// # Errors
+/// It may not have it.
+pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), Refused> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if hosts.next().is_some() || !is_loopback(name_of(host)) {
+        return Err(Refused::Host(host.chars().take(100).collect()));
+    }
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    let origin = origins.next();
+    let is_own = |origin: &http::HeaderValue| {
+        let page = origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://"));
+        page.is_some_and(|page| page.eq_ignore_ascii_case(host))
+    };
+    if origins.next().is_some() || origin.is_some_and(|origin| !is_own(origin)) {
+        return Err(Refused::Origin);
+    }
+    let reads = *method == Method::GET || *method == Method::HEAD;
+    match text(headers, SITE) {
+        None | Some("none" | "same-origin") => {}
+        Some(_) => {
+            let opens = text(headers, MODE) == Some("navigate") && text(headers, DEST) == Some("document");
+            if !(reads && document && opens) {
+                return Err(if reads { Refused::Elsewhere } else { Refused::Origin });
+            }
+        }
+    }
+    if !reads && *method != Method::POST {
+        return Err(Refused::Method);
+    }
+    if !reads && origin.is_none() {
+        return Err(Refused::Origin);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: (&str, &str) = ("host", "127.0.0.1:9090");
+    const OWN: (&str, &str) = ("origin", "http://127.0.0.1:9090");
+    const SAME: (&str, &str) = (SITE, "same-origin");
+
+    fn judged(method: &str, fields: &[(&str, &str)]) -> Result<(), Refused> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+        }
+        judge(&method.parse().unwrap(), &headers, true)
+    }
+
+    #[test]
+    fn names_that_are_pointed_at_us_are_not_us() {
+        for host in [
+            "127.0.0.1:9090",
+            "127.0.0.1",
+            "127.1.2.3:1",
+            "[::1]:9090",
+            "[::1]",
+            "localhost:9090",
+            "LOCALHOST",
+        ] {
+            assert_eq!(judged("GET", &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example:9090",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "127.0.0.1.",
+            "",
+            "[::2]:1",
+            "10.0.0.1",
+            "[::ffff:10.0.0.1]",
+            "localhost@evil.example",
+            "evil.example:9090@localhost",
+            "0.0.0.0",
+            "2130706433",
+            "0x7f.1",
+            "[::1",
+            "localhost.",
+        ] {
+            assert!(matches!(judged("GET", &[("host", host)]), Err(Refused::Host(_))), "{host}");
+        }
+        assert!(matches!(judged("GET", &[]), Err(Refused::Host(_))));
+        assert!(
+            matches!(judged("GET", &[HOST, ("host", "evil.example")]), Err(Refused::Host(_))),
+            "two hosts"
+        );
+        assert!(matches!(judged("GET", &[HOST, HOST]), Err(Refused::Host(_))), "also the same twice");
+    }
+
+    #[test]
+    fn what_other_pages_ask_for_is_refused_but_a_tab_may_be_opened() {
+        assert_eq!(judged("GET", &[HOST, (SITE, "none")]), Ok(()));
+        assert_eq!(judged("GET", &[HOST, SAME]), Ok(()));
+        assert_eq!(judged("HEAD", &[HOST, SAME, OWN]), Ok(()));
+        for site in ["cross-site", "same-site", "", "Same-Origin", "none, cross-site"] {
+            let from = (SITE, site);
+            assert_eq!(judged("GET", &[HOST, from]), Err(Refused::Elsewhere), "{site}");
+            let (opens, tab) = ((MODE, "navigate"), (DEST, "document"));
+            assert_eq!(judged("GET", &[HOST, from, opens, tab]), Ok(()), "{site}");
+            for other in [(DEST, "iframe"), (DEST, "empty"), (DEST, "script"), (DEST, "object")] {
+                assert_eq!(
+                    judged("GET", &[HOST, from, opens, other]),
+                    Err(Refused::Elsewhere),
+                    "{site} {other:?}"
+                );
+            }
+            assert_eq!(judged("GET", &[HOST, from, (MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
+            assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(Refused::Origin), "{site}");
+        }
+    }
+
+    #[test]
+    fn what_is_done_is_done_from_our_own_origin_only() {
+        assert_eq!(judged("POST", &[HOST, OWN]), Ok(()));
+        assert_eq!(judged("POST", &[HOST, OWN, SAME]), Ok(()));
+        assert_eq!(judged("POST", &[HOST, SAME]), Err(Refused::Origin), "no browser leaves it out");
+        for origin in [
+            "null",
+            "http://evil.example",
+            "https://127.0.0.1:9090",
+            "http://127.0.0.1:9091",
+            "http://127.0.0.1",
+            "http://localhost:9090",
+            "http://127.0.0.1:9090.evil.example",
+            "http://127.0.0.1:9090/",
+            "",
+        ] {
+            assert_eq!(judged("POST", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");
+            assert_eq!(judged("GET", &[HOST, ("origin", origin)]), Err(Refused::Origin), "{origin}");
+        }
+        assert_eq!(judged("POST", &[HOST, OWN, ("origin", "http://evil.example")]), Err(Refused::Origin));
+        for method in ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"] {
+            assert_eq!(judged(method, &[HOST, OWN]), Err(Refused::Method), "{method}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What a process holds of its budget, and what of that is for what: weights, caches that it was told to keep, growth beyond
+//! both. Views in, bytes out; the parts always add up to what is held.
+
+use std::collections::BTreeMap;
+
+use warden_policies::book::{Needs, Part};
+use warden_policies::sample::HostMemory;
+use warden_policies::{ByteSize, MemoryKind, MemoryLimit, Reason};
+use warden_supervisor::{BackendView, FleetView, ModelSpec};
+
+use crate::admin::answer::Budget;
+
+/// Bytes of one memory that a model was planned to need before it was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    weights: u64,
+    cache: u64,
+}
+
+/// What is known of a model's needs: on the host, and on all GPUs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Planned {
+    host: Plan,
+    gpus: Plan,
+}
+
+/// By model; those of which nothing is known are left out.
+pub(crate) type Plans = BTreeMap<String, Planned>;
+
+/// The plans of a fleet.
+pub(crate) fn plans(models: &[ModelSpec]) -> Plans {
+    let known = models.iter().filter_map(|model| {
+        let needs = model.loading.needs.as_ref()?;
+        Some((model.name.as_str().to_owned(), Planned::of(needs)))
+    });
+    known.collect()
+}
+
+impl Planned {
+    fn of(needs: &Needs) -> Self {
+        let sum = |parts: &[(Part, u64)], wanted: &[Part]| {
+            parts.iter().filter(|(part, _)| wanted.contains(part)).map(|(_, bytes)| bytes).sum()
+        };
+        let plan = |parts: &[(Part, u64)]| Plan {
+            weights: sum(parts, &[Part::Weights, Part::Projector]),
+            cache: sum(parts, &[Part::Cache, Part::State]),
+        };
+        Self { host: plan(&needs.host), gpus: plan(&needs.gpu) }
+    }
+}
+
+/// One memory of one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holds {
+    pub(crate) series: MemoryKind,
+    /// Bytes held.
+    pub(crate) held: u64,
+    /// Of them tensors of the model.
+    pub(crate) weights: u64,
+    /// Keys, values and what it was told to keep.
+    pub(crate) cache: u64,
+    /// What came beyond that since it had settled.
+    pub(crate) growth: u64,
+    /// The rest: code, buffers, contexts.
+    pub(crate) other: u64,
+    /// Beyond it the process is replaced in a quiet moment.
+    pub(crate) soft: Option<u64>,
+    /// Beyond it it is drained and replaced at once.
+    pub(crate) hard: Option<u64>,
+    /// All that the machine has of it.
+    pub(crate) total: Option<u64>,
+}
+
+impl Holds {
+    /// What the bar is of: the last budget, else all that there is, else what is held.
+    pub(crate) fn full(&self) -> u64 {
+        self.hard.or(self.soft).or(self.total).unwrap_or(self.held).max(1)
+    }
+
+    /// The share that is held, 0 and more.
+    pub(crate) fn share(&self) -> f64 {
+        warden_policies::units::exact(self.held) / warden_policies::units::exact(self.full())
+    }
+}
+
+/// All memories of a process that were read: the host's first, then GPU by GPU.
+pub(crate) fn of_backend(
+    backend: &BackendView,
+    budget: Budget,
+    plan: Option<Planned>,
+    fleet: &FleetView,
+) -> Vec<Holds> {
+    let plan = plan.unwrap_or_default();
+    let gpus = (backend.memory.vram.len() as u64).max(1);
+    let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
+    let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    let one = |(series, held): (MemoryKind, u64)| {
+        let growth = backend.memory.growth.iter().find(|growth| growth.series == series);
+        let at_ready = match series {
+            MemoryKind::Host => backend.host_at_ready.map(HostMemory::charged),
+            MemoryKind::Vram(_) => None,
+        };
+        let plan = match series {
+            MemoryKind::Host => plan.host,
+            MemoryKind::Vram(_) => Plan { weights: plan.gpus.weights / gpus, cache: plan.gpus.cache / gpus },
+        };
+        let settled = growth.and_then(|growth| growth.baseline).or(at_ready).unwrap_or(held).min(held);
+        let kept = growth.map_or(0, |growth| growth.fill.used.min(growth.fill.allowed)).min(held - settled);
+        let weights = plan.weights.min(settled);
+        let cache = plan.cache.min(settled - weights);
+        let (soft, hard, total) = match series {
+            MemoryKind::Host => (budget.soft, budget.hard, fleet.host.map(|host| host.total)),
+            MemoryKind::Vram(gpu) => {
+                let device = fleet.devices.iter().find(|device| device.gpu == gpu);
+                (budget.vram_soft, budget.vram_hard, device.and_then(|device| device.total))
+            }
+        };
+        let forecast = |reasons: [Reason; 2]| {
+            let all = backend.memory.forecasts.iter().filter(|one| one.series == series);
+            all.filter(|one| reasons.contains(&one.reason)).map(|one| one.forecast.limit).next()
+        };
+        // What fits by itself is found out when a process has settled, and told with what is left until then.
+        let bytes = |limit: Option<MemoryLimit>, reasons| {
+            let limit = limit?;
+            let whole = limit.bytes().or_else(|| limit.resolve(ByteSize(total?)));
+            whole.map(|bytes| bytes.0).or_else(|| forecast(reasons))
+        };
+        Holds {
+            series,
+            held,
+            weights,
+            cache: cache + kept,
+            growth: held - settled - kept,
+            other: settled - weights - cache,
+            soft: bytes(soft, [Reason::HostSoft, Reason::VramSoft]),
+            hard: bytes(hard, [Reason::HostHard, Reason::VramHard]),
+            total,
+        }
+    };
+    host.into_iter().chain(vram).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::growth_metrics::tests::{fleet, leaking};
+    use warden_policies::growth::Fill;
+
+    #[test]
+    fn the_parts_add_up_to_what_is_held_whatever_is_known() {
+        let (fleet, mut backend) = (fleet(Vec::new()), leaking());
+        let needs = Needs {
+            host: vec![(Part::Weights, 1 << 30), (Part::Cache, 2 << 30), (Part::Fixed, 40 << 20)],
+            gpu: vec![(Part::Weights, 8 << 30)],
+            ..Needs::default()
+        };
+        let budget = Budget { hard: Some(MemoryLimit::Bytes(ByteSize(10 << 30))), ..Budget::default() };
+        for held in [0, 1 << 20, 3 << 30, 1 << 40] {
+            backend.host = Some(HostMemory { anon: held, swap: 0, rss: 0 });
+            for baseline in [None, Some(0), Some(2 << 30), Some(u64::MAX)] {
+                for (allowed, used) in [(0, 0), (1 << 20, u64::MAX), (u64::MAX, 1 << 20)] {
+                    let growth = &mut backend.memory.growth[0];
+                    (growth.baseline, growth.fill) = (baseline, Fill { allowed, used });
+                    for plan in [None, Some(Planned::of(&needs))] {
+                        for holds in of_backend(&backend, budget, plan, &fleet) {
+                            let sum = holds.weights + holds.cache + holds.growth + holds.other;
+                            assert_eq!(sum, holds.held, "{holds:?}");
+                            assert!(holds.full() > 0 && holds.share() >= 0.0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

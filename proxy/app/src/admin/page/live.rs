@@ -1,0 +1,92 @@
+//! The stream that tells browsers when there is something new: the number of each picture, and who we are. A browser that reads slowly
+//! is told the latest number and misses those between.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::answer::{Kind, refuse, with};
+use super::files;
+use super::hub::Picture;
+use crate::admin::answer::{Admin, Body};
+
+/// Those who look at a time. Each browser tab is one, and holds a connection.
+const VIEWERS: usize = 64;
+/// Something is said so often, so that a connection that is dead is found out.
+const QUIET: Duration = Duration::from_secs(15);
+
+/// Follows the pictures. The first thing said is who we are, with a token for the forms of a page that outlives a restart.
+pub(super) fn stream(admin: &Admin) -> Response<Body> {
+    if admin.page.viewers() >= VIEWERS {
+        let why = format!(
+            "{VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
+        );
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, &why);
+    }
+    let page = &admin.page;
+    let hello = json!({ "boot": page.boot, "token": page.token.masked(), "files": files::all().tag });
+    // A browser that has lost us comes back after a second.
+    let first = format!("retry: 1000\nevent: hello\ndata: {hello}\n\n");
+    let following = following(first, page.look(), admin.stop.clone());
+    with(StatusCode::OK, Kind::Stream, StreamBody::new(following).boxed_unsync())
+}
+
+fn following(
+    first: String,
+    pictures: watch::Receiver<Option<Arc<Picture>>>,
+    stop: CancellationToken,
+) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
+    stream::unfold((Some(first), pictures, stop), |(first, mut pictures, stop)| async move {
+        if let Some(first) = first {
+            return Some((said(first), (None, pictures, stop)));
+        }
+        let text = tokio::select! {
+            () = stop.cancelled() => return None,
+            changed = pictures.changed() => {
+                changed.ok()?;
+                let number = pictures.borrow_and_update().as_ref().map_or(0, |picture| picture.number);
+                format!("event: picture\ndata: {number}\n\n")
+            }
+            () = tokio::time::sleep(QUIET) => ": still here\n\n".to_owned(),
+        };
+        Some((said(text), (None, pictures, stop)))
+    })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the shape that a streamed body asks for")]
+fn said(text: String) -> Result<Frame<Bytes>, Infallible> {
+    Ok(Frame::data(Bytes::from(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt as _;
+
+    #[tokio::test]
+    async fn who_reads_slowly_is_told_the_latest_number_and_the_end_ends_it() {
+        let sender = watch::Sender::new(None);
+        let stop = CancellationToken::new();
+        let mut stream = Box::pin(following("hello\n\n".to_owned(), sender.subscribe(), stop.clone()));
+        let mut next = async || {
+            let frame = stream.next().await?.unwrap();
+            Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+        };
+        assert_eq!(next().await.as_deref(), Some("hello\n\n"));
+        for number in 1..=1000 {
+            sender.send_replace(Some(Arc::new(Picture::numbered(number))));
+        }
+        assert_eq!(next().await.as_deref(), Some("event: picture\ndata: 1000\n\n"));
+        stop.cancel();
+        assert_eq!(next().await, None);
+    }
+}

@@ -1,0 +1,261 @@
+//! The view of what memory did: for each memory of a model the readings with the law and its band, budgets, what is declared, what was done and
+//! what will come. Values in, markup out. The same as a file that opens anywhere: [`file()`].
+
+use std::fmt::Write as _;
+
+use warden_pages::time::{Moment, time};
+use warden_pages::{Html, badge, style, words};
+use warden_policies::{ByteSize, Reason};
+
+use super::drawn::plot;
+use crate::series::answer::{Foretold, Listed, MemoryData, Present, SeriesData};
+use crate::series::ask::RANGES;
+
+/// Where the view is served.
+const PATH: &str = "/page/memory";
+
+/// What memory did, with ways to other stretches of time.
+pub(crate) fn view(data: &MemoryData) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], format_args!("Memory of {}", data.model));
+    ranges(&mut html, data);
+    content(&mut html, data);
+    html
+}
+
+/// The same as a file that needs nothing else.
+pub(crate) fn file(data: &MemoryData) -> String {
+    let mut html = Html::new();
+    html.element("h1", &[], format_args!("Memory of {}", data.model));
+    html.within("p", &[("class", &"quiet")], |p| {
+        p.raw(&time(signed(data.from))).text(" to ").raw(&time(signed(data.to)));
+        p.text(", as it was kept by llama-warden ").raw(&time(signed(data.now))).text(".");
+    });
+    content(&mut html, data);
+    style::document(format_args!("Memory of {}", data.model), &html)
+}
+
+/// The name of such a file: of what a browser takes for a name on any system.
+pub(crate) fn file_name(data: &MemoryData) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    let model: String = data.model.chars().map(plain).take(60).collect();
+    let at = Moment::of(signed(data.to)).stamp().replace(':', "");
+    format!("memory-{model}-{at}.html")
+}
+
+/// Which models there are: where none was named.
+pub(crate) fn listing(listed: &Listed) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], "Memory");
+    if listed.series.is_empty() {
+        html.element(
+            "p",
+            &[],
+            "No memory was read yet: the first readings come some seconds after a process is ready.",
+        );
+    }
+    let mut models: Vec<(&str, Vec<String>, u64, u64)> = Vec::new();
+    for one in &listed.series {
+        let memory = of_what(one.memory, one.replica, false);
+        match models.last_mut().filter(|(name, ..)| *name == one.model.as_str()) {
+            Some((_, memories, from, to)) => {
+                memories.push(memory);
+                (*from, *to) = ((*from).min(one.from), (*to).max(one.to));
+            }
+            None => models.push((one.model.as_str(), vec![memory], one.from, one.to)),
+        }
+    }
+    html.within("table", &[], |table| {
+        table.within("thead", &[], |head| {
+            head.within("tr", &[], |row| {
+                for name in ["Model", "Memories", "Kept since", "Read last"] {
+                    row.element("th", &[("scope", &"col")], name);
+                }
+            });
+        });
+        table.within("tbody", &[], |body| {
+            for (model, memories, from, to) in models {
+                body.within("tr", &[("class", &"row")], |row| {
+                    row.within("th", &[("scope", &"row")], |name| {
+                        name.element("a", &[("href", &address(model, "range=1h"))], model);
+                    });
+                    row.element(
+                        "td",
+                        &[("class", &"says"), ("data-title", &"Memories")],
+                        memories.join(", "),
+                    );
+                    for (title, at) in [("Kept since", from), ("Read last", to)] {
+                        row.within("td", &[("data-title", &title)], |cell| {
+                            cell.raw(&time(signed(at)));
+                        });
+                    }
+                });
+            }
+        });
+    });
+    place(&mut html, &listed.place);
+    html
+}
+
+/// What both have: the memories, then where it is kept.
+fn content(html: &mut Html, data: &MemoryData) {
+    if data.series.is_empty() {
+        html.element("p", &[], "Nothing was read of it in this time.");
+        done(html, data);
+    }
+    let replicas = data.series.iter().any(|series| series.replica > 0);
+    for series in &data.series {
+        section(html, data, series, replicas);
+    }
+    place(html, &data.place);
+}
+
+fn place(html: &mut Html, place: &str) {
+    html.element("p", &[("class", &"quiet small")], format_args!("Kept {place}."));
+}
+
+/// What was done, where there is no plot that says so.
+fn done(html: &mut Html, data: &MemoryData) {
+    html.within("ul", &[], |list| {
+        for mark in &data.marks {
+            list.within("li", &[], |line| {
+                line.raw(&time(signed(mark.at / 1000))).text(format_args!(
+                    " {}: {}",
+                    mark.kind.as_str(),
+                    mark.words
+                ));
+            });
+        }
+    });
+}
+
+/// Links to other stretches: each can be sent as it is.
+fn ranges(html: &mut Html, data: &MemoryData) {
+    let span = data.to.saturating_sub(data.from).max(1);
+    let between = |from: u64, to: u64| address(&data.model, &format!("from={from}&to={to}"));
+    html.within("nav", &[("class", &"ranges"), ("aria-label", &"Stretch of time")], |nav| {
+        nav.within("ul", &[("class", &"legend")], |list| {
+            let mut link = |address: &str, text: &str, current: bool| {
+                list.within("li", &[], |item| {
+                    if current {
+                        item.within("a", &[("href", &address), ("aria-current", &"true")], |name| {
+                            name.element("strong", &[], text);
+                        });
+                    } else {
+                        item.element("a", &[("href", &address)], text);
+                    }
+                });
+            };
+            for (name, _) in RANGES {
+                let current = data.range.as_deref() == Some(name);
+                link(&address(&data.model, &format!("range={name}")), in_words(name), current);
+            }
+            link(&between(data.from.saturating_sub(span), data.from), "earlier", false);
+            if data.to < data.now {
+                link(&between(data.to, data.to.saturating_add(span)), "later", false);
+            }
+            link(&between(data.from, data.to), "this stretch, to be sent as a link", data.range.is_none());
+            let same = data
+                .range
+                .as_ref()
+                .map_or_else(|| format!("from={}&to={}", data.from, data.to), |name| format!("range={name}"));
+            link(&format!("{PATH}.html?{}&file=1", query(&data.model, &same)), "as a file", false);
+        });
+    });
+    html.within("p", &[("class", &"quiet")], |p| {
+        p.raw(&time(signed(data.from))).text(" to ").raw(&time(signed(data.to)));
+    });
+}
+
+fn in_words(range: &str) -> &str {
+    match range {
+        "1h" => "1 hour",
+        "6h" => "6 hours",
+        "1d" => "1 day",
+        "7d" => "7 days",
+        "30d" => "30 days",
+        other => other,
+    }
+}
+
+fn address(model: &str, more: &str) -> String {
+    format!("{PATH}?{}", query(model, more))
+}
+
+fn query(model: &str, more: &str) -> String {
+    let mut text = "model=".to_owned();
+    for byte in model.bytes() {
+        // What a browser leaves as it is.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            let _infallible = write!(text, "%{byte:02X}");
+        }
+    }
+    format!("{text}&{more}")
+}
+
+fn of_what(memory: warden_policies::MemoryKind, replica: u32, replicas: bool) -> String {
+    let memory = words::memory(memory);
+    if replicas || replica > 0 { format!("{memory} of replica {replica}") } else { memory }
+}
+
+fn section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bool) {
+    let what = of_what(series.memory, series.replica, replicas);
+    let id = format!("{}-{}", series.memory, series.replica);
+    html.within(
+        "section",
+        &[("id", &format_args!("memory-{id}")), ("aria-labelledby", &format_args!("of-{id}"))],
+        |section| {
+            let capital: String =
+                what.chars().take(1).flat_map(char::to_uppercase).chain(what.chars().skip(1)).collect();
+            section.element("h2", &[("id", &format_args!("of-{id}"))], capital);
+            if let Some(present) = &series.present {
+                section.within("p", &[], |p| {
+                    p.raw(&badge(words::verdict_tone(present.verdict), present.verdict.as_str()));
+                    p.text(format_args!(" {}", present.means));
+                });
+            }
+            section.raw(&plot(data, series, &what).figure(&Html::new()));
+            if let Some(present) = &series.present {
+                section.terms(facts(present));
+            }
+        },
+    );
+}
+
+/// What is known now, in words.
+fn facts(present: &Present) -> Vec<(&'static str, String)> {
+    let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
+    let mut kept: Vec<String> = present.kept.iter().cloned().collect();
+    kept.extend(present.allowance.iter().cloned());
+    let foretold = present.forecasts.iter().map(told).collect::<Vec<_>>();
+    vec![
+        ("holds now", format!("{} (process g{})", ByteSize(present.bytes), present.generation)),
+        ("grows", present.slope.clone().unwrap_or_default()),
+        ("who pays", present.blame.clone().unwrap_or_default()),
+        ("may keep", kept.join("\n")),
+        ("soft budget", size(present.soft)),
+        ("hard budget", size(present.hard)),
+        ("forecast", foretold.join("\n")),
+        ("next", present.next.clone().unwrap_or_default()),
+    ]
+}
+
+fn told(foretold: &Foretold) -> String {
+    let limit = match foretold.reason {
+        Reason::HostSoft | Reason::VramSoft => "the soft budget",
+        Reason::HostHard | Reason::VramHard => "the hard budget",
+        Reason::MemoryExhausted => "the end of the memory",
+        other => other.phrase(),
+    };
+    format!("{limit}, {}, {}", ByteSize(foretold.limit), foretold.words)
+}
+
+fn signed(unix: u64) -> i64 {
+    i64::try_from(unix).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

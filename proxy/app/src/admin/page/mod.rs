@@ -1,0 +1,315 @@
+//! The page: what runs, what it holds, what will happen next and why, for a browser. Rendered here, readable without a script;
+//! with one it stays as new as the fleet.
+//!
+//! ```text
+//!   request ─ guard: whose browser? ─ view: what is meant? ─┬─ hub: the picture that all share ─ overview, … ─ frame ─ gzip
+//!                                                           ├─ live: numbers of pictures, as they come
+//!                                                           └─ act: token, one action, a notice
+//! ```
+//!
+//! | module | job |
+//! |---|---|
+//! | [`guard`] | who may have it: hosts, origins; pure |
+//! | [`token`] | what forms carry |
+//! | [`view`] | views and paths; pure |
+//! | [`ask`] | queries and forms; pure |
+//! | [`hub`] | one picture for all, notices |
+//! | [`tally`], [`pace`] | what requests came to, and how many a second |
+//! | [`holds`] | what processes hold of their budgets; pure |
+//! | [`frame`] | what is around every view; pure |
+//! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`drawn`] | what was kept of one memory as a plot; pure |
+//! | [`part`] | what several of them have; pure |
+//! | [`act`] | actions |
+//! | [`live`] | the stream |
+//! | [`files`] | style and script, compiled in |
+//! | [`answer`] | headers that every answer has |
+
+mod act;
+mod answer;
+mod ask;
+mod builds;
+mod configuration;
+mod diagnose;
+mod drawn;
+mod events;
+mod files;
+mod frame;
+mod guard;
+pub(crate) mod holds;
+pub(crate) mod hub;
+mod live;
+mod memory;
+mod overview;
+mod pace;
+mod part;
+pub(crate) mod requests;
+pub(crate) mod tally;
+mod token;
+mod view;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use warden_pages::Html;
+use warden_policies::ModelName;
+
+use self::answer::{Kind, page, plain, refuse};
+use self::ask::Ask;
+use self::guard::Refused;
+use self::hub::{Picture, Rendered};
+use self::view::{View, Way, way};
+use super::answer::{Admin, Body};
+use super::requests::Filter;
+use crate::series::answer::{MemoryData, of_model};
+
+/// The largest form: one action, one name, one address.
+const FORM: usize = 64 << 10;
+/// How long a form may take; it is sent by a browser on this machine.
+const FORM_TIME: Duration = Duration::from_secs(10);
+/// The longest query: a filter and names.
+const QUERY: usize = 8 << 10;
+
+/// Answers a request, if it is one for the page. `peer`: whose connection it is; `None` for the socket.
+pub(crate) async fn serve(
+    admin: &Admin,
+    request: Request<Incoming>,
+    peer: Option<IpAddr>,
+) -> Result<Response<Body>, Request<Incoming>> {
+    let uri = request.uri().clone();
+    let Some(way) = way(uri.path()) else { return Err(request) };
+    let method = request.method().clone();
+    if let Err(refused) = guard::judge(&method, request.headers(), way.is_document()) {
+        return Ok(refuse(StatusCode::FORBIDDEN, &refused));
+    }
+    let reads = method != Method::POST;
+    if reads == matches!(way, Way::Act | Way::Cancel) {
+        return Ok(refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method));
+    }
+    let query = uri.query().unwrap_or_default();
+    if query.len() > QUERY {
+        return Ok(refuse(StatusCode::URI_TOO_LONG, &format!("a query has {QUERY} bytes at most")));
+    }
+    Ok(match way {
+        Way::There => answer::lead("/page/"),
+        Way::View(view) => show(admin, view, query, request.headers()).await,
+        Way::Live => live::stream(admin),
+        Way::Act | Way::Cancel => do_it(admin, request, peer, way == Way::Cancel).await,
+        Way::File(name) => match files::named(name) {
+            Some(file) => answer::file(file, request.headers()),
+            None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
+        },
+        Way::Report(name) => report(admin, name).await,
+        Way::Nothing => refuse(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them"),
+    })
+}
+
+/// One view: whole, or with `part=1` what is refreshed of it.
+async fn show(admin: &Admin, view: View, query: &str, headers: &HeaderMap) -> Response<Body> {
+    let asked = Ask::of(Some(query));
+    let picture = admin.page.picture(admin);
+    let make = |content: &Html| {
+        let text = frame::part(view, content, &picture.notices);
+        Rendered {
+            gzip: files::gzip(text.as_bytes(), flate2::Compression::fast()),
+            tag: files::hash(text.as_bytes()),
+            plain: text.into(),
+        }
+    };
+    let part = match view {
+        View::Overview => {
+            let wish = overview::Wish::of(&asked);
+            let key = format!("{wish:?}");
+            admin.page.view(&picture, &key, || make(&overview::view(&picture, &wish)))
+        }
+        View::Memory => match remembered(admin, query).await {
+            Ok(Some(data)) if asked.get("file").is_some() => return answer::download(&data),
+            Ok(Some(data)) => make(&memory::view(&data)),
+            Ok(None) => make(&listed(admin).await),
+            Err(why) => make(&without(view, &why)),
+        },
+        other => make(&content(admin, other, &asked, &picture).await),
+    };
+    if asked.get("fragment").is_some() {
+        return page(&part, headers);
+    }
+    let of = asked.get("model").filter(|_| matches!(view, View::Memory | View::Events | View::Logs));
+    let path = view.path();
+    let here = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
+    let token = admin.page.token.masked();
+    let frame = frame::Frame {
+        view,
+        of: of.unwrap_or_default(),
+        here: &here,
+        token: &token,
+        boot: &admin.page.boot,
+        controls: controls(view, &asked, &picture),
+    };
+    let text = frame::document(&frame, std::str::from_utf8(&part.plain).unwrap_or_default());
+    plain(StatusCode::OK, Kind::Page, text.into(), Some(headers))
+}
+
+/// What filters a view.
+fn controls(view: View, asked: &Ask, picture: &Picture) -> Html {
+    let fleet = &picture.status.fleet;
+    let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
+    match view {
+        View::Overview => overview::form(&overview::Wish::of(asked)),
+        View::Events => events::Wish::of(asked).form(view.path(), models(), true),
+        View::Logs => log_wish(asked, picture).form(view.path(), models(), false),
+        View::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
+        View::Memory | View::Requests | View::Builds | View::Diagnose | View::Help => Html::new(),
+    }
+}
+
+/// Logs are those of one model: without a name the first one's.
+fn log_wish(asked: &Ask, picture: &Picture) -> events::Wish {
+    let mut wish = events::Wish::of(asked);
+    if wish.model.is_empty() {
+        let first = picture.status.fleet.models.first();
+        wish.model = first.map(|model| model.name.to_string()).unwrap_or_default();
+    }
+    wish
+}
+
+async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> Html {
+    match view {
+        View::Overview => overview::view(picture, &overview::Wish::of(asked)),
+        View::Events => events::events(&admin.fleet.events().events, &events::Wish::of(asked)),
+        View::Logs => {
+            let mut wish = log_wish(asked, picture);
+            let lines = admin.fleet.logs(&wish.model).map(|tail| tail.lines);
+            if lines.is_none() {
+                wish.model.clear();
+            }
+            events::logs(&lines.unwrap_or_default(), &wish)
+        }
+        View::Configuration => {
+            let told = admin.told.borrow().clone();
+            // A thousand models have tens of thousands of settings.
+            let text =
+                blocking(move || told.configuration.map(|kept| (kept.text(), kept.pending))).await.flatten();
+            let (text, pending) = text.map_or((None, Vec::new()), |(text, pending)| (Some(text), pending));
+            configuration::view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
+        }
+        View::Builds => {
+            let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
+            let folder = data.clone();
+            let shelf = blocking(move || builds::Shelf::read(&folder)).await.unwrap_or_default();
+            builds::view(picture, &shelf, &data)
+        }
+        View::Diagnose => {
+            let folder = diagnose::folder(&picture.status.instance.ledger);
+            let place = folder.clone();
+            let reports = blocking(move || diagnose::read(&place)).await.unwrap_or_default();
+            diagnose::view(&reports, &folder, own_models(picture))
+        }
+        View::Help => frame::help(),
+        View::Requests => in_flight(admin, asked),
+        // With the query as it is written, above.
+        View::Memory => Html::new(),
+    }
+}
+
+fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
+    picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
+}
+
+/// What is in flight and what ended last.
+fn in_flight(admin: &Admin, asked: &Ask) -> Html {
+    let filter = Filter { model: asked.get("model").map(str::to_owned), ..Filter::default() };
+    let form = requests::Form { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
+    match admin.list_requests(&filter) {
+        Ok(list) => {
+            let mut html = Html::new();
+            html.raw(&requests::view(&list, Some(form)));
+            html
+        }
+        Err(unknown) => without(View::Requests, &unknown),
+    }
+}
+
+/// What memory did of the model that is asked for; `None` if none is.
+async fn remembered(admin: &Admin, query: &str) -> Result<Option<MemoryData>, String> {
+    let ask = crate::series::ask::Ask::of(Some(query), admin.series.policy())?;
+    let Some(model) = &ask.model else { return Ok(None) };
+    // By another name it is the same model.
+    let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
+    let data = of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
+    data.map(Some).map_err(|nothing| nothing.to_string())
+}
+
+/// Of which models there is something.
+async fn listed(admin: &Admin) -> Html {
+    match crate::series::answer::list(&admin.series).await {
+        Ok(listed) => memory::listing(&listed),
+        Err(failed) => without(View::Memory, &failed.to_string()),
+    }
+}
+
+/// A view that cannot be shown, and why.
+fn without(view: View, why: &str) -> Html {
+    let mut html = Html::new();
+    html.element("h1", &[], view.title()).element("p", &[], why);
+    html
+}
+
+/// Beside the threads that serve, because a disk may be slow.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
+async fn report(admin: &Admin, name: &str) -> Response<Body> {
+    let folder = diagnose::folder(&admin.instance.ledger);
+    let name = warden_gateway::percent_decoded(name);
+    let content = blocking(move || diagnose::one(&folder, &name?)).await.flatten();
+    match content {
+        Some(content) => plain(StatusCode::OK, Kind::Report, content.into(), None),
+        None => refuse(StatusCode::NOT_FOUND, &"there is no such report"),
+    }
+}
+
+async fn do_it(
+    admin: &Admin,
+    request: Request<Incoming>,
+    peer: Option<IpAddr>,
+    cancels: bool,
+) -> Response<Body> {
+    let json = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/json");
+    let body = Limited::new(request.into_body(), FORM).collect();
+    let form = match tokio::time::timeout(FORM_TIME, body).await {
+        Ok(Ok(form)) => form.to_bytes(),
+        Ok(Err(_)) => {
+            return refuse(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most"));
+        }
+        Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
+    };
+    let form = Ask::of(std::str::from_utf8(&form).ok());
+    let ours = |said: &str| admin.page.token.is(said);
+    let who = act::who(peer);
+    let begun = if cancels {
+        act::cancel(admin, &form, ours, &who).map(|id| (id, View::Requests.path().to_owned()))
+    } else {
+        act::order(&form, ours).and_then(|order| {
+            let back = order.back.clone();
+            Ok((act::begin(admin, order, who)?, back))
+        })
+    };
+    match begun {
+        Ok((id, _)) if json => {
+            plain(StatusCode::ACCEPTED, Kind::Json, format!("{{\"notice\":{id}}}\n").into(), None)
+        }
+        Ok((_, back)) => answer::lead(&back),
+        Err(wrong) => {
+            let status = match wrong {
+                act::Wrong::Refused(_) => StatusCode::FORBIDDEN,
+                act::Wrong::Unknown(_) => StatusCode::BAD_REQUEST,
+                act::Wrong::TooMany => StatusCode::TOO_MANY_REQUESTS,
+            };
+            refuse(status, &wrong)
+        }
+    }
+}

@@ -1,0 +1,512 @@
+//! The overview: a row for each model, GPUs and host beside. A picture in, markup out.
+
+use std::cmp::Ordering;
+use std::fmt::Write as _;
+
+use warden_pages::{Html, Tone, badge};
+use warden_policies::growth::Verdict;
+use warden_policies::reclaim::Parts;
+use warden_policies::{ByteSize, MemoryKind};
+use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
+
+use super::ask::{self, Ask};
+use super::holds::{self, Holds};
+use super::hub::Picture;
+use super::pace::Pace;
+use super::part::{bar_of, link, rate, seconds};
+use crate::cli::growth;
+
+/// Rows of one part of the list: what a browser lays out without a stutter, and more than anybody reads at a time.
+pub(super) const ROWS: usize = 100;
+/// Processes of a model that are shown in its row.
+const PROCESSES: usize = 4;
+
+/// What somebody wants to see of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// Words that are all in a model's name, aliases or state.
+    pub(crate) words: String,
+    pub(crate) sort: Sort,
+    /// From 0.
+    pub(crate) part: usize,
+}
+
+/// By what rows are sorted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// As configured.
+    #[default]
+    Configured,
+    Name,
+    /// What needs somebody first.
+    State,
+    /// What is nearest to its budget first.
+    Memory,
+    /// The longest queue first.
+    Queue,
+    /// Most requests first.
+    Requests,
+}
+
+impl Sort {
+    const ALL: [(Self, &'static str, &'static str); 6] = [
+        (Self::Configured, "configured", "as configured"),
+        (Self::Name, "name", "name"),
+        (Self::State, "state", "state, worst first"),
+        (Self::Memory, "memory", "memory, fullest first"),
+        (Self::Queue, "queue", "queue, longest first"),
+        (Self::Requests, "requests", "requests, most first"),
+    ];
+
+    fn word(self) -> &'static str {
+        Self::ALL.iter().find(|(sort, ..)| *sort == self).map_or("", |(_, word, _)| word)
+    }
+}
+
+impl Wish {
+    pub(crate) fn of(ask: &Ask) -> Self {
+        let sort = ask.get("sort").unwrap_or_default();
+        Self {
+            words: ask.get("q").unwrap_or_default().to_owned(),
+            sort: Sort::ALL.iter().find(|(_, word, _)| *word == sort).map_or(Sort::default(), |all| all.0),
+            part: ask.get("part").and_then(|part| part.parse().ok()).unwrap_or(0),
+        }
+    }
+
+    /// The same for another part.
+    fn part(&self, part: usize) -> String {
+        let part = part.to_string();
+        ask::address("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
+    }
+}
+
+/// One row to be.
+struct Row<'a> {
+    model: &'a ModelView,
+    /// The processes that are shown, each with what it holds.
+    processes: Vec<(&'a BackendView, Vec<Holds>)>,
+    pace: Pace,
+}
+
+impl Row<'_> {
+    /// How near the fullest memory of it is to its budget.
+    fn share(&self) -> f64 {
+        let all = self.processes.iter().flat_map(|(_, holds)| holds);
+        all.filter(|holds| holds.soft.or(holds.hard).is_some()).map(Holds::share).fold(0.0, f64::max)
+    }
+}
+
+/// What stands in `<main>`.
+pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
+    let fleet = &picture.status.fleet;
+    let mut rows: Vec<Row> = fleet
+        .models
+        .iter()
+        .filter(|model| ask::has_words(&wish.words, &searched(model)))
+        .map(|model| row_of(picture, model))
+        .collect();
+    sort(&mut rows, wish.sort);
+    let (all, parts) = (rows.len(), rows.len().div_ceil(ROWS).max(1));
+    let part = wish.part.min(parts - 1);
+    let mut html = Html::new();
+    html.element("h1", &[], "Overview");
+    head(&mut html, picture);
+    html.within("section", &[("aria-labelledby", &"models")], |section| {
+        section.element("h2", &[("id", &"models")], "Models");
+        section.element("p", &[("class", &"count quiet"), ("id", &"count")], told(picture, all));
+        if all > 0 {
+            section.within("table", &[("class", &"models"), ("id", &"rows")], |table| {
+                table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
+                titles(table);
+                table.within("tbody", &[], |body| {
+                    for row in rows.iter().skip(part * ROWS).take(ROWS) {
+                        write_row(body, picture, row);
+                    }
+                });
+            });
+        }
+        if parts > 1 {
+            pages(section, wish, part, parts, all);
+        }
+    });
+    machine(&mut html, picture);
+    html
+}
+
+/// The form that filters and sorts; outside of what is refreshed, so that nobody's typing is disturbed.
+pub(crate) fn form(wish: &Wish) -> Html {
+    let mut html = Html::new();
+    html.within(
+        "form",
+        &[("method", &"get"), ("action", &"/page/"), ("class", &"filter"), ("role", &"search")],
+        |form| {
+            form.element("label", &[("for", &"filter")], "Filter");
+            form.void(
+                "input",
+                &[
+                    ("id", &"filter"),
+                    ("name", &"q"),
+                    ("type", &"search"),
+                    ("value", &wish.words),
+                    ("autocomplete", &"off"),
+                    ("placeholder", &"name or state"),
+                ],
+            );
+            form.element("label", &[("for", &"sort")], "Sort by");
+            form.within("select", &[("id", &"sort"), ("name", &"sort")], |select| {
+                for (sort, word, told) in Sort::ALL {
+                    if sort == wish.sort {
+                        select.element("option", &[("value", &word), ("selected", &"")], told);
+                    } else {
+                        select.element("option", &[("value", &word)], told);
+                    }
+                }
+            });
+            form.element("button", &[], "Show");
+        },
+    );
+    html
+}
+
+/// In what words are looked for.
+fn searched(model: &ModelView) -> String {
+    let mut text = format!("{} {}", model.name, model.state.as_str());
+    for alias in &model.aliases {
+        text.extend([" ", alias]);
+    }
+    text
+}
+
+fn row_of<'a>(picture: &'a Picture, model: &'a ModelView) -> Row<'a> {
+    let name = model.name.as_str();
+    let budget = picture.status.budgets.get(name).copied().unwrap_or_default();
+    let plan = picture.plans.get(name).copied();
+    let with_process = model.backends.iter().filter(|backend| backend.pid.is_some());
+    let holds = |backend| (backend, holds::of_backend(backend, budget, plan, &picture.status.fleet));
+    Row {
+        model,
+        processes: with_process.map(holds).collect(),
+        pace: picture.paces.get(name).copied().unwrap_or_default(),
+    }
+}
+
+fn sort(rows: &mut [Row], by: Sort) {
+    let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+    // Stable, so that rows of the same rank do not change places each second.
+    match by {
+        Sort::Configured => {}
+        Sort::Name => rows.sort_by(|a, b| a.model.name.cmp(&b.model.name)),
+        Sort::State => rows.sort_by_key(|row| std::cmp::Reverse(urgency(row.model))),
+        Sort::Memory => rows.sort_by(|a, b| most(a.share(), b.share())),
+        Sort::Queue => rows.sort_by_key(|row| std::cmp::Reverse(row.model.waiting)),
+        Sort::Requests => rows.sort_by(|a, b| most(a.pace.requests, b.pace.requests)),
+    }
+}
+
+fn urgency(model: &ModelView) -> (Tone, Verdict) {
+    (tone(model), worst(model).unwrap_or_default())
+}
+
+/// What the state of a model means.
+fn tone(model: &ModelView) -> Tone {
+    let degraded = model.backends.iter().any(|backend| backend.degraded.is_some());
+    match model.state {
+        ModelState::Loaded if degraded => Tone::Warn,
+        ModelState::Loaded => Tone::Good,
+        ModelState::Loading | ModelState::Draining => Tone::Busy,
+        ModelState::Unloaded => Tone::Idle,
+        ModelState::Backoff => Tone::Warn,
+        ModelState::Failed => Tone::Bad,
+    }
+}
+
+/// What the worst of its memories says.
+fn worst(model: &ModelView) -> Option<Verdict> {
+    let all = model.backends.iter().flat_map(|backend| &backend.memory.growth);
+    all.map(|growth| growth.verdict).max()
+}
+
+fn told(picture: &Picture, shown: usize) -> String {
+    let all = &picture.status.fleet.models;
+    let count = |state: ModelState| all.iter().filter(|model| model.state == state).count();
+    let mut text = match all.len() {
+        0 => "No model is configured.".to_owned(),
+        1 => "1 model".to_owned(),
+        many => format!("{many} models"),
+    };
+    for state in [
+        ModelState::Loaded,
+        ModelState::Loading,
+        ModelState::Draining,
+        ModelState::Unloaded,
+        ModelState::Backoff,
+        ModelState::Failed,
+    ] {
+        let models = count(state);
+        if models > 0 {
+            let _ = write!(text, ", {models} {}", state.as_str());
+        }
+    }
+    if shown < all.len() {
+        let _ = write!(text, "; {shown} shown");
+    }
+    text
+}
+
+fn titles(table: &mut Html) {
+    let all = [
+        "Model",
+        "State",
+        "Holds",
+        "Slots",
+        "Queue",
+        "Requests/s",
+        "Tokens/s",
+        "First token, p50 / p99",
+        "What is next",
+        "Do",
+    ];
+    table.within("thead", &[], |head| {
+        head.within("tr", &[], |row| {
+            for title in all {
+                row.element("th", &[("scope", &"col")], title);
+            }
+        });
+    });
+}
+
+fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
+    let model = row.model;
+    let name = model.name.as_str();
+    let cell = |title: &'static str| [("data-title", title)];
+    // A name may have anything in it, an id no white space.
+    let id = super::files::hash(name.as_bytes());
+    body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
+        tr.within("th", &[("scope", &"row")], |th| {
+            link(th, &ask::address("/page/memory", &[("model", name)]), name);
+            if !model.aliases.is_empty() {
+                th.element("div", &[("class", &"quiet small")], model.aliases.join(", "));
+            }
+            if let Some(remote) = &model.remote {
+                th.element("div", &[("class", &"quiet small")], format_args!("served by {}", remote.url));
+            }
+        });
+        let titled = cell("State");
+        tr.within("td", &[(titled[0].0, &titled[0].1)], |td| state(td, model));
+        tr.within("td", &[("data-title", &"Holds"), ("class", &"holding")], |td| memory(td, row));
+        let slots: u32 = model.backends.iter().filter_map(|backend| backend.slots).sum();
+        let busy: u32 = model.backends.iter().map(|backend| backend.in_flight).sum();
+        let slots = if slots > 0 { format!("{busy}/{slots}") } else { busy.to_string() };
+        number(tr, "Slots", slots);
+        number(tr, "Queue", format!("{}/{}", model.waiting, model.queue_depth));
+        let mut requests = rate(row.pace.requests);
+        if row.pace.failed > 0.0 {
+            let _ = write!(requests, " ({} failed)", rate(row.pace.failed));
+        }
+        number(tr, "Requests/s", requests);
+        number(tr, "Tokens/s", rate(row.pace.output_tokens));
+        let first = match (row.pace.first_p50, row.pace.first_p99) {
+            (Some(p50), Some(p99)) => format!("{} / {}", seconds(p50), seconds(p99)),
+            _ => "–".to_owned(),
+        };
+        tr.within("td", &[("data-title", &"First token, p50 / p99"), ("class", &"number")], |td| {
+            td.text(first);
+        });
+        tr.within("td", &[("data-title", &"What is next"), ("class", &"says")], |td| {
+            next(td, picture, model);
+        });
+        tr.within("td", &[("data-title", &"Do"), ("class", &"do")], |td| actions(td, model));
+    });
+}
+
+fn number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {
+    tr.element("td", &[("data-title", &title), ("class", &"number")], text);
+}
+
+fn state(td: &mut Html, model: &ModelView) {
+    td.raw(&badge(tone(model), model.state.as_str()));
+    if let Some(verdict) = worst(model).filter(|verdict| verdict.grows()) {
+        td.raw("<br>").raw(&badge(warden_pages::words::verdict_tone(verdict), verdict.as_str()));
+    }
+    let tried = model.canary.as_ref().filter(|canary| canary.state != CanaryState::Ended);
+    if tried.is_some() {
+        td.element("div", &[("class", &"quiet small")], "a canary is tried");
+    }
+    let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
+    if refused > 0 {
+        td.element("div", &[("class", &"quiet small")], format_args!("{refused} request(s) refused"));
+    }
+}
+
+fn memory(td: &mut Html, row: &Row) {
+    if row.processes.is_empty() {
+        td.element("span", &[("class", &"quiet")], "nothing");
+        return;
+    }
+    let several = row.processes.len() > 1;
+    for (backend, holds) in row.processes.iter().take(PROCESSES) {
+        if several {
+            let generation = backend.generation.map_or(0, |generation| generation.0);
+            let text = format!("process {generation}, {}", backend.phase.as_str());
+            td.element("div", &[("class", &"quiet small")], text);
+        }
+        if holds.is_empty() {
+            td.element("div", &[("class", &"quiet")], "not read yet");
+        }
+        for one in holds {
+            bar_of(td, row.model.name.as_str(), one);
+        }
+    }
+    if row.processes.len() > PROCESSES {
+        let more = row.processes.len() - PROCESSES;
+        td.element("div", &[("class", &"quiet small")], format_args!("and {more} processes more"));
+    }
+}
+
+/// What comes next, and what holds it; or what keeps it from serving.
+fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
+    let mut said = Vec::new();
+    if let Some(failure) = &model.last_failure {
+        said.push(failure.message.clone());
+    }
+    if let Some(outage) = &model.outage {
+        said.push(outage.cure.clone());
+    }
+    said.extend(model.backends.iter().find_map(|backend| backend.degraded.clone()));
+    said.extend(model.policy.as_ref().and_then(growth::next));
+    if said.is_empty() {
+        said.extend(model.backends.iter().filter_map(|backend| backend.next.as_ref()).find_map(growth::next));
+    }
+    let waits = matches!(model.state, ModelState::Loading) && model.backends.iter().all(|b| b.pid.is_none());
+    if waits || model.remote.is_some() {
+        said.extend(model.replace_note.clone());
+    }
+    for one in picture.status.advice.get(model.name.as_str()).into_iter().flatten() {
+        said.push(format!("looks like: {}", one.text));
+    }
+    match said.as_slice() {
+        [] => td.element("span", &[("class", &"quiet")], "nothing"),
+        [one] => td.text(one),
+        [first, rest @ ..] => td.text(first).within(
+            "details",
+            &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))],
+            |more| {
+                more.element("summary", &[], format_args!("{} more", rest.len()));
+                more.list(rest);
+            },
+        ),
+    };
+}
+
+/// What can be asked of a model now. Pinning is configured (`pin`), so there is no button for it.
+fn actions(td: &mut Html, model: &ModelView) {
+    let name = model.name.as_str();
+    let mut button = |action: &str, word: &str, told: &str| {
+        let value = format!("{action} {name}");
+        let label = format!("{word} {name}: {told}");
+        td.element(
+            "button",
+            &[("form", &"act"), ("name", &"do"), ("value", &value), ("title", &told), ("aria-label", &label)],
+            word,
+        );
+    };
+    if model.remote.is_some() {
+        button("restart", "try", "asks its endpoint now whether it answers");
+        return;
+    }
+    let runs = model.backends.iter().any(|backend| backend.pid.is_some());
+    if runs {
+        button("restart", "restart", "a fresh process takes its place; no request fails");
+        let able = |backend: &BackendView| backend.reclaim.parts.is_some_and(Parts::any);
+        if model.backends.iter().any(able) {
+            button("reclaim", "reclaim", "asks it to give memory back while it serves");
+        }
+        button("drain", "unload", "lets running requests end and stops it; the next request loads it again");
+    } else if matches!(model.state, ModelState::Unloaded) {
+        button("load", "load", "starts it now");
+    } else {
+        button("restart", "start", "tries again at once");
+    }
+    if !model.quarantine.requests.is_empty() {
+        button("release", "release", "requests that are refused or suspected may be sent again");
+    }
+}
+
+fn pages(html: &mut Html, wish: &Wish, part: usize, parts: usize, all: usize) {
+    html.within("nav", &[("aria-label", &"Parts of the list"), ("class", &"parts")], |nav| {
+        let last = ((part + 1) * ROWS).min(all);
+        nav.element("span", &[], format_args!("{} to {last} of {all}", part * ROWS + 1));
+        if part > 0 {
+            link(nav, &wish.part(part - 1), "previous");
+        }
+        if part + 1 < parts {
+            link(nav, &wish.part(part + 1), "next");
+        }
+    });
+}
+
+/// Who we are, and what we do in all.
+fn head(html: &mut Html, picture: &Picture) {
+    let instance = &picture.status.instance;
+    let all: Pace = picture.paces.values().fold(Pace::default(), |sum, pace| Pace {
+        requests: sum.requests + pace.requests,
+        output_tokens: sum.output_tokens + pace.output_tokens,
+        ..sum
+    });
+    html.within("p", &[("class", &"about")], |p| {
+        p.text(format_args!("llama-warden {} serves ", instance.version));
+        p.element("code", &[], &instance.address);
+        p.text(" since ").raw(&super::part::moment(&instance.started_at));
+        p.text(format_args!(
+            "; {} requests and {} tokens a second",
+            rate(all.requests),
+            rate(all.output_tokens)
+        ));
+        if let Some(bytes) = instance.memory_anon {
+            p.text(format_args!("; it holds {} itself", ByteSize(bytes)));
+        }
+    });
+    if let Some(log) = &picture.status.access_log
+        && log.lost > 0
+    {
+        html.element(
+            "p",
+            &[("class", &"warn")],
+            format_args!("{} lines of the access log {} are missing", log.lost, log.path.display()),
+        );
+    }
+}
+
+/// GPUs and host.
+fn machine(html: &mut Html, picture: &Picture) {
+    let fleet = &picture.status.fleet;
+    if fleet.devices.is_empty() && fleet.host.is_none() {
+        return;
+    }
+    html.within("section", &[("aria-labelledby", &"machine")], |section| {
+        section.element("h2", &[("id", &"machine")], "The machine");
+        section.within("ul", &[("class", &"devices")], |list| {
+            if let Some(host) = fleet.host {
+                let used = host.total.saturating_sub(host.available);
+                list.within("li", &[], |item| {
+                    let text = format!(
+                        "host memory: {} of {} in use, {} to be had",
+                        ByteSize(used),
+                        ByteSize(host.total),
+                        ByteSize(host.available)
+                    );
+                    item.element("div", &[], text);
+                    super::part::bar(item, MemoryKind::Host, used, host.total);
+                });
+            }
+            for (device, text) in fleet.devices.iter().zip(growth::devices(&fleet.devices)) {
+                list.within("li", &[], |item| {
+                    item.element("div", &[], text);
+                    if let (Some(used), Some(total)) = (device.used, device.total) {
+                        super::part::bar(item, MemoryKind::Vram(device.gpu), used, total);
+                    }
+                });
+            }
+        });
+    });
+}

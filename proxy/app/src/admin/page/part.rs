@@ -1,0 +1,104 @@
+//! Small parts of views that several of them have. Values in, markup out.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use warden_pages::Html;
+use warden_pages::bar::{Bar, Held};
+use warden_policies::{ByteSize, MemoryKind};
+
+use super::holds::Holds;
+
+/// A link. The address is one of ours; the text may be anybody's.
+pub(crate) fn link(html: &mut Html, address: &str, text: impl Display) {
+    html.element("a", &[("href", &address)], text);
+}
+
+/// A rate for people: with as many digits as mean something.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate < 0.005 => "0".to_owned(),
+        rate if rate < 1.0 => format!("{rate:.2}"),
+        rate if rate < 10.0 => format!("{rate:.1}"),
+        rate => format!("{rate:.0}"),
+    }
+}
+
+/// A time that somebody waits, for people.
+pub(crate) fn seconds(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    match seconds {
+        s if s < 0.0995 => format!("{:.0} ms", s * 1e3),
+        s if s < 9.95 => format!("{s:.2} s"),
+        s if s < 99.5 => format!("{s:.1} s"),
+        s => warden_policies::phrases::time(s),
+    }
+}
+
+/// A moment as it was written (RFC 3339): the element `time`, whose text a script shows in the zone of whoever looks. What is no moment
+/// stays as it is.
+pub(crate) fn moment(written: &str) -> String {
+    match written.parse::<jiff::Timestamp>() {
+        Ok(at) => warden_pages::time::time(at.as_second()),
+        Err(_) => warden_pages::escape(written),
+    }
+}
+
+/// What is held of a budget, as a bar and in words.
+pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
+    let parts = vec![
+        (Held::Weights, holds.weights),
+        (Held::Cache, holds.cache),
+        (Held::Other, holds.other),
+        (Held::Growth, holds.growth),
+    ];
+    let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
+    let limit = holds.hard.or(holds.soft).or(holds.total);
+    let title = format!("{} of {of}{without}", name(holds.series));
+    let bar = Bar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
+    drawn(html, holds.series, &bar, without);
+}
+
+/// What of a whole is in use.
+pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
+    let title = format!("{} in use", name(series));
+    let bar = Bar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
+    html.raw(&bar.svg());
+}
+
+fn drawn(html: &mut Html, series: MemoryKind, bar: &Bar, behind: &str) {
+    html.raw(&bar.svg());
+    let of = bar.limit.map_or_else(String::new, |limit| format!(" of {}", ByteSize(limit)));
+    html.element(
+        "div",
+        &[("class", &"holds")],
+        format_args!("{} {}{of}{behind}", name(series), ByteSize(bar.held())),
+    );
+}
+
+fn name(series: MemoryKind) -> String {
+    match series {
+        MemoryKind::Host => "host".to_owned(),
+        MemoryKind::Vram(gpu) => format!("GPU {}", gpu.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_as_many_digits_as_mean_something() {
+        let rates = [0.0, 0.001, 0.25, 3.4123, 42.42, 1234.5].map(rate);
+        assert_eq!(rates, ["0", "0", "0.25", "3.4", "42", "1234"]);
+        let times = [0.0123, 0.25, 12.34, 3600.0].map(|s| seconds(Duration::from_secs_f64(s)));
+        assert_eq!(times, ["12 ms", "0.25 s", "12.3 s", "1 h"]);
+    }
+
+    #[test]
+    fn a_moment_is_an_element_that_a_script_can_read_and_anything_else_is_text() {
+        let told = moment("2026-11-26T14:03:20.5Z");
+        assert_eq!(told, "<time datetime=\"2026-11-26T14:03:20Z\">26 Nov 2026 14:03:20 UTC</time>");
+        assert_eq!(moment("<b>"), "&lt;b&gt;");
+    }
+}

@@ -1,0 +1,150 @@
+//! What the requests of a model came to, for the page: counters that only rise, and how long first tokens took, by octaves.
+//! Fed beside the metrics, where a request's place is looked up anyway; a request costs a few additions.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use warden_gateway::Record;
+
+/// Buckets of an octave: the ends of a bucket are a fifth apart.
+const PER_OCTAVE: u32 = 4;
+/// From a millisecond to more than an hour.
+const BUCKETS: usize = 22 * PER_OCTAVE as usize;
+
+/// First tokens by how long they took.
+pub(crate) type Counts = [u32; BUCKETS];
+
+/// The counters of one model.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    requests: AtomicU64,
+    failed: AtomicU64,
+    prompt_tokens: AtomicU64,
+    output_tokens: AtomicU64,
+    first: [AtomicU32; BUCKETS],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            requests: zero(),
+            failed: zero(),
+            prompt_tokens: zero(),
+            output_tokens: zero(),
+            first: [const { AtomicU32::new(0) }; BUCKETS],
+        }
+    }
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) requests: u64,
+    /// Those of them that ended with a status of 500 and more, or without an answer although their client waited.
+    pub(crate) failed: u64,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) output_tokens: u64,
+    pub(crate) first: Counts,
+}
+
+impl Default for Counted {
+    fn default() -> Self {
+        Self { requests: 0, failed: 0, prompt_tokens: 0, output_tokens: 0, first: [0; BUCKETS] }
+    }
+}
+
+impl Tally {
+    /// A request has ended.
+    pub(crate) fn done(&self, record: &Record) {
+        let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
+        add(&self.requests, 1);
+        let gone = record.outcome == warden_gateway::Outcome::ClientGone;
+        if !gone && (record.status >= 500 || record.outcome.as_str().starts_with("upstream")) {
+            add(&self.failed, 1);
+        }
+        add(&self.prompt_tokens, record.work.prompt_tokens);
+        add(&self.output_tokens, record.work.output_tokens);
+        // Of an answer in one piece the first byte says when it was finished.
+        if let Some(first) = record.first_byte.filter(|_| record.stream && record.status == 200) {
+            self.first[bucket(first)].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn now(&self) -> Counted {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counted {
+            requests: of(&self.requests),
+            failed: of(&self.failed),
+            prompt_tokens: of(&self.prompt_tokens),
+            output_tokens: of(&self.output_tokens),
+            first: std::array::from_fn(|n| self.first[n].load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// Where a time is counted.
+fn bucket(time: Duration) -> usize {
+    let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
+    let index = warden_policies::units::whole(octaves * f64::from(PER_OCTAVE));
+    usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
+}
+
+/// The time below which that share of first tokens came, 0 to 1, between the ends of the bucket that it is in. `None` of nothing.
+pub(crate) fn quantile(first: &Counts, share: f64) -> Option<Duration> {
+    let all: u64 = first.iter().copied().map(u64::from).sum();
+    if all == 0 {
+        return None;
+    }
+    let wanted = share.clamp(0.0, 1.0) * warden_policies::units::exact(all);
+    let mut below = 0.0;
+    for (index, count) in (0_u32..).zip(first) {
+        let count = f64::from(*count);
+        if count > 0.0 && below + count >= wanted {
+            let within = ((wanted - below) / count).clamp(0.0, 1.0);
+            let ms = ((f64::from(index) + within) / f64::from(PER_OCTAVE)).exp2();
+            return Duration::try_from_secs_f64(ms / 1e3).ok();
+        }
+        below += count;
+    }
+    None
+}
+
+/// What came between two moments. A counter of a model that was made anew begins again.
+pub(crate) fn since(now: &Counted, before: &Counted) -> Counted {
+    Counted {
+        requests: now.requests.saturating_sub(before.requests),
+        failed: now.failed.saturating_sub(before.failed),
+        prompt_tokens: now.prompt_tokens.saturating_sub(before.prompt_tokens),
+        output_tokens: now.output_tokens.saturating_sub(before.output_tokens),
+        // They may have gone round.
+        first: std::array::from_fn(|n| now.first[n].wrapping_sub(before.first[n])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_within_a_fifth_of_what_was_counted() {
+        assert_eq!(quantile(&Counted::default().first, 0.5), None);
+        for ms in [1.0, 3.0, 80.0, 250.0, 4_000.0, 600_000.0] {
+            let mut first = Counted::default().first;
+            first[bucket(Duration::from_secs_f64(ms / 1e3))] = 1;
+            for share in [0.0, 0.5, 0.99, 1.0] {
+                let told = quantile(&first, share).unwrap().as_secs_f64() * 1e3;
+                assert!(told > ms / 1.2 && told < ms * 1.2, "{told} for {ms}");
+            }
+        }
+        let mut first = Counted::default().first;
+        for _ in 0..98 {
+            first[bucket(Duration::from_millis(100))] += 1;
+        }
+        first[bucket(Duration::from_secs(10))] += 2;
+        assert!(quantile(&first, 0.5).unwrap() < Duration::from_millis(120));
+        assert!(quantile(&first, 0.99).unwrap() > Duration::from_secs(8));
+        // What is out of all bounds is in one of the outer buckets.
+        assert_eq!((bucket(Duration::ZERO), bucket(Duration::MAX)), (0, BUCKETS - 1));
+    }
+}

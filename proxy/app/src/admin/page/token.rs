@@ -1,0 +1,60 @@
+//! The token that a form of the page carries: drawn at our start, so that what another page makes a browser send lacks it. It is
+//! written with another mask each time, because pages are compressed, and the length of what is compressed tells of what
+//! repeats itself in it.
+
+use subtle::ConstantTimeEq as _;
+
+/// Bytes of a token: nobody guesses 128 bits.
+const BYTES: usize = 16;
+
+/// The token of one instance. It never shows itself.
+pub(crate) struct Token([u8; BYTES]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    pub(crate) fn draw() -> Self {
+        Self(rand::random())
+    }
+
+    /// As it is written into a page.
+    pub(crate) fn masked(&self) -> String {
+        let mask: [u8; BYTES] = rand::random();
+        let hidden = self.0.iter().zip(mask).map(|(byte, mask)| byte ^ mask);
+        hex::encode(mask.into_iter().chain(hidden).collect::<Vec<u8>>())
+    }
+
+    /// Whether somebody has it. It takes the same time whatever is wrong with it.
+    pub(crate) fn is(&self, said: &str) -> bool {
+        let mut both = [0; 2 * BYTES];
+        if hex::decode_to_slice(said, &mut both).is_err() {
+            return false;
+        }
+        let (mask, hidden) = both.split_at(BYTES);
+        let plain: Vec<u8> = mask.iter().zip(hidden).map(|(mask, byte)| mask ^ byte).collect();
+        self.0.as_slice().ct_eq(&plain).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_known_behind_every_mask_and_another_is_not() {
+        let token = Token::draw();
+        let (one, two) = (token.masked(), token.masked());
+        assert!(one != two && token.is(&one) && token.is(&two), "{one} {two}");
+        let mut wrong = one.clone();
+        wrong.replace_range(0..1, if one.starts_with('0') { "1" } else { "0" });
+        for said in [wrong.as_str(), "", &one[2..], &one[..62], &"0".repeat(64), "x", &Token::draw().masked()]
+        {
+            assert!(!token.is(said), "{said}");
+        }
+        assert_eq!(format!("{token:?}"), "Token(..)");
+    }
+}

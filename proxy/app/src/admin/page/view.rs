@@ -1,0 +1,129 @@
+//! The views of the page, and which request means what. Pure.
+
+/// A view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum View {
+    Overview,
+    Memory,
+    Requests,
+    Events,
+    Logs,
+    Configuration,
+    Builds,
+    Diagnose,
+    Help,
+}
+
+impl View {
+    /// Those in the navigation.
+    pub(crate) const LISTED: [Self; 8] = [
+        Self::Overview,
+        Self::Memory,
+        Self::Requests,
+        Self::Events,
+        Self::Logs,
+        Self::Configuration,
+        Self::Builds,
+        Self::Diagnose,
+    ];
+
+    pub(crate) const fn path(self) -> &'static str {
+        match self {
+            Self::Overview => "/page/",
+            Self::Memory => "/page/memory",
+            Self::Requests => "/page/requests",
+            Self::Events => "/page/events",
+            Self::Logs => "/page/logs",
+            Self::Configuration => "/page/configuration",
+            Self::Builds => "/page/builds",
+            Self::Diagnose => "/page/diagnose",
+            Self::Help => "/page/help",
+        }
+    }
+
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Overview => "Overview",
+            Self::Memory => "Memory",
+            Self::Requests => "Requests",
+            Self::Events => "Events",
+            Self::Logs => "Logs",
+            Self::Configuration => "Configuration",
+            Self::Builds => "Builds",
+            Self::Diagnose => "Diagnose",
+            Self::Help => "Keys and words",
+        }
+    }
+
+    /// For scripts and styles.
+    pub(crate) fn word(self) -> &'static str {
+        self.path().trim_start_matches("/page/")
+    }
+}
+
+/// What a path means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way<'a> {
+    /// To the page.
+    There,
+    View(View),
+    /// Numbers of pictures as they come.
+    Live,
+    /// What is done to a model.
+    Act,
+    /// A request is ended.
+    Cancel,
+    /// A file that is compiled in.
+    File(&'a str),
+    /// A report of `diagnose`.
+    Report(&'a str),
+    Nothing,
+}
+
+impl Way<'_> {
+    /// Whether it is a whole page, which a tab may be opened with from anywhere.
+    pub(crate) const fn is_document(self) -> bool {
+        matches!(self, Self::There | Self::View(_) | Self::Report(_) | Self::Nothing)
+    }
+}
+
+/// What a path means; `None`: it is none of the page's.
+pub(crate) fn way(path: &str) -> Option<Way<'_>> {
+    let rest = match path {
+        "/" | "/page" => return Some(Way::There),
+        _ => path.strip_prefix("/page/")?,
+    };
+    let listed = View::LISTED.into_iter().chain([View::Help]).find(|view| view.path() == path);
+    Some(match (listed, rest) {
+        (Some(view), _) => Way::View(view),
+        (None, "memory.html") => Way::View(View::Memory),
+        (None, "live") => Way::Live,
+        (None, "act") => Way::Act,
+        (None, "cancel") => Way::Cancel,
+        (None, rest) => match rest.split_once('/') {
+            Some(("files", name)) => Way::File(name),
+            Some(("reports", name)) => Way::Report(name),
+            _ => Way::Nothing,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_view_has_a_path_of_its_own_and_other_routes_are_not_ours() {
+        for view in View::LISTED.into_iter().chain([View::Help]) {
+            assert_eq!(way(view.path()), Some(Way::View(view)));
+        }
+        assert_eq!((way("/"), way("/page")), (Some(Way::There), Some(Way::There)));
+        assert_eq!(way("/page/files/a.css"), Some(Way::File("a.css")));
+        assert_eq!(way("/page/reports/x.html"), Some(Way::Report("x.html")));
+        assert_eq!((way("/page/live"), way("/page/act")), (Some(Way::Live), Some(Way::Act)));
+        assert_eq!(way("/page/nothing"), Some(Way::Nothing));
+        for other in ["/status", "/pages", "/models/page/logs", "", "/metrics"] {
+            assert_eq!(way(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Which requests are shown, and what is said of those that cannot be.
+
+use warden_policies::{GenerationId, ModelName};
+
+use super::*;
+
+/// A request of the model `m`.
+pub(crate) fn request(id: &str, state: RequestState) -> RequestView {
+    let ended = state == RequestState::Ended;
+    RequestView {
+        id: id.to_owned(),
+        number: 7,
+        state,
+        model: Some(ModelName::new("m")),
+        replica: None,
+        generation: Some(GenerationId(3)),
+        route: "chat".to_owned(),
+        method: "POST".to_owned(),
+        protocol: "http/1.1".to_owned(),
+        key: Some("alice".to_owned()),
+        peer: "192.0.2.7".to_owned(),
+        stream: true,
+        began_unix_ms: 1_800_000_000_000,
+        ended_unix_ms: ended.then_some(1_800_000_012_345),
+        total_ms: 12_345.0,
+        queued_ms: 1500.0,
+        prefill_ms: Some(2000.0),
+        generating_ms: Some(8845.0),
+        prompt_tokens: 4096,
+        output_tokens: 220,
+        attempts: 1,
+        cancelled: false,
+        continued: false,
+        status: ended.then_some(200),
+        outcome: ended.then(|| "ok".to_owned()),
+    }
+}
+
+#[test]
+fn a_query_is_read_and_what_means_nothing_is_told() {
+    let read = |query: &str| Filter::of(Some(query));
+    assert_eq!(Filter::of(None), Ok(Filter::default()));
+    let all = Filter {
+        model: Some("org/a b".into()),
+        state: Some(Wanted::State(RequestState::Prefill)),
+        limit: Some(5),
+    };
+    assert_eq!(read("model=org%2Fa+b&state=prefill&limit=5"), Ok(all));
+    assert_eq!(read("state=in_flight").map(|filter| filter.state), Ok(Some(Wanted::InFlight)));
+    let wrong = ["state=busy", "limit=many", "limit=-1", "modell=m"].map(|query| read(query).unwrap_err());
+    insta::assert_snapshot!(wrong.join("\n"));
+    assert_eq!((number_of(None), number_of(Some("number=7"))), (Ok(None), Ok(Some(7))));
+    assert!(number_of(Some("number=x")).is_err() && number_of(Some("id=7")).is_err());
+}
+
+#[test]
+fn what_is_asked_for_is_shown_and_how_much_is_left_out() {
+    let all = || {
+        let other = RequestView { model: None, ..request("c", RequestState::Receiving) };
+        vec![
+            request("a", RequestState::Queued),
+            request("b", RequestState::Sent),
+            other,
+            request("d", RequestState::Ended),
+        ]
+    };
+    let ids = |list: &RequestList| list.requests.iter().map(|one| one.id.clone()).collect::<String>();
+    let ask = |query: &str, model| listed(all(), &Filter::of(Some(query)).unwrap(), model);
+    let list = ask("", None);
+    assert_eq!((ids(&list).as_str(), list.in_flight, list.left_out), ("abcd", 3, 0));
+    assert_eq!(ids(&ask("", Some("m"))), "abd");
+    assert_eq!(ids(&ask("state=ended", None)), "d");
+    assert_eq!(ids(&ask("state=in_flight", Some("m"))), "ab");
+    let list = ask("limit=1", None);
+    assert_eq!((ids(&list).as_str(), list.in_flight, list.left_out), ("a", 3, 3));
+}
+
+#[test]
+fn times_have_the_digits_that_say_something() {
+    let all = [0.4, 12.0, 999.4, 1234.0, 59_900.0, 61_000.0, 7_300_000.0].map(took);
+    assert_eq!(all, ["0 ms", "12 ms", "999 ms", "1.2 s", "59.9 s", "1 min 1 s", "2 h 1 min"]);
+    assert_eq!(
+        [(None, 0), (None, 5), (Some(9.0), 0), (Some(9.0), 5)].map(|(ms, tokens)| short(ms, tokens)),
+        ["-", "5", "9 ms", "9 ms, 5"]
+    );
+}

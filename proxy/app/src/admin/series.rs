@@ -1,0 +1,29 @@
+//! `GET /series`: what memory did, for programs.
+
+use http::{Response, StatusCode};
+
+use super::answer::{Admin, Body, error, json};
+use crate::series::answer::{Nothing, list, of_model};
+use crate::series::ask::Ask;
+
+impl Admin {
+    pub(super) async fn series(&self, query: Option<&str>) -> Response<Body> {
+        let ask = match Ask::of(query, self.series.policy()) {
+            Ok(ask) => ask,
+            Err(wrong) => return error(StatusCode::BAD_REQUEST, &wrong),
+        };
+        let Some(model) = &ask.model else {
+            return match list(&self.series).await {
+                Ok(listed) => json(StatusCode::OK, &listed),
+                Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
+            };
+        };
+        // By another name it is the same model.
+        let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
+        match of_model(&self.series, &self.fleet.view(), &own, &ask).await {
+            Ok(data) => json(StatusCode::OK, &data),
+            Err(unknown @ Nothing::Unknown(_)) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+            Err(failed) => error(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Budgets of the model that an experiment is about, as they would be for a server that has settled as this one had: for plots.
+
+use warden_diagnose::Report;
+use warden_diagnose::report::SeriesBudget;
+use warden_policies::experiment::SeriesFinding;
+use warden_policies::growth::Growth;
+use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
+use warden_policies::{MemoryKind, experiment::Finding};
+
+use super::target::Target;
+use crate::config::machine::Machine;
+
+/// Of each memory that has one.
+pub(super) fn of(target: &Target, machine: &Machine, report: &Report) -> Vec<SeriesBudget> {
+    let Some(model) = target.resolved.fleet.models.get(target.index) else { return Vec::new() };
+    let mut all: Vec<SeriesBudget> = Vec::new();
+    for leg in &report.legs {
+        let allowed = leg.readings.last().map_or(0, |reading| reading.allowed);
+        for found in fresh(&leg.finding, &all) {
+            let facts = facts(&found, allowed, machine, report);
+            all.extend(budget(&model.recycle, &facts));
+        }
+    }
+    all
+}
+
+/// Memories of a leg of which nothing is known by then.
+fn fresh(finding: &Finding, known: &[SeriesBudget]) -> Vec<SeriesFinding> {
+    let is_known = |found: &&SeriesFinding| known.iter().any(|one| one.series == found.series);
+    finding.series.iter().filter(|found| !is_known(found)).cloned().collect()
+}
+
+fn facts(found: &SeriesFinding, allowed: u64, machine: &Machine, report: &Report) -> SeriesFacts {
+    let growth = Growth { baseline: Some(found.first), ..Growth::of(found.series) };
+    let facts = SeriesFacts { growth: Some(growth), ..SeriesFacts::of(found.series, Some(found.last)) };
+    match found.series {
+        MemoryKind::Host => SeriesFacts { total: Some(machine.memory.0), allowance: allowed, ..facts },
+        MemoryKind::Vram(gpu) => {
+            let device = report.devices.iter().find(|device| device.gpu == gpu);
+            let (total, free) = device.map_or((None, None), |device| (device.total, device.free));
+            SeriesFacts { total, free, ..facts }
+        }
+    }
+}
+
+fn budget(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<SeriesBudget> {
+    let budget = policy.budget(facts);
+    let any = budget.soft.is_some() || budget.hard.is_some();
+    any.then_some(SeriesBudget { series: facts.series, budget })
+}

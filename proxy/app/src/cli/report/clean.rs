@@ -1,0 +1,64 @@
+//! What leaves a machine in a report, without secrets: the one redactor by name, place and look, and whatever this machine's
+//! configuration and environment give as a secret, wherever it stands.
+
+use serde_json::Value;
+use warden_policies::secrets::{self, Known};
+
+use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
+
+#[derive(Debug, Default)]
+pub(super) struct Cleaner {
+    known: Known,
+}
+
+impl Cleaner {
+    /// Knows the secrets of a configuration, if there is one, and of our environment.
+    pub(super) fn of(loaded: Option<&Loaded>, machine: &Machine) -> Self {
+        let models = loaded.into_iter().flat_map(|loaded| {
+            std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model, _)| model))
+        });
+        let (mut args, mut variables) = (Vec::new(), machine.text_vars());
+        for model in models {
+            args.extend(model.args.iter().cloned());
+            variables.extend(model.env.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Self { known: Known::of(&args, variables) }
+    }
+
+    /// Text of several lines. Known ones first: what is left of one is no secret that anything could know by its look.
+    pub(super) fn text(&self, text: &str) -> String {
+        secrets::text(&self.known.hide(text.to_owned()))
+    }
+
+    /// A value, as lines that people can read.
+    pub(super) fn json(&self, value: Value) -> String {
+        serde_json::to_string_pretty(&self.value(value)).unwrap_or_default() + "\n"
+    }
+
+    fn value(&self, value: Value) -> Value {
+        secrets::json(self.without_known(value))
+    }
+
+    /// Before it is written as JSON: there a quotation mark in a secret has another face.
+    fn without_known(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => self.known.hide(text).into(),
+            Value::Array(items) => items.into_iter().map(|item| self.without_known(item)).collect(),
+            Value::Object(fields) => {
+                let field = |(name, value)| (self.known.hide(name), self.without_known(value));
+                fields.into_iter().map(field).collect()
+            }
+            other => other,
+        }
+    }
+
+    /// A line of a file of lines: JSON, or words.
+    pub(super) fn line(&self, line: &str) -> String {
+        match serde_json::from_str::<Value>(line) {
+            Ok(value @ (Value::Object(_) | Value::Array(_))) => self.value(value).to_string(),
+            _ => self.text(line),
+        }
+    }
+}

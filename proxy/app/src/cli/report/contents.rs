@@ -1,0 +1,132 @@
+//! What is in a report: names, texts, and what could not be had. Values only.
+
+use warden_policies::ByteSize;
+
+use super::clean::Cleaner;
+use crate::out;
+
+/// Bytes of all of it together, at most: what a tracker of bugs takes, after it is packed, with room.
+const MOST: usize = 64 << 20;
+
+/// Names that are alike, at most.
+const MOST_ALIKE: usize = 100;
+
+/// A file of the archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its name: plain letters, and a slash for a folder.
+    pub(super) name: String,
+    /// What it is, for whoever decides whether to send it.
+    pub(super) what: String,
+    pub(super) text: String,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct Contents {
+    cleaner: Cleaner,
+    entries: Vec<Entry>,
+    notes: Vec<String>,
+    size: usize,
+}
+
+/// What the list of contents is called in the archive.
+const LIST: &str = "contents.txt";
+
+impl Contents {
+    pub(super) const fn new(cleaner: Cleaner) -> Self {
+        Self { cleaner, entries: Vec::new(), notes: Vec::new(), size: 0 }
+    }
+
+    /// Takes in text.
+    pub(super) fn text(&mut self, name: &str, what: &str, text: &str) {
+        let text = self.cleaner.text(text);
+        self.add(name, what, text);
+    }
+
+    /// Takes in a value for programs.
+    pub(super) fn json(&mut self, name: &str, what: &str, value: serde_json::Value) {
+        let text = self.cleaner.json(value);
+        self.add(name, what, text);
+    }
+
+    /// Takes in lines, each of which may be JSON.
+    pub(super) fn lines<'a>(&mut self, name: &str, what: &str, lines: impl Iterator<Item = &'a str>) {
+        let text: String = lines.map(|line| self.cleaner.line(line) + "\n").collect();
+        self.add(name, what, text);
+    }
+
+    fn add(&mut self, name: &str, what: &str, text: String) {
+        if text.trim().is_empty() {
+            return;
+        }
+        let tamed = tame(name);
+        // Names that differed may not differ any more.
+        let is_free = |name: &String| !self.entries.iter().any(|entry| entry.name == *name);
+        let names = std::iter::once(tamed.clone()).chain((2..).map(|number| format!("{tamed}-{number}")));
+        let Some(name) = names.take(MOST_ALIKE).find(is_free) else { return };
+        if self.size + text.len() > MOST {
+            self.note(&format!(
+                "{name}: left out, because {} would be too much",
+                ByteSize(text.len() as u64)
+            ));
+            return;
+        }
+        self.size += text.len();
+        self.entries.push(Entry { name, what: what.to_owned(), text });
+    }
+
+    /// Something that could not be had, and why.
+    pub(super) fn note(&mut self, text: &str) {
+        // It is shown on a terminal: one line, and nothing that moves the cursor.
+        let text = self.cleaner.text(text).replace(char::is_control, " ");
+        self.notes.push(text.trim().to_owned());
+    }
+
+    /// No more comes: what is not there is said, and all of it is listed.
+    pub(super) fn close(&mut self) {
+        if !self.notes.is_empty() {
+            let text = self.notes.join("\n") + "\n";
+            self.entries.push(Entry {
+                name: "notes.txt".to_owned(),
+                what: "what could not be had".to_owned(),
+                text,
+            });
+        }
+        self.entries.sort_by(|a, b| a.name.cmp(&b.name));
+        let text = rows(&self.entries);
+        self.entries.insert(0, Entry { name: LIST.to_owned(), what: "this list".to_owned(), text });
+    }
+
+    /// In the order of their names, after the list of them.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// For whoever decides: a line for each file, and what could not be had.
+    pub(super) fn table(&self) -> String {
+        let notes = self.notes.iter().map(|note| format!("  {note}\n"));
+        let notes: String = if self.notes.is_empty() {
+            String::new()
+        } else {
+            "not in it:\n".to_owned() + &notes.collect::<String>()
+        };
+        format!("{}{notes}", rows(&self.entries))
+    }
+}
+
+fn rows(entries: &[Entry]) -> String {
+    let head = ["FILE", "SIZE", "WHAT"].map(str::to_owned).to_vec();
+    let row = |entry: &Entry| {
+        vec![entry.name.clone(), ByteSize(entry.text.len() as u64).to_string(), entry.what.clone()]
+    };
+    out::table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
+}
+
+/// A name that is one on every machine, and never a way out of the folder that it is unpacked in.
+pub(super) fn tame(name: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() || "._-/".contains(c) { c } else { '-' };
+    let parts = name.split('/').map(|part| part.trim_start_matches('.')).filter(|part| !part.is_empty());
+    let name = parts.collect::<Vec<_>>().join("/");
+    name.chars().map(letter).take(100).collect()
+}

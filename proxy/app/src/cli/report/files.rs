@@ -1,0 +1,123 @@
+//! What the state directory has: replacements, events, what is remembered, recordings. It reads the ends of regular files and nothing
+//! else, so that neither their size nor what somebody put in their place can do harm.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use super::contents::Contents;
+use crate::events_file;
+
+/// Bytes of the end of a file: some thousand replacements or events.
+const TAIL: u64 = 2 << 20;
+/// The latest recordings.
+const RECORDINGS: usize = 4;
+
+pub(super) fn gather(contents: &mut Contents, state: &Path) {
+    for (file, what) in [
+        ("ledger.jsonl", "replacements of processes, with their reasons: the latest ones"),
+        ("growth.json", "what is remembered of earlier processes: what leaked, what was held"),
+    ] {
+        add(contents, &state.join(file), file, what);
+    }
+    let mut events = String::new();
+    for path in events_file::files(state) {
+        match tail(&path, TAIL) {
+            Ok(Some(text)) => events.push_str(&text),
+            Ok(None) => {}
+            Err(error) => contents.note(&format!("{}: {error}", path.display())),
+        }
+    }
+    contents.lines("events.jsonl", "what happened to models: the latest events", last(&events, TAIL).lines());
+    recordings(contents, &state.join("traces"));
+}
+
+/// The end of a file, if it is there. `growth.json` is one value, the others are lines.
+fn add(contents: &mut Contents, path: &Path, name: &str, what: &str) {
+    match tail(path, TAIL) {
+        Ok(Some(text)) => match serde_json::from_str(&text) {
+            Ok(value) if !name.ends_with('l') => contents.json(name, what, value),
+            _ => contents.lines(name, what, text.lines()),
+        },
+        Ok(None) => {}
+        Err(error) => contents.note(&format!("{}: {error}", path.display())),
+    }
+}
+
+/// The recordings of memory that were written last.
+fn recordings(contents: &mut Contents, folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().ends_with(".jsonl"))
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    found.sort_by(|a, b| b.cmp(a));
+    for (_, path) in found.iter().take(RECORDINGS) {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        add(
+            contents,
+            path,
+            &format!("recordings/{file}"),
+            "readings of a process's memory, without anything of its requests",
+        );
+    }
+    if found.len() > RECORDINGS {
+        contents.note(&format!(
+            "recordings: {} older ones in {}",
+            found.len() - RECORDINGS,
+            folder.display()
+        ));
+    }
+}
+
+/// The whole lines at the end of a regular file; `None` without a file.
+fn tail(path: &Path, most: u64) -> io::Result<Option<String>> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // A pipe in its place would be waited for.
+        Ok(facts) if !facts.is_file() => return Err(io::Error::other("this is no regular file")),
+        facts => facts?,
+    };
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Some(if length > most { whole(&text).to_owned() } else { text }))
+}
+
+/// The last so many bytes of a text, from the beginning of a line on.
+fn last(text: &str, most: u64) -> &str {
+    let from = text.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX));
+    if from == 0 {
+        return text;
+    }
+    let from = (from..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    whole(&text[from..])
+}
+
+/// A text without the line that it begins in the middle of.
+fn whole(text: &str) -> &str {
+    text.split_once('\n').map_or("", |(_, rest)| rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_file_has_whole_lines_and_nothing_else_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        assert_eq!(tail(&path, 100).unwrap().unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(tail(&path, 8).unwrap().unwrap(), "three\n");
+        assert_eq!(tail(&path, 3).unwrap().unwrap(), "");
+        assert_eq!(tail(&dir.path().join("none"), 3).unwrap(), None);
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        assert!(tail(&dir.path().join("link"), 9).unwrap_err().to_string().contains("no regular file"));
+        assert!(tail(dir.path(), 9).is_err());
+        assert_eq!(last("é\nb\n", 3), "b\n");
+    }
+}

@@ -1,0 +1,98 @@
+//! What is known of this machine: the program, the configuration as it is in force, kernel, memory, GPUs, and the papers of builds.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use warden_builder::{BuildId, Store};
+use warden_policies::ByteSize;
+use warden_sensors::gpu::Gpus;
+
+use super::contents::Contents;
+use crate::admin::answer::Status;
+use crate::cli::diagnose::machine_facts;
+use crate::config::machine::Machine;
+use crate::config::show::show;
+use crate::config::source::layers::Loaded;
+use crate::exit::Failure;
+
+pub(super) fn gather(contents: &mut Contents, loaded: Result<&Loaded, &Failure>, machine: &Machine) {
+    contents.text("machine.txt", "version, kernel, processor, memory, driver, GPUs", &facts(machine));
+    match loaded {
+        Ok(loaded) => {
+            let text = show(loaded, machine, false);
+            contents.text(
+                "config.toml",
+                "the configuration in force, with the place of each value, without secrets",
+                &text,
+            );
+            if loaded.file.is_none() {
+                contents.note("config.toml: no file is named; give --config as `serve` gets it");
+            }
+        }
+        Err(error) => contents.note(&format!("config.toml: it cannot be read: {}", error.lines().join(" "))),
+    }
+}
+
+fn facts(machine: &Machine) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: &dyn std::fmt::Display| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name}: {value}");
+    };
+    row("llama-warden", &env!("CARGO_PKG_VERSION"));
+    row("made for", &format_args!("{} {}", std::env::consts::OS, std::env::consts::ARCH));
+    for (name, value) in machine_facts() {
+        row(&name, &value);
+    }
+    row("processors for us", &std::thread::available_parallelism().map_or(0, std::num::NonZero::get));
+    row("memory for us", &machine.memory);
+    if let Ok(totals) = warden_sensors::host_totals() {
+        row("memory available", &ByteSize(totals.available));
+    }
+    if let Ok(group) = warden_sensors::cgroup_memory(machine.pid) {
+        row("control group", &told(&group));
+    }
+    let gpus = Gpus::open();
+    for device in gpus.devices() {
+        row("GPU", &told(device));
+    }
+    for note in gpus.notes() {
+        row("GPUs", note);
+    }
+    text
+}
+
+/// On a line, with the names of what is in it.
+fn told(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// The papers of the builds that the instance uses and of the one that is chosen; without an instance of that one and the newest.
+pub(super) fn builds(contents: &mut Contents, data: &Path, status: Option<&Status>) {
+    let store = Store::new(data);
+    let used = status.and_then(|status| status.binaries.as_ref());
+    let mut ids: Vec<BuildId> = used
+        .into_iter()
+        .flat_map(|all| all.values().flatten())
+        .filter_map(|file| store.build_of(file))
+        .collect();
+    ids.extend(store.in_use().ok().flatten().map(|build| build.id));
+    if status.is_none() {
+        ids.extend(store.newest().ok().flatten().map(|build| build.id));
+    }
+    ids.sort();
+    ids.dedup();
+    for id in ids {
+        match store.show(&id).map(serde_json::to_value) {
+            Ok(Ok(papers)) => {
+                contents.json(
+                    &format!("builds/{id}.json"),
+                    "what a build was made of, and what it was tried with",
+                    papers,
+                );
+            }
+            Ok(Err(error)) => contents.note(&format!("builds/{id}.json: {error}")),
+            Err(error) => contents.note(&format!("builds/{id}.json: {error}")),
+        }
+    }
+}

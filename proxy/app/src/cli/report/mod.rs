@@ -1,0 +1,122 @@
+//! `llama-warden report`: one archive for a report of a bug, with what somebody needs who was not there.
+//!
+//! ```text
+//!  instance ─┐
+//!  files ────┼─> Contents ─ cleaned ─> shown: names, sizes ─ yes? ─> a new file
+//!  machine ──┘
+//! ```
+//!
+//! It works with a running instance and without one, with a configuration that cannot be read, and beside an instance that does not
+//! answer: those are the moments at which one is needed. What cannot be had is said in it, and nothing of that is an error. All of
+//! it goes through the one redactor before anybody sees its size. It changes nothing and never writes over a file.
+
+mod archive;
+mod clean;
+mod contents;
+mod files;
+mod here;
+mod live;
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use warden_policies::ByteSize;
+
+use self::clean::Cleaner;
+use self::contents::Contents;
+use super::control::InstanceArgs;
+use crate::config::machine::Machine;
+use crate::exit::Failure;
+use crate::{clock, out};
+
+/// What `report` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// The file to write, or a folder for it. Default: a new file in the current folder, with the time in its name.
+    #[arg(long, value_name = "PATH")]
+    out: Option<PathBuf>,
+    /// Writes without asking: where nobody can be asked, it is needed.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only shows what would be in it.
+    #[arg(long, conflicts_with = "yes")]
+    list: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let asks = io::stdin().is_terminal() && out::stderr_is_terminal();
+    if !args.list && !args.yes && !asks {
+        return Err(Failure::usage(
+            "report: nobody can be asked here whether what is in it may be written",
+            "use `--list` to see what would be in it, and `--yes` to write it",
+        ));
+    }
+    let machine = Machine::read();
+    let path = place(args.out.as_deref(), &machine.cwd);
+    // Before anything is gathered: that takes a moment.
+    if !args.list {
+        archive::is_free(&path)?;
+    }
+    let contents = gather(args, &machine)?;
+    let archive = archive::pack(&contents)?;
+    let size = ByteSize(archive.len() as u64);
+    if args.list {
+        return out::write(&format!("{}{size} as an archive; nothing was written\n", contents.table()));
+    }
+    out::error_text(&contents.table());
+    if !args.yes && !agreed(&format!("Write {} ({size})? [y/N] ", path.display()))? {
+        return out::line("nothing was written");
+    }
+    archive::write(&path, &archive)?;
+    out::line(&format!("{} ({size}): look through it before you send it", path.display()))
+}
+
+/// Everything, cleaned.
+fn gather(args: &ReportArgs, machine: &Machine) -> Result<Contents, Failure> {
+    let loaded = args.instance.load(machine);
+    let mut contents = Contents::new(Cleaner::of(loaded.as_ref().ok(), machine));
+    let dirs = loaded.as_ref().ok().and_then(|loaded| loaded.dirs(machine).ok());
+    let state = dirs.as_ref().map(|dirs| dirs.state.clone()).or_else(|| machine.state_dir());
+    here::gather(&mut contents, loaded.as_ref(), machine);
+    let status = live::gather(&mut contents, &args.instance)?;
+    let ledger = status.as_ref().map(|status| PathBuf::from(&status.instance.ledger));
+    // The instance may have another state directory than the configuration that this command line names.
+    let state = ledger.as_deref().and_then(Path::parent).map(Path::to_owned).or(state);
+    match state {
+        Some(state) => files::gather(&mut contents, &state),
+        None => contents.note("state: there is no home directory to look in; set `paths.state_dir`"),
+    }
+    let data = status.as_ref().map(|status| PathBuf::from(&status.instance.data_dir));
+    let data = data.filter(|data| data.is_absolute()).or_else(|| dirs.map(|dirs| dirs.data));
+    if let Some(data) = data {
+        here::builds(&mut contents, &data, status.as_ref());
+    }
+    contents.close();
+    Ok(contents)
+}
+
+/// Where it is written.
+fn place(out: Option<&Path>, cwd: &Path) -> PathBuf {
+    let stamp: String = clock::now_text().chars().filter(char::is_ascii_alphanumeric).take(15).collect();
+    let name = format!("llama-warden-report-{stamp}.tar.gz");
+    match out.map(|out| cwd.join(out)) {
+        None => cwd.join(name),
+        Some(folder) if folder.is_dir() => folder.join(name),
+        Some(file) => file,
+    }
+}
+
+fn agreed(question: &str) -> Result<bool, Failure> {
+    out::error_text(question);
+    io::stderr().flush().map_err(|_| Failure::Pipe)?;
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| Failure::failed(format!("cannot read an answer: {error}")))?;
+    Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
+}
+
+#[cfg(test)]
+mod tests;

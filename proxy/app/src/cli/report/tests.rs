@@ -1,0 +1,162 @@
+//! What is in a report, what is not, and where it goes.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+
+use serde_json::json;
+
+use super::contents::tame;
+use super::*;
+use crate::config::source::layers::{Sources, load};
+
+const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
+const KEY: &str = "correct-horse-battery-9";
+
+fn unpacked(archive: &[u8]) -> BTreeMap<String, String> {
+    let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(archive));
+    let mut all = BTreeMap::new();
+    for entry in tar.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_string_lossy().into_owned();
+        let mut text = String::new();
+        entry.read_to_string(&mut text).unwrap();
+        assert!(all.insert(name, text).is_none());
+    }
+    all
+}
+
+/// Contents with a secret in each place in which one may be.
+fn planted() -> Contents {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("w.toml");
+    let text = format!(
+        "[defaults.env]\nHF_TOKEN = \"{TOKEN}\"\n[models.a]\nargs = [\"--api-key\", \"{KEY}\", \"-mu\", \"https://h/m?sig={KEY}\"]\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+    let mut machine = Machine::read();
+    machine.env = vec![("SOME_SECRET".into(), "a-secret-of-the-environment-1".into())];
+    let mut contents = Contents::new(Cleaner::of(Some(&loaded), &machine));
+    here::gather(&mut contents, Ok(&loaded), &machine);
+    contents.json(
+        "status.json",
+        "status",
+        json!({"args": ["--api-key", "short1", "-c", "1"], "env": [["MY_PASSWORD", "hush-hush"]], "url": "https://me:hush-pw@host/?k=hush-q",
+               "HF_TOKEN": "hush-field", "said": format!("the key is {KEY}")}),
+    );
+    let state = dir.path().join("state");
+    std::fs::create_dir_all(state.join("traces")).unwrap();
+    let line = json!({"line": format!("loaded with {KEY} and a-secret-of-the-environment-1, Bearer abcdef123456ghi")}).to_string();
+    std::fs::write(state.join("events.jsonl"), format!("{line}\ntorn {{ \"{TOKEN}\n")).unwrap();
+    std::fs::write(state.join("ledger.jsonl"), format!("{line}\n")).unwrap();
+    std::fs::write(state.join("growth.json"), json!({"a": {"key": TOKEN}}).to_string()).unwrap();
+    std::fs::write(state.join("traces/a-g1.jsonl"), "{\"at\":1}\n").unwrap();
+    files::gather(&mut contents, &state);
+    contents.text(
+        "logs/a",
+        "a log",
+        &format!("GET https://u:hush-pw@h/x?token=hush-q with --api-key {KEY}\nHF_TOKEN={TOKEN}\n"),
+    );
+    contents.note(&format!("it said {KEY}"));
+    contents.close();
+    contents
+}
+
+#[test]
+fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
+    let contents = planted();
+    let all = unpacked(&archive::pack(&contents).unwrap());
+    let names: Vec<&str> =
+        all.keys().map(|name| name.strip_prefix("llama-warden-report/").unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "config.toml",
+            "contents.txt",
+            "events.jsonl",
+            "growth.json",
+            "ledger.jsonl",
+            "logs/a",
+            "machine.txt",
+            "notes.txt",
+            "recordings/a-g1.jsonl",
+            "status.json"
+        ]
+    );
+    for secret in [TOKEN, KEY, "short1", "hush-", "a-secret-of-the-environment-1", "abcdef123456ghi"] {
+        for (name, text) in &all {
+            assert!(!text.contains(secret), "{secret} in {name}:\n{text}");
+        }
+        assert!(!contents.table().contains(secret));
+    }
+    // What is left is of use.
+    let of = |name: &str| &all[&format!("llama-warden-report/{name}")];
+    assert!(of("config.toml").contains("args = [\"--api-key\", \"***\", \"-mu\", \"https://h/m?***\"]"));
+    assert!(of("events.jsonl").contains("loaded with ***") && of("logs/a").contains("https://***@h/x?***"));
+    assert!(of("machine.txt").contains("llama-warden: ") && of("contents.txt").contains("events.jsonl"));
+}
+
+#[test]
+fn the_same_contents_are_the_same_archive_and_no_file_is_written_over() {
+    let contents = planted();
+    let archive = archive::pack(&contents).unwrap();
+    assert_eq!(archive, archive::pack(&contents).unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let path = place(Some(Path::new("r.tar.gz")), dir.path());
+    archive::is_free(&path).unwrap();
+    archive::write(&path, &archive).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), archive);
+    for refused in [archive::is_free(&path), archive::write(&path, b"other")] {
+        assert!(refused.unwrap_err().to_string().contains("is there already"));
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), archive);
+    // Not through a link either, wherever that leads.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
+    assert!(archive::is_free(&link).is_err() && archive::write(&link, b"x").is_err());
+    assert!(!dir.path().join("elsewhere").exists());
+    let missing = archive::write(&dir.path().join("none/r"), b"x").unwrap_err();
+    assert!(missing.lines().join(" ").contains("--out"));
+}
+
+#[test]
+fn it_goes_into_the_current_folder_or_where_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = place(None, dir.path());
+    let name = named.file_name().unwrap().to_string_lossy();
+    assert!(
+        name.starts_with("llama-warden-report-2") && name.ends_with(".tar.gz") && name.len() == 42,
+        "{name}"
+    );
+    assert_eq!(named.parent(), Some(dir.path()));
+    assert_eq!(place(Some(dir.path()), Path::new("/x")).parent(), Some(dir.path()));
+    assert_eq!(place(Some(Path::new("a")), dir.path()), dir.path().join("a"));
+}
+
+#[test]
+fn names_of_others_cannot_lead_out_of_the_folder() {
+    for (name, tamed) in [
+        ("logs/01-../../etc/passwd.jsonl", "logs/01-../etc/passwd.jsonl"),
+        ("../../x", "x"),
+        ("/etc/x", "etc/x"),
+        ("a\u{1b}[31m b", "a--31m-b"),
+        ("..", ""),
+    ] {
+        assert_eq!(tame(name), tamed);
+        assert!(!tame(name).split('/').any(|part| part == ".."));
+    }
+    assert!(tame(&"x".repeat(5000)).len() <= 100);
+}
+
+#[test]
+fn the_list_says_what_each_file_is_and_what_is_missing() {
+    let mut contents = Contents::new(Cleaner::default());
+    contents.text("b.txt", "the second", "12345");
+    contents.text("a.txt", "the first", "1");
+    contents.text("empty.txt", "nothing", " \n");
+    contents.text("logs/a b", "one", "1");
+    contents.text("logs/a?b", "another of that name", "22");
+    contents.note("status, logs: no llama-warden\u{1b}[31m is running\nhere");
+    contents.close();
+    insta::assert_snapshot!(contents.table());
+}

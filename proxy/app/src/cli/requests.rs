@@ -1,0 +1,173 @@
+//! `requests`, `requests cancel`: what is in flight, what ended last, and how one is ended.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use reqwest::Method;
+use warden_gateway::RequestView;
+use warden_policies::secrets;
+
+use super::block_on;
+use super::control::InstanceArgs;
+use crate::admin::client::Client;
+use crate::admin::requests::{Cancelled, RequestList, short, took};
+use crate::exit::Failure;
+use crate::out;
+
+/// How often a table that is followed is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What `requests` takes.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct RequestsArgs {
+    #[command(subcommand)]
+    command: Option<RequestsCommand>,
+    /// Only those for this model, by its name or an alias.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Only those in this state: `in_flight`, `ended`, `queued`, `loading`, `prefill`, `generating` and others.
+    #[arg(long, value_name = "STATE")]
+    state: Option<String>,
+    /// At most so many.
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<usize>,
+    /// Shows the table anew every second.
+    #[arg(long, short, conflicts_with = "json")]
+    follow: bool,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What can be done with requests.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RequestsCommand {
+    /// Ends a request: its client gets an error, and its slot is free as if the client had left.
+    Cancel(CancelArgs),
+}
+
+/// What `requests cancel` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CancelArgs {
+    /// Its id: the `X-Request-Id` of the answer, as in the access log.
+    id: String,
+    /// Its number, where clients gave several the same id (`requests --json` has it).
+    #[arg(long, value_name = "NUMBER")]
+    number: Option<u64>,
+    /// JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+pub(crate) fn run(args: &RequestsArgs) -> Result<(), Failure> {
+    match &args.command {
+        Some(RequestsCommand::Cancel(args)) => cancel(args),
+        None => {
+            let client = args.instance.client()?;
+            block_on(show(&client, args))?
+        }
+    }
+}
+
+async fn show(client: &Client, args: &RequestsArgs) -> Result<(), Failure> {
+    let given = [
+        ("model", args.model.clone()),
+        ("state", args.state.clone()),
+        ("limit", args.limit.map(|limit| limit.to_string())),
+    ];
+    let query: Vec<_> = given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    loop {
+        let list: RequestList = client.json_with(Method::GET, &["requests"], &query).await?;
+        if args.json {
+            return out::json(&list);
+        }
+        let text = secrets::text(&table(&list));
+        if !args.follow {
+            return out::write(&text);
+        }
+        out::picture(&text)?;
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn cancel(args: &CancelArgs) -> Result<(), Failure> {
+    let query: Vec<_> = args.number.map(|number| ("number", number.to_string())).into_iter().collect();
+    let path = ["requests", &args.id, "cancel"];
+    let told: Cancelled = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;
+    if args.json {
+        return out::json(&told);
+    }
+    let again = if told.again { "was told before to end" } else { "is told to end" };
+    let model = told.cancelled.model.as_ref().map(|model| format!(" of `{model}`")).unwrap_or_default();
+    let state = told.cancelled.state.as_str();
+    out::line(&secrets::text(&format!("the request {}{model} {again} ({state})", told.cancelled.id)))
+}
+
+fn row(one: &RequestView) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let state = match (&one.outcome, one.status) {
+        (Some(outcome), Some(status)) => format!("{outcome} {status}"),
+        _ if one.cancelled => format!("{}, cancelled", one.state.as_str()),
+        _ => one.state.as_str().to_owned(),
+    };
+    vec![
+        one.id.clone(),
+        one.model.as_ref().map_or_else(dash, ToString::to_string),
+        state,
+        took(one.total_ms),
+        took(one.queued_ms),
+        short(one.prefill_ms, one.prompt_tokens),
+        short(one.generating_ms, one.output_tokens),
+        one.generation.map_or_else(dash, |generation| generation.to_string()),
+        one.route.clone(),
+        one.key.as_ref().map_or_else(|| one.peer.clone(), |key| format!("{key} {}", one.peer)),
+    ]
+}
+
+fn table(list: &RequestList) -> String {
+    let head =
+        ["ID", "MODEL", "STATE", "TOOK", "QUEUED", "PROMPT", "ANSWER", "GENERATION", "ROUTE", "CLIENT"];
+    let mut text = if list.requests.is_empty() {
+        "no such request is in flight, or has ended lately\n".to_owned()
+    } else {
+        let rows = list.requests.iter().map(row);
+        out::table(&std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>())
+    };
+    text.extend([format!("{} in flight", list.in_flight)]);
+    if list.left_out > 0 {
+        text.extend([format!("; {} more are not shown (`--limit`)", list.left_out)]);
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_gateway::RequestState;
+
+    use super::*;
+    use crate::admin::requests::tests::request;
+
+    #[test]
+    fn requests_are_a_table_with_what_each_has_cost_so_far() {
+        let queued = RequestView {
+            generation: None,
+            prefill_ms: None,
+            generating_ms: None,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            total_ms: 734_000.0,
+            queued_ms: 733_900.0,
+            ..request("9f86d081884c7d659a2feaa0c55ad015", RequestState::Loading)
+        };
+        let told = RequestView { cancelled: true, key: None, ..request("told", RequestState::Generating) };
+        let requests = vec![queued, told, request("done", RequestState::Ended)];
+        let some = table(&RequestList { in_flight: 2, requests, left_out: 4 });
+        insta::assert_snapshot!(some + "\n" + &table(&RequestList::default()));
+    }
+}

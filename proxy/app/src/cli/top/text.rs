@@ -1,0 +1,171 @@
+//! Text for a terminal: nothing in it can move the cursor, turn the line round or grow without end, whoever chose the name or wrote the
+//! line; and numbers in a few letters. Pure.
+
+use ratatui_core::text::Span;
+use warden_policies::units::exact;
+
+/// Letters of one text that are kept: no screen shows more, and a line of a log may be as long as it likes.
+const LONGEST: usize = 2000;
+/// Marks on one letter that are kept (accents): a letter with thousands of them would cost more than the screen.
+const MARKS: usize = 2;
+
+/// The text without what a terminal obeys instead of showing: control characters of both sets, what turns the direction of a line, and
+/// what has no width beyond a few accents. A `?` stands in the place of what was obeyed.
+pub(super) fn tame(text: &str) -> String {
+    let mut tamed = String::with_capacity(text.len().min(LONGEST));
+    let mut marks = 0;
+    for letter in text.chars().take(LONGEST) {
+        let letter = match letter {
+            '\t' => ' ',
+            letter if letter.is_control() || turns(letter) => '?',
+            letter => letter,
+        };
+        marks = if is_mark(letter) { marks + 1 } else { 0 };
+        if marks <= MARKS {
+            tamed.push(letter);
+        }
+    }
+    tamed
+}
+
+/// Marks that change the direction of what follows, separators of lines, and letters that only programs see.
+const fn turns(letter: char) -> bool {
+    matches!(letter, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+fn is_mark(letter: char) -> bool {
+    !letter.is_ascii() && width(letter.encode_utf8(&mut [0; 4])) == 0
+}
+
+/// Columns that a text takes.
+pub(super) fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// What fits into so many columns; what was cut ends in `~`.
+pub(super) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    for letter in text.chars() {
+        kept.push(letter);
+        if width(&kept) > columns.saturating_sub(1) {
+            kept.pop();
+            break;
+        }
+    }
+    if columns > 0 {
+        kept.push('~');
+    }
+    kept
+}
+
+/// The text in lines of so many columns, broken at words where there are any.
+pub(super) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && width(&line) + 1 + width(word) > columns {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        for letter in word.chars() {
+            line.push(letter);
+            if width(&line) > columns {
+                line.pop();
+                lines.push(std::mem::take(&mut line));
+                line.push(letter);
+            }
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// Bytes in at most five letters: `3.0G`, `812M`, `1023K`.
+pub(super) fn bytes(bytes: u64) -> String {
+    short(exact(bytes), 1024.0, &["B", "K", "M", "G", "T", "P"])
+}
+
+/// Bytes that were gained or lost, with a sign: `+4.4M`.
+pub(super) fn gained(bytes: f64) -> String {
+    let sign = if bytes < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", short(bytes.abs(), 1024.0, &["B", "K", "M", "G", "T", "P"]))
+}
+
+/// A rate in at most five letters: `0.5`, `12.3`, `1.2k`.
+pub(super) fn rate(each_second: f64) -> String {
+    if each_second < 0.05 { "0".to_owned() } else { short(each_second, 1000.0, &["", "k", "m"]) }
+}
+
+fn short(mut number: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while number >= step - 0.5 && unit + 1 < units.len() {
+        number /= step;
+        unit += 1;
+    }
+    let whole_ones = unit == 0 && units[0] == "B";
+    let digits = usize::from(number < 99.95 && !whole_ones);
+    format!("{number:.digits$}{}", units[unit])
+}
+
+/// A time in its two largest units, in few letters: `45s`, `2m05s`, `3h07m`, `5d02h`.
+pub(super) fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_left() {
+        let evil = "a\x1b]0;title\x07b\x1b[2Jc\u{9b}31md\r\ne\u{202e}f\u{200b}g\th\u{7f}\u{e0041}";
+        let tamed = tame(evil);
+        assert_eq!(tamed, "a?]0;title?b?[2Jc?31md??e?f?g h??");
+        assert!(tamed.chars().all(|letter| !letter.is_control()));
+    }
+
+    #[test]
+    fn accents_stay_and_a_tower_of_them_does_not() {
+        assert_eq!(tame("e\u{301}te\u{301}"), "e\u{301}te\u{301}");
+        assert_eq!(tame(&format!("a{}b", "\u{301}".repeat(5000))).chars().count(), 1 + MARKS);
+        assert_eq!(tame(&format!("a{}b", "\u{301}".repeat(50))), "a\u{301}\u{301}b");
+        assert_eq!(tame(&"x".repeat(9000)).len(), LONGEST);
+    }
+
+    #[test]
+    fn what_is_cut_says_so_and_wide_letters_are_never_halved() {
+        assert_eq!(cut("abc", 3), "abc");
+        assert_eq!(cut("abcd", 3), "ab~");
+        assert_eq!(cut("模型模型", 5), "模型~");
+        assert_eq!(cut("模型", 1), "~");
+        assert_eq!(cut("abc", 0), "");
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("abcdefgh", 3), ["abc", "def", "gh"]);
+        assert_eq!(wrapped("模型模", 4), ["模型", "模"]);
+        assert_eq!(wrapped("", 4), [""]);
+    }
+
+    #[test]
+    fn numbers_take_few_letters() {
+        let all = [0, 900, 1023, 1 << 20, 4_613_734, (1 << 30) - 1, 3 << 30, 812 << 20, 1 << 50];
+        assert_eq!(all.map(bytes), ["0B", "900B", "1023B", "1.0M", "4.4M", "1.0G", "3.0G", "812M", "1.0P"]);
+        assert_eq!([-4.5e6, 0.0, 4.5e6].map(gained), ["-4.3M", "+0B", "+4.3M"]);
+        assert_eq!(
+            [0.0, 0.04, 0.5, 12.34, 345.6, 1234.0].map(rate),
+            ["0", "0", "0.5", "12.3", "346", "1.2k"]
+        );
+        assert_eq!([5, 125, 11_220, 439_200].map(age), ["5s", "2m05s", "3h07m", "5d02h"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The task that sends spans: it gathers them for a while, sends them together, tries again where that may help, and gives up in time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::Fate;
+use super::proto::{KeyValue, Request, Resource, ResourceSpans, Scope, ScopeSpans, Span};
+use super::send::{Unsent, send};
+use crate::admin::metrics::Metrics;
+use crate::config::resolve::telemetry::Collector;
+
+pub(crate) struct Exporter {
+    collector: Collector,
+    waiting: mpsc::Receiver<Vec<Span>>,
+    metrics: Arc<Metrics>,
+    /// Whoever sends: which service, which instance of it.
+    resource: Resource,
+    /// The last spans did not arrive: that was said.
+    failing: bool,
+}
+
+impl Exporter {
+    pub(super) fn new(
+        collector: Collector,
+        waiting: mpsc::Receiver<Vec<Span>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let own = [
+            ("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("service.instance.id".to_owned(), format!("{:032x}", rand::random::<u128>())),
+        ];
+        let all = own.iter().chain(&collector.resource);
+        let attributes = all.map(|(key, value)| KeyValue::new(key, value.as_str())).collect();
+        Self { resource: Resource { attributes }, collector, waiting, metrics, failing: false }
+    }
+
+    /// How long the end of the program may wait for it.
+    pub(crate) fn patience(&self) -> Duration {
+        self.collector.numbers.flush
+    }
+
+    /// Sends until `stop`, and then what is left.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        tracing::info!(collector = %self.collector.origin, "traces of requests are exported");
+        loop {
+            let (batch, is_last) = self.gather(&stop).await;
+            if !batch.is_empty() {
+                self.deliver(batch, &stop).await;
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// As many spans as are sent at a time, or those that have come within the time; and whether more will come.
+    async fn gather(&mut self, stop: &CancellationToken) -> (Vec<Span>, bool) {
+        let mut batch = Vec::new();
+        // The first one is waited for, and the others for a while from then on.
+        let mut until = None;
+        while batch.len() < self.collector.numbers.batch {
+            let next = async {
+                match until {
+                    Some(until) => timeout_at(until, self.waiting.recv()).await.ok(),
+                    None => Some(self.waiting.recv().await),
+                }
+            };
+            let next = tokio::select! {
+                biased;
+                next = next => next,
+                () = stop.cancelled() => {
+                    while batch.len() < self.collector.numbers.batch {
+                        let Ok(spans) = self.waiting.try_recv() else { return (batch, true) };
+                        batch.extend(spans);
+                    }
+                    return (batch, false);
+                }
+            };
+            match next {
+                None => break,
+                Some(None) => return (batch, true),
+                Some(Some(spans)) => {
+                    until.get_or_insert_with(|| Instant::now() + self.collector.numbers.interval);
+                    batch.extend(spans);
+                }
+            }
+        }
+        (batch, false)
+    }
+
+    fn encoded(&self, spans: Vec<Span>) -> Bytes {
+        let scope = Scope { name: "llama-warden".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
+        let resource_spans = vec![ResourceSpans { resource: Some(self.resource.clone()), scope_spans }];
+        Request { resource_spans }.encode_to_vec().into()
+    }
+
+    /// Sends these, as often as it may help.
+    async fn deliver(&mut self, spans: Vec<Span>, stop: &CancellationToken) {
+        let numbers = self.collector.numbers.clone();
+        let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
+        let mut pause = numbers.retry_pause;
+        loop {
+            let (why, fate) = match send(&self.collector, body.clone()).await {
+                Ok((rejected, why)) => return self.arrived(count, rejected, &why),
+                Err(Unsent::Never(why)) => (why, Fate::Rejected),
+                Err(Unsent::Later { why, after }) => {
+                    // Not all who wait for one collector ask it again at the same moment.
+                    let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
+                    let wait = after.unwrap_or(jittered).min(numbers.retry_pause_cap);
+                    pause = (pause * 2).min(numbers.retry_pause_cap);
+                    if !stop.is_cancelled() && since.elapsed() + wait <= numbers.retry_for {
+                        self.failed(&why, "they are kept for a while, and sent again");
+                        tokio::select! {
+                            () = sleep(wait) => {}
+                            () = stop.cancelled() => {}
+                        }
+                        continue;
+                    }
+                    (why, Fate::Undelivered)
+                }
+            };
+            self.metrics.spans(fate, count);
+            return self.failed(&why, "they are dropped");
+        }
+    }
+
+    fn arrived(&mut self, count: usize, rejected: u64, why: &str) {
+        let rejected = usize::try_from(rejected).unwrap_or(usize::MAX).min(count);
+        self.metrics.spans(Fate::Exported, count - rejected);
+        self.metrics.spans(Fate::Rejected, rejected);
+        if rejected > 0 {
+            let why = warden_policies::secrets::text(why);
+            tracing::debug!(rejected, "the collector rejects spans: {why}");
+        }
+        if std::mem::replace(&mut self.failing, false) {
+            tracing::info!(collector = %self.collector.origin, "the collector takes spans again");
+        }
+    }
+
+    /// Said once, until it is over.
+    fn failed(&mut self, why: &str, what: &str) {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(
+                collector = %self.collector.origin,
+                "spans cannot be sent: {why}; {what} (`llama_warden_trace_spans_total` counts them)"
+            );
+        }
+    }
+}

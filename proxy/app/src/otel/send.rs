@@ -1,0 +1,131 @@
+//! One attempt to send spans: OTLP over HTTP, as its specification has it (1.x, "OTLP/HTTP").
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::time::timeout;
+
+use super::proto::Response;
+use crate::config::resolve::telemetry::Collector;
+
+/// Bytes of an answer that are read: a sentence, if anything went wrong.
+const ANSWER: usize = 64 << 10;
+
+/// Why spans are not with the collector.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unsent {
+    /// It may take them later.
+    Later {
+        /// In words.
+        why: String,
+        /// When it wants to be asked again, if it says.
+        after: Option<Duration>,
+    },
+    /// It never will.
+    Never(String),
+}
+
+/// Sends these bytes. Gives how many spans the collector took and rejected nevertheless, with its reason.
+pub(super) async fn send(collector: &Collector, body: Bytes) -> Result<(u64, String), Unsent> {
+    let limit = collector.numbers.timeout;
+    let later = |why: String| Unsent::Later { why, after: None };
+    match timeout(limit, exchange(collector, body)).await {
+        Ok(Ok((status, headers, answer))) => judged(status, &headers, &answer),
+        Ok(Err(why)) => Err(later(why)),
+        Err(_) => Err(later(format!("it does not answer within {limit:?}"))),
+    }
+}
+
+async fn exchange(collector: &Collector, body: Bytes) -> Result<(StatusCode, HeaderMap, Bytes), String> {
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = collector.path.parse::<Uri>().map_err(|error| error.to_string())?;
+    let headers = request.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
+    // Before what is configured: it takes out what it does not know.
+    collector.origin.address(&mut request).map_err(|error| error.to_string())?;
+    for (name, value) in &collector.headers {
+        request.headers_mut().insert(name, value.clone());
+    }
+    let wire = collector.origin.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(wire)).await.map_err(|error| format!("cannot connect: {error}"))?;
+    let answered = async {
+        let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
+        let (parts, body) = answer.into_parts();
+        // What it has to say may be missing: the status says what became of the spans.
+        let body = Limited::new(body, ANSWER).collect().await.map(http_body_util::Collected::to_bytes);
+        Ok((parts.status, parts.headers, body.unwrap_or_default()))
+    };
+    tokio::pin!(answered);
+    tokio::select! {
+        biased;
+        answer = &mut answered => answer,
+        _ = connection => answered.await,
+    }
+}
+
+/// What an answer means.
+fn judged(status: StatusCode, headers: &HeaderMap, answer: &Bytes) -> Result<(u64, String), Unsent> {
+    if status.is_success() {
+        // Whatever cannot be read says nothing against spans that were taken.
+        let told = Response::decode(answer.clone()).unwrap_or_default().partial_success.unwrap_or_default();
+        return Ok((u64::try_from(told.rejected_spans).unwrap_or(0), told.error_message));
+    }
+    let why = format!("it answers with {status}");
+    match status.as_u16() {
+        429 | 502 | 503 | 504 => Err(Unsent::Later { why, after: retry_after(headers) }),
+        _ => Err(Unsent::Never(why)),
+    }
+}
+
+/// Seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+    date.duration_since(crate::clock::now()).try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::PartialSuccess;
+    use super::*;
+
+    fn with(after: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(after))])
+    }
+
+    #[test]
+    fn an_answer_says_whether_it_is_worth_another_attempt() {
+        let none = HeaderMap::new();
+        let judge = |status: u16, headers: &HeaderMap, body: &'static [u8]| {
+            judged(StatusCode::from_u16(status).unwrap(), headers, &Bytes::from_static(body))
+        };
+        assert_eq!(judge(200, &none, b""), Ok((0, String::new())));
+        assert_eq!(judge(202, &none, b"<html>rubbish"), Ok((0, String::new())));
+        let partial = Some(PartialSuccess { rejected_spans: 3, error_message: "too old".to_owned() });
+        let body = Response { partial_success: partial }.encode_to_vec();
+        assert_eq!(judged(StatusCode::OK, &none, &body.into()), Ok((3, "too old".to_owned())));
+        for status in [400, 401, 404, 413, 500, 501, 301] {
+            assert!(matches!(judge(status, &none, b""), Err(Unsent::Never(_))), "{status}");
+        }
+        for status in [429, 502, 503, 504] {
+            let Err(Unsent::Later { after, .. }) = judge(status, &with("7"), b"") else { panic!("{status}") };
+            assert_eq!(after, Some(Duration::from_secs(7)));
+        }
+        assert_eq!(retry_after(&none), None);
+        assert_eq!(retry_after(&with("soon")), None);
+        assert_eq!(retry_after(&with("Sun, 06 Nov 1994 08:49:37 GMT")), None, "it is over");
+        assert!(retry_after(&with("Fri, 06 Nov 2099 08:49:37 GMT")).is_some());
+    }
+}

@@ -1,0 +1,198 @@
+//! From the record of a request to the spans of its trace: names and attributes by OpenTelemetry's semantic conventions for HTTP and
+//! for generative AI. Pure. Numbers and names of ours, never a text of a client or of a model.
+
+use std::time::Duration;
+
+use http::{Method, Version};
+use warden_gateway::{Outcome, Part, PartKind, Peer, Record, Trace};
+use warden_policies::ModelName;
+
+use super::proto::{ERROR, Event, KeyValue, Span, SpanKind, Status, Value};
+
+/// The provider, as `gen_ai.provider.name` has it.
+const PROVIDER: &str = "llama.cpp";
+
+/// Attributes that grow.
+#[derive(Default)]
+struct Attributes(Vec<KeyValue>);
+
+impl Attributes {
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.0.push(KeyValue::new(key, value));
+    }
+
+    fn set_if(&mut self, key: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.set(key, value);
+        }
+    }
+}
+
+/// All spans of a request, its own first.
+pub(crate) fn of(record: &Record, trace: &Trace) -> Vec<Span> {
+    let mut spans = Vec::with_capacity(1 + trace.parts.len());
+    spans.push(server(record, trace));
+    spans.extend(trace.parts.iter().map(|part| child(record, trace, part)));
+    spans
+}
+
+/// What is done, in the words of the conventions. Other routes have none.
+fn operation(route: &str) -> Option<&'static str> {
+    match route {
+        "chat" | "messages" | "responses" => Some("chat"),
+        "completions" | "infill" => Some("text_completion"),
+        "embeddings" => Some("embeddings"),
+        _ => None,
+    }
+}
+
+/// Whether the end of a request is ours or a server's fault. Who leaves, or is refused, has no error of ours.
+fn error_of(record: &Record) -> Option<String> {
+    match record.outcome {
+        Outcome::ClientGone => None,
+        Outcome::Ok | Outcome::Rejected(_) | Outcome::Denied(_) if record.status < 500 => None,
+        Outcome::Ok => Some(record.status.to_string()),
+        outcome => Some(outcome.as_str().to_owned()),
+    }
+}
+
+fn span(trace: &Trace, begin: Duration, end: Duration) -> Span {
+    let nanos = |since: Duration| {
+        trace.began_unix_nanos.saturating_add(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    };
+    Span {
+        trace_id: trace.context.trace.bytes().to_vec(),
+        trace_state: trace.state.clone().unwrap_or_default(),
+        start_time_unix_nano: nanos(begin),
+        end_time_unix_nano: nanos(end),
+        flags: u32::from(trace.context.flags()),
+        ..Span::default()
+    }
+}
+
+fn status(error: Option<&str>) -> Option<Status> {
+    error.map(|message| Status { message: message.to_owned(), code: ERROR })
+}
+
+fn server(record: &Record, trace: &Trace) -> Span {
+    let mut all = Attributes::default();
+    let method = method(&record.method);
+    all.set("http.request.method", method);
+    all.set("url.scheme", if trace.tls { "https" } else { "http" });
+    all.set_if("http.route", trace.path);
+    all.set_if("url.path", trace.path);
+    all.set_if("http.response.status_code", (record.status > 0).then_some(u64::from(record.status)));
+    all.set("network.protocol.version", version(record.protocol));
+    all.set("client.address", &*record.peer.to_string());
+    common(&mut all, record);
+    tokens(&mut all, record, trace);
+    all.set("llama_warden.request.id", &*record.request_id);
+    all.set("llama_warden.route", record.route);
+    all.set("llama_warden.outcome", record.outcome.as_str());
+    all.set_if("llama_warden.key", record.key.as_deref());
+    all.set("llama_warden.stream", record.stream);
+    all.set_if("llama_warden.retries", (record.retries > 0).then_some(u64::from(record.retries)));
+    all.set_if("llama_warden.continued", record.continued.then_some(true));
+    let error = error_of(record);
+    all.set_if("error.type", error.as_deref());
+    let name = trace.path.map_or_else(|| method.to_owned(), |path| format!("{method} {path}"));
+    let own = span(trace, Duration::ZERO, record.total);
+    let first = record.first_token.map(|first| Event {
+        time_unix_nano: span(trace, first, first).start_time_unix_nano,
+        name: "first_token".to_owned(),
+    });
+    Span {
+        span_id: trace.context.span.bytes().to_vec(),
+        parent_span_id: trace.context.parent.map(|parent| parent.bytes().to_vec()).unwrap_or_default(),
+        name,
+        kind: SpanKind::Server.into(),
+        attributes: all.0,
+        events: first.into_iter().collect(),
+        status: status(error.as_deref()),
+        ..own
+    }
+}
+
+fn child(record: &Record, trace: &Trace, part: &Part) -> Span {
+    let mut all = Attributes::default();
+    let (name, kind) = match &part.kind {
+        PartKind::Queue => ("queue".to_owned(), SpanKind::Internal),
+        PartKind::Prefill => ("prefill".to_owned(), SpanKind::Internal),
+        PartKind::Generation => ("generation".to_owned(), SpanKind::Internal),
+        PartKind::Continuation => ("continuation".to_owned(), SpanKind::Internal),
+        PartKind::Attempt(peer) => {
+            all.set("http.request.method", method(&record.method));
+            attempt(&mut all, peer);
+            common(&mut all, record);
+            let model = record.model.as_ref().map_or("", |model| model.as_str());
+            let name = match operation(record.route) {
+                Some(operation) if !model.is_empty() => format!("{operation} {model}"),
+                Some(operation) => operation.to_owned(),
+                None => format!("{} {}", method(&record.method), trace.path.unwrap_or(record.route)),
+            };
+            (name, SpanKind::Client)
+        }
+    };
+    // Of several attempts the tokens are those of the whole: the request's own span has them.
+    all.set_if("error.type", part.failed);
+    let own = span(trace, part.begin, part.end.unwrap_or(record.total));
+    Span {
+        span_id: part.span.bytes().to_vec(),
+        parent_span_id: part.parent.bytes().to_vec(),
+        name,
+        kind: kind.into(),
+        attributes: all.0,
+        status: status(part.failed.filter(|failed| *failed != Outcome::ClientGone.as_str())),
+        ..own
+    }
+}
+
+/// What both the request and each attempt say of what is asked.
+fn common(all: &mut Attributes, record: &Record) {
+    if let Some(operation) = operation(record.route) {
+        all.set("gen_ai.operation.name", operation);
+        all.set("gen_ai.provider.name", PROVIDER);
+    }
+    all.set_if("gen_ai.request.model", record.model.as_ref().map(ModelName::as_str));
+}
+
+fn tokens(all: &mut Attributes, record: &Record, trace: &Trace) {
+    let evaluated = record.work.prompt_tokens;
+    let prompt = trace.prompt.unwrap_or(evaluated).max(evaluated);
+    let some = |count: u64| (count > 0).then_some(count);
+    all.set_if("gen_ai.usage.input_tokens", some(prompt));
+    all.set_if("gen_ai.usage.cache_read.input_tokens", some(prompt - evaluated));
+    all.set_if("gen_ai.usage.output_tokens", some(record.work.output_tokens));
+}
+
+fn attempt(all: &mut Attributes, peer: &Peer) {
+    all.set("server.address", &*peer.address);
+    all.set_if("server.port", peer.port.map(u64::from));
+    all.set("network.transport", if peer.port.is_some() { "tcp" } else { "unix" });
+    all.set("llama_warden.generation", peer.generation.0);
+    all.set_if("llama_warden.canary", peer.canary.then_some(true));
+}
+
+/// Methods that are none of HTTP's own may be anything.
+fn method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        Method::PATCH => "PATCH",
+        Method::TRACE => "TRACE",
+        Method::CONNECT => "CONNECT",
+        _ => "_OTHER",
+    }
+}
+
+fn version(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_2 => "2",
+        Version::HTTP_10 => "1.0",
+        _ => "1.1",
+    }
+}

@@ -1,0 +1,281 @@
+//! What `GET /series` answers, and what the page draws: the same values, for programs and for people.
+
+use serde::{Deserialize, Serialize};
+use warden_policies::growth::{Fill, Law, Verdict};
+use warden_policies::rollup::{Bucket, Lines};
+use warden_policies::{MemoryKind, ModelName, Reason, phrases};
+use warden_supervisor::{BackendView, FleetView};
+
+use super::ask::Ask;
+use super::key::Key;
+use super::marks::Mark;
+use super::store::{Found, Span, Store, StoreError, unix};
+use crate::cli::growth;
+
+/// Which memories there are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Listed {
+    /// Now, in seconds since 1970.
+    pub(crate) now: u64,
+    /// Where it is kept, for people.
+    pub(crate) place: String,
+    pub(crate) series: Vec<ListedOne>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ListedOne {
+    pub(crate) model: ModelName,
+    pub(crate) replica: u32,
+    pub(crate) memory: MemoryKind,
+    /// From when on something is kept, in seconds since 1970.
+    pub(crate) from: u64,
+    /// When it was read or written last.
+    pub(crate) to: u64,
+}
+
+/// What the memory of one model did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MemoryData {
+    pub(crate) model: String,
+    /// In seconds since 1970, as are all times here but those of marks.
+    pub(crate) now: u64,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The name of the range (`6h`), if it goes on with the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) range: Option<String>,
+    /// Where it is kept, for people.
+    pub(crate) place: String,
+    /// Its memories, replica by replica.
+    pub(crate) series: Vec<SeriesData>,
+    /// What was done in that time.
+    pub(crate) marks: Vec<Mark>,
+}
+
+/// What one memory of a replica did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SeriesData {
+    pub(crate) replica: u32,
+    pub(crate) memory: MemoryKind,
+    /// Seconds from point to point.
+    pub(crate) seconds: u64,
+    pub(crate) points: Vec<Point>,
+    /// What is known now; absent if no process runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) present: Option<Present>,
+}
+
+/// The readings of a stretch of time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    /// When it begins.
+    pub(crate) at: u64,
+    /// How many readings.
+    pub(crate) count: u64,
+    /// Bytes.
+    pub(crate) min: u64,
+    pub(crate) mean: u64,
+    pub(crate) max: u64,
+    pub(crate) last: u64,
+    /// Whether readings cover it all.
+    pub(crate) whole: bool,
+    /// What was known then.
+    #[serde(flatten)]
+    pub(crate) lines: Lines,
+}
+
+/// What is known of a memory now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Present {
+    pub(crate) generation: u64,
+    /// Bytes that it holds.
+    pub(crate) bytes: u64,
+    pub(crate) verdict: Verdict,
+    /// What that means, in a sentence.
+    pub(crate) means: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) law: Option<Law>,
+    /// Growth, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slope: Option<String>,
+    /// Who pays for it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) blame: Option<String>,
+    /// What it may keep, and how full that is.
+    pub(crate) fill: Fill,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<String>,
+    /// What it is told to keep, pool by pool, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allowance: Vec<String>,
+    /// Budgets in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) soft: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hard: Option<u64>,
+    /// What is foretold, limit by limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) forecasts: Vec<Foretold>,
+    /// What the policy does next, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
+}
+
+/// When a limit is reached if it goes on like this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Foretold {
+    /// What will be the reason then.
+    pub(crate) reason: Reason,
+    /// The limit in bytes.
+    pub(crate) limit: u64,
+    /// When: the earliest, the likely and the latest moment; absent where no rate of requests is known, or within a thousand years.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) early: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) at: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) late: Option<u64>,
+    /// In words.
+    pub(crate) words: String,
+}
+
+/// Why a model has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Nothing {
+    /// There is none of that name, and nothing is kept of one.
+    #[error("nothing is kept of a model `{0}`: `GET /series` lists what there is")]
+    Unknown(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Which memories there are.
+///
+/// # Errors
+/// The disk does not answer.
+pub(crate) async fn list(store: &Store) -> Result<Listed, StoreError> {
+    let spans = store.spans().await?;
+    let one = |Span { key, from, to }| {
+        let Key { model, replica, memory } = key;
+        ListedOne { model, replica, memory, from, to }
+    };
+    Ok(Listed { now: unix(), place: store.place(), series: spans.into_iter().map(one).collect() })
+}
+
+/// What the memory of a model did, and what is known of it in this picture of the fleet.
+///
+/// # Errors
+/// Nothing is known of it, or the disk does not answer.
+pub(crate) async fn of_model(
+    store: &Store,
+    view: &FleetView,
+    model: &str,
+    ask: &Ask,
+) -> Result<MemoryData, Nothing> {
+    let now = unix();
+    let range = ask.range(now);
+    let found = store.find(model, range, now).await?;
+    let own: Vec<&BackendView> = view
+        .models
+        .iter()
+        .chain(&view.canaries)
+        .filter(|own| own.name.as_str() == model)
+        .flat_map(|own| &own.backends)
+        .collect();
+    let marks = store.marks(model, range.from.saturating_mul(1000), range.to.saturating_mul(1000));
+    let known = view.models.iter().chain(&view.canaries).any(|own| own.name.as_str() == model);
+    if found.is_empty() && marks.is_empty() && !known {
+        return Err(Nothing::Unknown(model.to_owned()));
+    }
+    let series = found.into_iter().map(|found| series(found, &own, now)).collect();
+    let name = match ask.when {
+        super::ask::When::Last(name, _) => Some(name.to_owned()),
+        super::ask::When::Between(..) => None,
+    };
+    Ok(MemoryData {
+        model: model.to_owned(),
+        now,
+        from: range.from,
+        to: range.to,
+        range: name,
+        place: store.place(),
+        series,
+        marks,
+    })
+}
+
+fn series(found: Found, own: &[&BackendView], now: u64) -> SeriesData {
+    let Found { key, width, buckets } = found;
+    let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
+    // The one that is drawn last, else the newest.
+    let of_replica = || own.iter().filter(|backend| backend.replica == key.replica);
+    let backend = of_replica()
+        .find(|backend| backend.generation.is_some_and(|own| own.0 == last))
+        .or_else(|| of_replica().next_back());
+    SeriesData {
+        replica: key.replica,
+        memory: key.memory,
+        seconds: buckets.first().map_or(width, |bucket| bucket.seconds),
+        points: buckets.iter().map(point).collect(),
+        present: backend.and_then(|backend| present(backend, key.memory, now)),
+    }
+}
+
+fn point(bucket: &Bucket) -> Point {
+    Point {
+        at: bucket.start,
+        count: bucket.count,
+        min: bucket.min,
+        mean: bucket.middle(),
+        max: bucket.max,
+        last: bucket.last,
+        whole: bucket.is_whole(),
+        lines: bucket.lines,
+    }
+}
+
+fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Present> {
+    let bytes = match memory {
+        MemoryKind::Host => backend.host?.charged(),
+        MemoryKind::Vram(gpu) => backend.memory.vram.iter().find(|vram| vram.gpu == gpu)?.bytes,
+    };
+    let known = backend.memory.growth.iter().find(|growth| growth.series == memory).cloned();
+    let own = known.unwrap_or_else(|| warden_policies::growth::Growth::of(memory));
+    let budget =
+        backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
+    let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
+        // Nobody lives to see more.
+        let at = |seconds: f64| {
+            (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::whole(seconds)))
+        };
+        let seconds = one.forecast.seconds;
+        Foretold {
+            reason: one.reason,
+            limit: one.forecast.limit,
+            early: seconds.and_then(|seconds| at(seconds.low)),
+            at: seconds.and_then(|seconds| at(seconds.value)),
+            late: seconds.and_then(|seconds| at(seconds.high)),
+            words: phrases::forecast(&one.forecast),
+        }
+    });
+    let concerns =
+        |next: &&warden_supervisor::PolicyView| next.decision.series.is_none_or(|series| series == memory);
+    Some(Present {
+        generation: backend.generation.map_or(0, |generation| generation.0),
+        bytes,
+        verdict: own.verdict,
+        means: warden_pages::words::verdict(own.verdict).to_owned(),
+        law: own.law,
+        slope: own.slope.as_ref().map(phrases::slope),
+        blame: own.blame.as_ref().map(phrases::blame),
+        fill: own.fill,
+        kept: phrases::fill(&own.fill),
+        allowance: if memory == MemoryKind::Host { backend.memory.allowance.clone() } else { Vec::new() },
+        soft: budget.and_then(|budget| budget.soft),
+        hard: budget.and_then(|budget| budget.hard),
+        forecasts: forecasts.collect(),
+        next: backend.next.as_ref().filter(concerns).and_then(growth::next),
+    })
+}

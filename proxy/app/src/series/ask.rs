@@ -1,0 +1,136 @@
+//! What is asked for, from a query: `model=NAME&range=6h`, or `model=NAME&from=UNIX&to=UNIX`, and `points=N`. Pure.
+
+use warden_gateway::percent_decoded;
+use warden_policies::rollup::{Range, SeriesPolicy};
+
+/// The ranges that are offered: their names and seconds.
+pub(crate) const RANGES: [(&str, u64); 5] =
+    [("1h", 3600), ("6h", 6 * 3600), ("1d", 86_400), ("7d", 7 * 86_400), ("30d", 30 * 86_400)];
+
+/// Seconds of the shortest range.
+const SHORTEST: u64 = 60;
+
+/// Which stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// The last so many seconds, under one of the names of [`RANGES`]: it goes on with the time.
+    Last(&'static str, u64),
+    /// From one second since 1970 to another: it stays.
+    Between(u64, u64),
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// Of which model; `None`: which there are.
+    pub(crate) model: Option<String>,
+    pub(crate) when: When,
+    /// Points at most.
+    pub(crate) points: usize,
+}
+
+impl Ask {
+    /// Reads a query. What it does not know is passed over: others may have put it there.
+    ///
+    /// # Errors
+    /// A sentence with the right form.
+    pub(crate) fn of(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
+        let pairs: Vec<(&str, String)> = query
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|pair| pair.split_once('='))
+            .map(|(name, value)| Some((name, percent_decoded(value)?)))
+            .collect::<Option<_>>()
+            .ok_or("the query cannot be read: write `%` as `%25`")?;
+        let get = |name: &str| {
+            pairs
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.as_str())
+                .filter(|value| !value.is_empty())
+        };
+        let number = |name: &str| match get(name) {
+            None => Ok(None),
+            Some(text) => text.parse::<u64>().map(Some).map_err(|_| {
+                format!("`{name}={text}` is no whole number: times are in seconds since 1970 (`date +%s`)")
+            }),
+        };
+        let when = match (number("from")?, number("to")?) {
+            (None, None) => last(get("range").unwrap_or("1h"))?,
+            (Some(from), Some(to)) if to >= from.saturating_add(SHORTEST) && to < 1 << 40 => {
+                When::Between(from, to)
+            }
+            (Some(from), Some(to)) => {
+                return Err(format!(
+                    "from {from} to {to} is no range: `to` comes at least {SHORTEST} s after `from`"
+                ));
+            }
+            _ => return Err("`from` and `to` come together; `range=6h` is the last six hours".to_owned()),
+        };
+        let points = number("points")?.and_then(|points| usize::try_from(points).ok());
+        let points = points.unwrap_or(policy.points).clamp(2, policy.points_most.max(2));
+        Ok(Self { model: get("model").map(str::to_owned), when, points })
+    }
+
+    /// The range at this moment.
+    pub(crate) const fn range(&self, now: u64) -> Range {
+        let (from, to) = match self.when {
+            // What was read in this second is in it.
+            When::Last(_, seconds) => (now.saturating_sub(seconds), now.saturating_add(1)),
+            When::Between(from, to) => (from, to),
+        };
+        Range { from, to, points: self.points }
+    }
+}
+
+fn last(name: &str) -> Result<When, String> {
+    let known = RANGES.iter().find(|(known, _)| *known == name);
+    known.map(|(name, seconds)| When::Last(name, *seconds)).ok_or_else(|| {
+        let names = RANGES.map(|(name, _)| name).join(", ");
+        format!(
+            "`range={name}` is none of {names}; other stretches are `from=` and `to=` in seconds since 1970"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(query: &str) -> Result<Ask, String> {
+        Ask::of(Some(query), &warden_policies::defaults().series)
+    }
+
+    #[test]
+    fn a_range_is_the_last_so_many_hours_or_from_a_moment_to_another() {
+        let hour = ask("model=org%2Fa+b&x").unwrap();
+        assert_eq!(
+            (hour.model.as_deref(), hour.when, hour.points),
+            (Some("org/a+b"), When::Last("1h", 3600), 400)
+        );
+        assert_eq!(hour.range(10_000), Range { from: 6400, to: 10_001, points: 400 });
+        let fixed = ask("from=1000&to=2000&points=99999&range=6h").unwrap();
+        assert_eq!(
+            (fixed.model.clone(), fixed.range(5)),
+            (None, Range { from: 1000, to: 2000, points: 1000 })
+        );
+        assert_eq!(ask("range=30d&points=0").unwrap().range(0).points, 2);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_told_with_the_right_form() {
+        let told: Vec<String> = [
+            "range=2h",
+            "from=1",
+            "from=5&to=4",
+            "from=yesterday&to=4",
+            "from=1&to=18446744073709551615",
+            "points=-1",
+            "model=%zz",
+        ]
+        .into_iter()
+        .map(|query| format!("{query}: {}", ask(query).unwrap_err()))
+        .collect();
+        insta::assert_snapshot!(told.join("\n"));
+    }
+}

@@ -1,0 +1,60 @@
+//! Which memory a series is of, and the name of its file. Pure.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use warden_policies::{MemoryKind, ModelName};
+
+/// One memory of one replica of a model.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Key {
+    pub(crate) model: ModelName,
+    pub(crate) replica: u32,
+    pub(crate) memory: MemoryKind,
+}
+
+/// How the names of files end.
+pub(super) const END: &str = ".series";
+
+/// Letters of a model's name that are in that of its file, for people.
+const SHOWN: usize = 40;
+
+impl Key {
+    /// The name of its file: what is readable of the model's name, and a hash of all of it. So any name will do, and two of them never
+    /// mean one file.
+    pub(super) fn file(&self) -> String {
+        let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
+        let shown: String = self.model.as_str().chars().map(plain).take(SHOWN).collect();
+        let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
+        let hash = Sha256::digest(whole.as_bytes());
+        // Never hidden: a name may begin with a dot.
+        let mut name = format!("m-{shown}-{}-{}-", self.replica, self.memory);
+        for byte in hash.iter().take(8) {
+            let _infallible = write!(name, "{byte:02x}");
+        }
+        name.push_str(END);
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_name_of_a_model_makes_a_name_of_a_file() {
+        let file = |model: &str, replica| {
+            Key { model: ModelName::new(model), replica, memory: MemoryKind::Host }.file()
+        };
+        insta::assert_snapshot!(file("org/Qwen 3.gguf:q4", 1));
+        let long = "x".repeat(5000);
+        for name in ["../../etc/passwd", "a\nb", "ü", "", ".", long.as_str(), "\0"] {
+            let file = file(name, 0);
+            let plain = |letter: char| letter.is_ascii_alphanumeric() || "-.".contains(letter);
+            assert!(file.chars().all(plain) && file.len() < 100 && file.starts_with("m-"), "{file}");
+        }
+        assert_ne!(file("a/b", 0), file("a-b", 0));
+        assert_ne!(file("a", 0), file("a", 1));
+    }
+}

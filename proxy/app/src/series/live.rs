@@ -1,0 +1,220 @@
+//! What of each series is not in its file: buckets that are not complete, and complete ones that wait for the disk. Bounded: where there is no
+//! disk for long, the oldest go. Nothing here waits for anything.
+
+use std::collections::BTreeMap;
+
+use warden_policies::rollup::{Bucket, Reading, Rollup, SeriesPolicy, Tier, tiers};
+
+use super::key::Key;
+
+/// Waiting buckets that a series may have however many there are.
+const LEAST: usize = 16;
+/// Waiting buckets of one series at most, however few there are: four hours of the finest.
+const MOST: usize = 1440;
+
+#[derive(Debug)]
+struct One {
+    rollup: Rollup,
+    /// By tier and start.
+    waiting: BTreeMap<(usize, u64), Bucket>,
+    /// The last reading, in milliseconds since 1970.
+    at: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Live {
+    policy: SeriesPolicy,
+    tiers: Vec<Tier>,
+    series: BTreeMap<Key, One>,
+}
+
+impl Live {
+    pub(super) fn new(policy: &SeriesPolicy) -> Self {
+        Self { policy: *policy, tiers: tiers(policy).to_vec(), series: BTreeMap::new() }
+    }
+
+    /// Takes a reading in.
+    pub(super) fn note(&mut self, key: &Key, reading: &Reading) {
+        let most = self.share();
+        if !self.series.contains_key(key) {
+            while self.series.len() >= self.policy.live.max(1) && self.forget_oldest() {}
+            let rollup = Rollup::new(&self.tiers, self.policy.fresh);
+            self.series.insert(key.clone(), One { rollup, waiting: BTreeMap::new(), at: reading.at });
+        }
+        let Some(one) = self.series.get_mut(key) else { return };
+        one.at = reading.at;
+        let done = one.rollup.add(reading);
+        one.wait(done, most);
+    }
+
+    /// Waiting buckets of one series, at most.
+    fn share(&self) -> usize {
+        (self.policy.waiting / self.series.len().max(1)).clamp(LEAST, MOST)
+    }
+
+    fn forget_oldest(&mut self) -> bool {
+        let oldest = self.series.iter().min_by_key(|(_, one)| one.at).map(|(key, _)| key.clone());
+        oldest.is_some_and(|key| self.series.remove(&key).is_some())
+    }
+
+    /// What is not complete waits, too: we end.
+    pub(super) fn close(&mut self) {
+        let most = self.share();
+        for one in self.series.values_mut() {
+            let open = one.rollup.close();
+            one.wait(open, most);
+        }
+    }
+
+    /// Those of which something waits.
+    pub(super) fn waiting(&self) -> Vec<Key> {
+        let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
+        waits.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// What waits of a series, to be written.
+    pub(super) fn take(&mut self, key: &Key) -> Vec<(usize, Bucket)> {
+        let Some(one) = self.series.get_mut(key) else { return Vec::new() };
+        let waiting = std::mem::take(&mut one.waiting);
+        waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
+    }
+
+    /// It was not written.
+    pub(super) fn give_back(&mut self, key: &Key, buckets: Vec<(usize, Bucket)>) {
+        let most = self.share();
+        if let Some(one) = self.series.get_mut(key) {
+            one.wait(buckets, most);
+        }
+    }
+
+    /// Forgets series whose process is gone, once all of it is written.
+    pub(super) fn forget_quiet(&mut self, now_ms: u64) {
+        let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
+        let most = self.share();
+        let quiet = |one: &One| one.at.saturating_add(fresh) < now_ms;
+        for one in self.series.values_mut().filter(|one| quiet(one)) {
+            // What is not complete will never be.
+            let open = one.rollup.close();
+            one.wait(open, most);
+        }
+        self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
+    }
+
+    /// All series of a model, or of all.
+    pub(super) fn keys(&self, model: Option<&str>) -> Vec<Key> {
+        let own = self.series.keys().filter(|key| model.is_none_or(|model| key.model.as_str() == model));
+        own.cloned().collect()
+    }
+
+    /// When a series was read last, in milliseconds since 1970.
+    pub(super) fn read_at(&self, key: &Key) -> Option<u64> {
+        self.series.get(key).map(|one| one.at)
+    }
+
+    /// What is here of a tier of a series, in no order.
+    pub(super) fn buckets(&self, key: &Key, tier: usize) -> Vec<Bucket> {
+        let Some(one) = self.series.get(key) else { return Vec::new() };
+        let waiting = one.waiting.range((tier, 0)..=(tier, u64::MAX)).map(|(_, bucket)| bucket);
+        waiting.chain(one.rollup.open(tier)).cloned().collect()
+    }
+}
+
+impl One {
+    fn wait(&mut self, buckets: Vec<(usize, Bucket)>, most: usize) {
+        for (tier, bucket) in buckets {
+            match self.waiting.get_mut(&(tier, bucket.start)) {
+                Some(known) => known.merge(&bucket),
+                None => drop(self.waiting.insert((tier, bucket.start), bucket)),
+            }
+        }
+        while self.waiting.len() > most {
+            // Of the width of which most are here, the oldest.
+            let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+            self.waiting.keys().for_each(|(tier, _)| *counts.entry(*tier).or_default() += 1);
+            let Some((tier, _)) = counts.into_iter().max_by_key(|(tier, count)| (*count, usize::MAX - tier))
+            else {
+                return;
+            };
+            let oldest = self.waiting.range((tier, 0)..).next().map(|(key, _)| *key);
+            let Some(oldest) = oldest else { return };
+            self.waiting.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::rollup::Lines;
+    use warden_policies::{MemoryKind, ModelName};
+
+    use super::*;
+
+    const DAY: u64 = 1_790_000_400_000;
+
+    fn key(n: usize) -> Key {
+        Key { model: ModelName::new(format!("m{n}")), replica: 0, memory: MemoryKind::Host }
+    }
+
+    fn note(live: &mut Live, n: usize, second: u64) {
+        live.note(&key(n), &Reading { at: DAY + second * 1000, bytes: second, lines: Lines::default() });
+    }
+
+    fn live(change: impl FnOnce(&mut SeriesPolicy)) -> Live {
+        let mut policy = warden_policies::defaults().series;
+        change(&mut policy);
+        Live::new(&policy)
+    }
+
+    #[test]
+    fn without_a_disk_memory_is_bounded_and_the_widest_view_stays_longest() {
+        let mut live = live(|policy| policy.waiting = 100);
+        (0..200_000).step_by(5).for_each(|second| note(&mut live, 0, second));
+        let count = |tier| live.buckets(&key(0), tier).len();
+        assert_eq!(live.series[&key(0)].waiting.len(), 100);
+        assert!(count(3) > 20 && count(0) > 10, "{:?}", [count(0), count(1), count(2), count(3)]);
+        let last = live.buckets(&key(0), 0).iter().map(|bucket| bucket.last).max();
+        assert_eq!(last, Some(199_995), "the newest is there");
+    }
+
+    #[test]
+    fn a_thousand_models_share_what_may_wait_and_those_read_last_stay() {
+        let mut live = live(|policy| (policy.waiting, policy.live) = (3200, 100));
+        for second in (0..3000).step_by(10) {
+            (0..200).for_each(|n| note(&mut live, n, second));
+        }
+        assert_eq!(live.series.len(), 100);
+        let all: usize = live.series.values().map(|one| one.waiting.len()).sum();
+        assert!(all <= 3200, "{all}");
+        assert!(live.keys(None).contains(&key(199)));
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_given_back_and_nothing_counts_twice() {
+        let mut live = live(|_| ());
+        (0..100).step_by(5).for_each(|second| note(&mut live, 0, second));
+        let count = |live: &Live| live.buckets(&key(0), 0).iter().map(|bucket| bucket.count).sum::<u64>();
+        assert_eq!((count(&live), live.waiting().len()), (20, 1));
+        let taken = live.take(&key(0));
+        note(&mut live, 0, 101);
+        live.give_back(&key(0), taken);
+        assert_eq!(count(&live), 21);
+        live.close();
+        let taken = live.take(&key(0));
+        let fine = taken.iter().filter(|(tier, _)| *tier == 0);
+        assert_eq!(fine.map(|(_, bucket)| bucket.count).sum::<u64>(), 21);
+        assert_eq!(live.waiting(), []);
+    }
+
+    #[test]
+    fn a_model_that_is_gone_is_written_to_its_end_and_then_forgotten() {
+        let mut live = live(|_| ());
+        note(&mut live, 0, 3);
+        live.forget_quiet(DAY + 20_000);
+        assert_eq!(live.waiting(), [], "it may come again");
+        live.forget_quiet(DAY + 60_000);
+        assert_eq!(live.waiting(), [key(0)]);
+        live.take(&key(0));
+        live.forget_quiet(DAY + 60_000);
+        assert_eq!(live.keys(None), []);
+    }
+}

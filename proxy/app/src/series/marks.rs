@@ -1,0 +1,244 @@
+//! What was done to a model and when, to be drawn beside what its memory did. Values in, values out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use warden_policies::rollup::SeriesPolicy;
+use warden_policies::sample::HostMemory;
+use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
+use warden_supervisor::{Event, EventKind, LedgerEntry};
+
+use crate::serve::describe;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", from = "String")]
+pub(crate) enum MarkKind {
+    /// Its process was replaced by another.
+    Replaced,
+    /// It was to be, and that failed.
+    Failed,
+    /// It was asked to give memory back.
+    Reclaimed,
+    /// It was unloaded: nobody asked for it, or another model needed its place.
+    Unloaded,
+    /// Its process ended by itself.
+    Crashed,
+    /// Another build is tried, or was.
+    Canary,
+    /// Its configuration changed.
+    Configured,
+    /// Something that an operator should know.
+    Warned,
+}
+
+impl MarkKind {
+    /// All of them.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Replaced,
+        Self::Failed,
+        Self::Reclaimed,
+        Self::Unloaded,
+        Self::Crashed,
+        Self::Canary,
+        Self::Configured,
+        Self::Warned,
+    ];
+
+    /// The name in JSON, and for people.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Replaced => "replaced",
+            Self::Failed => "failed",
+            Self::Reclaimed => "reclaimed",
+            Self::Unloaded => "unloaded",
+            Self::Crashed => "crashed",
+            Self::Canary => "canary",
+            Self::Configured => "configured",
+            Self::Warned => "warned",
+        }
+    }
+}
+
+impl From<String> for MarkKind {
+    /// What a later version knows is at least worth a look.
+    fn from(name: String) -> Self {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Warned)
+    }
+}
+
+/// Something that was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// When, in milliseconds since 1970.
+    pub(crate) at: u64,
+    pub(crate) model: ModelName,
+    /// To which replica; absent if to all, or that does not matter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) replica: Option<u32>,
+    /// For which memory; absent if for none, or all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<MemoryKind>,
+    /// The process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) generation: Option<GenerationId>,
+    pub(crate) kind: MarkKind,
+    /// Why, and what came of it.
+    pub(crate) words: String,
+}
+
+/// The marks that an event makes: one, or one for each model that a configuration changed. `at` counts if the event does not say when.
+pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
+    let at = event
+        .at
+        .parse::<jiff::Timestamp>()
+        .ok()
+        .and_then(|at| u64::try_from(at.as_millisecond()).ok())
+        .unwrap_or(at);
+    let words = |words: &str| shortened(&secrets::text(words), most);
+    let mark = |model: &ModelName, kind, text: &str| Mark {
+        at,
+        model: model.clone(),
+        replica: None,
+        memory: None,
+        generation: event.generation,
+        kind,
+        words: words(text),
+    };
+    if let EventKind::ConfigApplied { report } = &event.kind {
+        let lists = [
+            (&report.added, "added"),
+            (&report.restarted, "its command changed: its processes are replaced"),
+            (&report.updated, "its settings changed, in place"),
+        ];
+        let all = lists.into_iter().flat_map(|(models, what)| models.iter().map(move |model| (model, what)));
+        return all
+            .map(|(model, what)| mark(model, MarkKind::Configured, &format!("configuration applied: {what}")))
+            .collect();
+    }
+    let Some(model) = &event.model else { return Vec::new() };
+    let told = || describe(&event.kind);
+    let one = match &event.kind {
+        EventKind::RecycleDone { entry } => Mark {
+            replica: Some(entry.replica),
+            memory: entry.evidence.series,
+            ..mark(
+                model,
+                if entry.failed.is_some() { MarkKind::Failed } else { MarkKind::Replaced },
+                &replaced(entry),
+            )
+        },
+        EventKind::Reclaimed { entry } => Mark {
+            replica: Some(entry.replica),
+            memory: entry.series,
+            ..mark(model, MarkKind::Reclaimed, &told())
+        },
+        EventKind::MakesRoom { .. } | EventKind::Unloaded { .. } | EventKind::LoadsAnew { .. } => {
+            mark(model, MarkKind::Unloaded, &told())
+        }
+        EventKind::Crashed { .. } | EventKind::CrashLoop { .. } | EventKind::Failed { .. } => {
+            mark(model, MarkKind::Crashed, &told())
+        }
+        EventKind::CanaryBegan { .. } | EventKind::CanaryEnded { .. } => {
+            mark(model, MarkKind::Canary, &told())
+        }
+        EventKind::PolicyOff { .. }
+        | EventKind::FallsBack { .. }
+        | EventKind::Unwell { .. }
+        | EventKind::VramUnknown { .. } => mark(model, MarkKind::Warned, &told()),
+        EventKind::DriverLeak { gpu, .. } => Mark {
+            memory: gpu.map_or(Some(MemoryKind::Host), |gpu| Some(MemoryKind::Vram(gpu))),
+            ..mark(model, MarkKind::Warned, &told())
+        },
+        _ => return Vec::new(),
+    };
+    vec![one]
+}
+
+/// A replacement with the ledger's reason.
+fn replaced(entry: &LedgerEntry) -> String {
+    let evidence = &entry.evidence;
+    let mut text =
+        format!("{} ({}): ", if entry.failed.is_some() { "not replaced" } else { "replaced" }, entry.reason);
+    text.push_str(evidence.words.as_deref().unwrap_or_else(|| entry.reason.phrase()));
+    if let Some(failed) = &entry.failed {
+        let _infallible = write!(text, "; {failed}");
+        return text;
+    }
+    let vram =
+        |all: &[warden_policies::Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+    let (before, after) = match evidence.series {
+        Some(MemoryKind::Vram(gpu)) => (vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu)),
+        _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
+    };
+    if let Some((before, after)) = before.zip(after) {
+        let _infallible = write!(text, "; {} before, {} after", ByteSize(before), ByteSize(after));
+    }
+    let _infallible = write!(text, "; unavailable for {} ms", entry.gap_ms);
+    if entry.cut > 0 {
+        let _infallible = write!(text, "; {} requests cut", entry.cut);
+    }
+    text
+}
+
+/// At most so many bytes, and no half letter.
+fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let end = (0..=most.saturating_sub(3)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
+/// The last marks of each model.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    of_model: BTreeMap<ModelName, VecDeque<Mark>>,
+    count: usize,
+}
+
+impl Marks {
+    /// Keeps a mark; one that is there already is not kept twice. The oldest go: of its model where that has many, else of the model that
+    /// has most.
+    pub(super) fn keep(&mut self, mark: Mark, policy: &SeriesPolicy) -> bool {
+        let own = self.of_model.entry(mark.model.clone()).or_default();
+        // They come in order, but for those of a clock that was set back.
+        let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
+        if place.checked_sub(1).and_then(|before| own.get(before)).is_some_and(|known| *known == mark) {
+            return false;
+        }
+        own.insert(place, mark);
+        self.count += 1;
+        if own.len() > policy.marks_of_model.max(1) {
+            own.pop_front();
+            self.count -= 1;
+        }
+        while self.count > policy.marks.max(1) {
+            let most = self.of_model.iter_mut().max_by_key(|(_, marks)| marks.len());
+            if most.is_none_or(|(_, marks)| marks.pop_front().is_none()) {
+                break;
+            }
+            self.count -= 1;
+        }
+        true
+    }
+
+    /// Those of a model between two moments, both in milliseconds since 1970, in order.
+    pub(super) fn of(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
+        let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
+        own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Mark> {
+        self.of_model.values().flatten()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+}
+
+#[cfg(test)]
+#[path = "marks_tests.rs"]
+mod tests;

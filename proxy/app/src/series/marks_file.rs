@@ -1,0 +1,148 @@
+//! Marks on disk: a line of JSON each, appended. When the file has become twice as long as what is kept of it, it is written anew.
+//!
+//! A line that was torn by a kill is passed over. A file of that name that does not begin with a mark is somebody's and left alone.
+
+use std::fs;
+use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::marks::Mark;
+use crate::append;
+
+/// They have names of models and words of llama-server: not for everybody.
+const MODE: u32 = 0o640;
+/// Lines that are not worth writing the file anew for.
+const FEW: usize = 1000;
+/// What a file of marks may have at most before it is passed over: it is none of ours.
+const LARGEST: u64 = 256 << 20;
+
+#[derive(Debug)]
+pub(super) struct MarksFile {
+    path: PathBuf,
+    /// Lines in it.
+    lines: usize,
+    ours: bool,
+}
+
+impl MarksFile {
+    /// The file in a folder, and what is in it.
+    pub(super) fn open(folder: &Path) -> (Self, Vec<Mark>) {
+        let path = folder.join("marks.jsonl");
+        let facts = fs::symlink_metadata(&path);
+        let Ok(facts) = facts else { return (Self { path, lines: 0, ours: true }, Vec::new()) };
+        let text = if facts.is_file() && facts.len() < LARGEST { fs::read(&path).ok() } else { None };
+        let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
+        let text = String::from_utf8_lossy(&text);
+        let read: Vec<Mark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let ours = text.is_empty()
+            || text.lines().next().is_some_and(|line| serde_json::from_str::<Mark>(line).is_ok());
+        let lines = text.lines().count();
+        (Self { path, lines, ours }, if ours { read } else { Vec::new() })
+    }
+
+    /// Why it is not used; `None` if it is.
+    pub(super) fn refused(&self) -> Option<String> {
+        (!self.ours).then(|| {
+            format!("what is done to models is marked in this process only, because {} is no file of llama-warden's", self.path.display())
+        })
+    }
+
+    /// Appends marks. `all` are those that count, these among them: `kept` of them.
+    ///
+    /// # Errors
+    /// The disk fails or is full.
+    pub(super) fn write(
+        &mut self,
+        new: &[Mark],
+        kept: usize,
+        all: impl FnOnce() -> Vec<Mark>,
+    ) -> io::Result<()> {
+        if !self.ours || new.is_empty() {
+            return Ok(());
+        }
+        if self.lines + new.len() > FEW + 2 * kept {
+            return self.write_anew(&all());
+        }
+        let mut text = Vec::new();
+        for mark in new {
+            serde_json::to_writer(&mut text, mark)?;
+            text.push(b'\n');
+        }
+        // A full disk may have left a part of a line: it is ended when the file is opened.
+        append::open(&self.path, MODE)?.write_all(&text)?;
+        self.lines += new.len();
+        Ok(())
+    }
+
+    fn write_anew(&mut self, all: &[Mark]) -> io::Result<()> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+        let mut writer = BufWriter::new(new.as_file());
+        for mark in all {
+            serde_json::to_writer(&mut writer, mark)?;
+            writer.write_all(b"\n")?;
+        }
+        writer.flush()?;
+        drop(writer);
+        new.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
+        new.persist(&self.path).map_err(|failed| failed.error)?;
+        self.lines = all.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::ModelName;
+
+    use super::super::marks::MarkKind;
+    use super::*;
+
+    fn mark(at: u64) -> Mark {
+        let (replica, memory, generation) = (None, None, None);
+        Mark {
+            at,
+            model: ModelName::new("m"),
+            replica,
+            memory,
+            generation,
+            kind: MarkKind::Replaced,
+            words: "why".into(),
+        }
+    }
+
+    #[test]
+    fn marks_come_back_and_a_torn_line_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut file, read) = MarksFile::open(dir.path());
+        assert_eq!(read, []);
+        let all = [mark(1), mark(2)];
+        file.write(&all, 2, || all.to_vec()).unwrap();
+        let path = dir.path().join("marks.jsonl");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 9]).unwrap();
+        let (mut file, read) = MarksFile::open(dir.path());
+        assert_eq!(read, [mark(1)]);
+        file.write(&[mark(3)], 2, Vec::new).unwrap();
+        assert_eq!(MarksFile::open(dir.path()).1, [mark(1), mark(3)]);
+    }
+
+    #[test]
+    fn the_file_is_bounded_and_somebody_elses_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut file, _) = MarksFile::open(dir.path());
+        let kept: Vec<Mark> = (0..10).map(mark).collect();
+        let mut longest = 0;
+        for n in 0..3000 {
+            file.write(&[mark(n)], kept.len(), || kept.clone()).unwrap();
+            longest = longest.max(file.lines);
+        }
+        assert!(longest <= 1020, "{longest}");
+        fs::write(dir.path().join("marks.jsonl"), "my notes\n").unwrap();
+        let (mut file, read) = MarksFile::open(dir.path());
+        assert!(read.is_empty() && file.refused().is_some_and(|why| why.contains("marks.jsonl")));
+        file.write(&kept, 10, || kept.clone()).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("marks.jsonl")).unwrap(), "my notes\n");
+    }
+}

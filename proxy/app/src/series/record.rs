@@ -1,0 +1,178 @@
+//! A bucket as bytes in a file: always as many, little-endian, with a check at the end. Pure.
+//!
+//! ```text
+//!  0 start u64 · 8 first u32 · 12 last u32 · 16 covered u32 · 20 count u32 · 24 generation u64     times in ms after the start
+//!  32 min u64 · 40 max u64 · 48 last u64 · 56 mean f64
+//!  64 law, its low and high end, kept from and to, soft, hard: seven u32 of KiB, 0 for none
+//!  92 verdict u8 · 93 tier u8 · 94 nothing · 100 check u32
+//! ```
+//!
+//! What does not pass its check was torn, or is from somewhere else, and is no bucket. A hole in the file is none either.
+
+use warden_policies::growth::{Law, Verdict};
+use warden_policies::rollup::{Bucket, Lines, Tier};
+
+/// Bytes of a bucket.
+pub(super) const RECORD: usize = 104;
+
+const CHECK: usize = RECORD - 4;
+
+/// Lines are drawn, and the budgets of people are whole.
+const KIB: u64 = 1024;
+
+/// What a verdict is in a file: a number that never changes its meaning.
+const VERDICTS: [Verdict; 5] =
+    [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
+
+/// The bucket as bytes.
+pub(super) fn encode(bucket: &Bucket, tier: u8) -> [u8; RECORD] {
+    let mut bytes = [0; RECORD];
+    let begin = bucket.start.saturating_mul(1000);
+    let after = |at: u64| short(at.saturating_sub(begin));
+    let Lines { generation, verdict, law, kept, soft, hard } = bucket.lines;
+    put(&mut bytes, 0, &bucket.start.to_le_bytes());
+    put(&mut bytes, 8, &after(bucket.first_at).to_le_bytes());
+    put(&mut bytes, 12, &after(bucket.last_at).to_le_bytes());
+    put(&mut bytes, 16, &short(bucket.covered).to_le_bytes());
+    put(&mut bytes, 20, &short(bucket.count).to_le_bytes());
+    put(&mut bytes, 24, &generation.to_le_bytes());
+    put(&mut bytes, 32, &bucket.min.to_le_bytes());
+    put(&mut bytes, 40, &bucket.max.to_le_bytes());
+    put(&mut bytes, 48, &bucket.last.to_le_bytes());
+    put(&mut bytes, 56, &bucket.mean.to_le_bytes());
+    let lines = [
+        law.map(|law| law.level),
+        law.map(|law| law.low),
+        law.map(|law| law.high),
+        kept.map(|(from, _)| from),
+        kept.map(|(_, to)| to),
+        soft,
+        hard,
+    ];
+    for (number, line) in lines.into_iter().enumerate() {
+        // A line at the very bottom is one all the same.
+        let kib = line.map_or(0, |line| short(line / KIB).max(1));
+        put(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
+    }
+    bytes[92] =
+        VERDICTS.iter().position(|known| *known == verdict).and_then(|at| at.try_into().ok()).unwrap_or(0);
+    bytes[93] = tier;
+    let check = crc32(&bytes[..CHECK]);
+    put(&mut bytes, CHECK, &check.to_le_bytes());
+    bytes
+}
+
+/// The bucket of a tier that these bytes are; `None` if they are none.
+pub(super) fn decode(bytes: &[u8], number: u8, tier: Tier) -> Option<Bucket> {
+    if u32::from_le_bytes(at(bytes, CHECK)?) != crc32(bytes.get(..CHECK)?) || bytes[93] != number {
+        return None;
+    }
+    let long = |offset: usize| Some(u64::from_le_bytes(at(bytes, offset)?));
+    let word = |offset: usize| Some(u64::from(u32::from_le_bytes(at(bytes, offset)?)));
+    let line = |number: usize| Some(word(64 + 4 * number)?).map(|kib| (kib > 0).then(|| kib * KIB));
+    let start = long(0)?;
+    let begin = start.checked_mul(1000)?;
+    let (min, max, last, mean) = (long(32)?, long(40)?, long(48)?, f64::from_le_bytes(at(bytes, 56)?));
+    let count = word(20)?;
+    if count == 0 || start % tier.seconds != 0 || !mean.is_finite() || min > max {
+        return None;
+    }
+    let law = line(0)?.zip(line(1)?.zip(line(2)?));
+    Some(Bucket {
+        start,
+        seconds: tier.seconds,
+        count,
+        min,
+        max,
+        last,
+        mean,
+        first_at: begin.checked_add(word(8)?)?,
+        last_at: begin.checked_add(word(12)?)?,
+        covered: word(16)?,
+        lines: Lines {
+            generation: long(24)?,
+            verdict: VERDICTS.get(usize::from(bytes[92])).copied().unwrap_or_default(),
+            law: law.map(|(level, (low, high))| Law { level, low, high }),
+            kept: line(3)?.zip(line(4)?),
+            soft: line(5)?,
+            hard: line(6)?,
+        },
+    })
+}
+
+fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
+    if let Some(place) = bytes.get_mut(offset..offset + value.len()) {
+        place.copy_from_slice(value);
+    }
+}
+
+fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes.get(offset..offset + N)?.try_into().ok()
+}
+
+fn short(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// The check of Ethernet, gzip and PNG (the polynomial 0xEDB88320, reflected): it finds every burst of up to 32 bits.
+pub(super) fn crc32(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let (mut number, mut first) = (0, 0_u32);
+        while number < 256 {
+            let mut rest = first;
+            let mut bit = 0;
+            while bit < 8 {
+                rest = if rest & 1 == 1 { 0xEDB8_8320 ^ (rest >> 1) } else { rest >> 1 };
+                bit += 1;
+            }
+            table[number] = rest;
+            number += 1;
+            first += 1;
+        }
+        table
+    };
+    let step = |rest: u32, byte: &u8| TABLE[usize::from(rest.to_le_bytes()[0] ^ byte)] ^ (rest >> 8);
+    !bytes.iter().fold(!0, step)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use warden_policies::rollup::Reading;
+
+    pub(crate) const TIER: Tier = Tier { seconds: 10, slots: 6 };
+
+    /// A bucket with everything in it.
+    pub(crate) fn full(second: u64, bytes: u64) -> Bucket {
+        let lines = Lines {
+            generation: 7,
+            verdict: Verdict::Leaking,
+            law: Some(Law { level: 5 << 20, low: 4 << 20, high: 6 << 20 }),
+            kept: Some((1 << 20, 9 << 30)),
+            soft: Some(1 << 31),
+            hard: Some(3 << 40),
+        };
+        Bucket::of(&Reading { at: second * 1000 + 17, bytes, lines }, TIER)
+    }
+
+    #[test]
+    fn the_check_is_the_usual_one() {
+        assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
+    }
+
+    #[test]
+    fn a_bucket_comes_back_as_it_was_and_no_bit_of_it_may_differ() {
+        let bucket = full(1_790_000_005, 123_456_789);
+        let bytes = encode(&bucket, 2);
+        assert_eq!(decode(&bytes, 2, TIER), Some(bucket));
+        assert_eq!(decode(&bytes, 1, TIER), None, "of another tier");
+        assert_eq!(decode(&bytes[..RECORD - 1], 2, TIER), None, "torn");
+        assert_eq!(decode(&[0; RECORD], 0, TIER), None, "a hole");
+        for bit in 0..RECORD * 8 {
+            let mut other = bytes;
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&other, 2, TIER), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The task that keeps what the fleet shows: a reading each time a process was read, a mark each time something was done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use warden_policies::lifecycle::Phase;
+use warden_policies::rollup::{Lines, Reading};
+use warden_policies::{GenerationId, MemoryKind, ModelName};
+use warden_supervisor::{BackendView, Event, Fleet, FleetView, ModelView};
+
+use super::key::Key;
+use super::marks;
+use super::store::{Store, unix_ms};
+
+/// Records until `stop`, then writes what is left. Nobody waits for it but the end, and that not for long.
+pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) {
+    let policy = *store.policy();
+    let mut views = fleet.subscribe();
+    let mut tail = fleet.events();
+    let mut seen = Seen::default();
+    let mut told = 0;
+    let mut mark = |events: &[Event]| {
+        for event in events.iter().filter(|event| event.id > told) {
+            for mark in marks::of(event, unix_ms(), policy.mark_bytes) {
+                store.mark(mark);
+            }
+        }
+        told = events.last().map_or(told, |last| last.id.max(told));
+    };
+    mark(&tail.events);
+    let mut flush = tokio::time::interval(policy.flush);
+    flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut flushing: Option<tokio::task::JoinHandle<()>> = None;
+    // When the picture is looked at, if it has changed.
+    let (mut changed, mut look) = (true, Instant::now());
+    loop {
+        tokio::select! {
+            next = tail.receiver.recv() => match next {
+                Ok(event) => mark(&[event]),
+                // Those kept have the ones that were missed, as far as anybody has them.
+                Err(RecvError::Lagged(_)) => {
+                    tail = fleet.events();
+                    mark(&tail.events);
+                }
+                Err(RecvError::Closed) => break,
+            },
+            Ok(()) = views.changed(), if !changed => changed = true,
+            () = tokio::time::sleep_until(look), if changed => {
+                changed = false;
+                look = Instant::now() + policy.look;
+                let view = Arc::clone(&views.borrow_and_update());
+                for (key, reading) in seen.readings(&view, unix_ms()) {
+                    store.note(&key, &reading);
+                }
+            }
+            _ = flush.tick() => {
+                if flushing.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                    flushing = Some(write(&store));
+                }
+            }
+            () = stop.cancelled() => break,
+        }
+    }
+    for (key, reading) in seen.readings(&fleet.view(), unix_ms()) {
+        store.note(&key, &reading);
+    }
+    mark(&fleet.events().events);
+    store.close();
+    let last = async {
+        if let Some(before) = flushing {
+            drop(before.await);
+        }
+        drop(write(&store).await);
+    };
+    if tokio::time::timeout(policy.patience, last).await.is_err() {
+        tracing::warn!("the disk is too slow for what memory did last: that is not kept");
+    }
+}
+
+fn write(store: &Store) -> tokio::task::JoinHandle<()> {
+    let store = store.clone();
+    tokio::task::spawn_blocking(move || store.flush())
+}
+
+/// Which reading of each replica was taken in last.
+#[derive(Default)]
+struct Seen(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
+
+impl Seen {
+    /// The readings that were made since the last picture.
+    fn readings(&mut self, view: &FleetView, now: u64) -> Vec<(Key, Reading)> {
+        let mut readings = Vec::new();
+        let mut next = BTreeMap::new();
+        for model in view.models.iter().chain(&view.canaries) {
+            for backend in shown(model) {
+                let place = (model.name.clone(), backend.replica);
+                let this = (backend.generation, backend.memory.reading);
+                if self.0.get(&place) != Some(&this) {
+                    readings.extend(of(model, backend, now));
+                }
+                next.insert(place, this);
+            }
+        }
+        self.0 = next;
+        readings
+    }
+}
+
+/// For each replica the process whose memory is shown: the one that serves. While one replaces another that is the old one until the new one is
+/// ready, so that a replacement is one step.
+fn shown(model: &ModelView) -> Vec<&BackendView> {
+    let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
+    for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
+        let weight = |backend: &BackendView| (backend.phase == Phase::Ready, backend.generation);
+        let best = shown.entry(backend.replica).or_insert(backend);
+        if weight(backend) > weight(best) {
+            *best = backend;
+        }
+    }
+    shown.into_values().collect()
+}
+
+/// One reading for each memory that is known.
+fn of(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(Key, Reading)> {
+    let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
+    let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
+    let all = host.into_iter().chain(vram);
+    all.map(|(memory, bytes)| {
+        let key = Key { model: model.name.clone(), replica: backend.replica, memory };
+        (key, Reading { at: now, bytes, lines: lines(backend, memory) })
+    })
+    .collect()
+}
+
+/// What is drawn beside a reading.
+fn lines(backend: &BackendView, memory: MemoryKind) -> Lines {
+    let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
+    let budget =
+        backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
+    // Where pools are measured they are no part of the settled size, and of what is allowed.
+    let measured = backend.memory.declared.iter().filter(|_| memory == MemoryKind::Host);
+    let measured = measured.filter_map(|declared| declared.now).fold(0, u64::saturating_add);
+    let kept = growth.and_then(|growth| {
+        let (settled, room) = (growth.baseline?, growth.fill.allowed.saturating_add(measured));
+        (room > 0).then(|| (settled, settled.saturating_add(room)))
+    });
+    Lines {
+        generation: backend.generation.map_or(0, |generation| generation.0),
+        verdict: growth.map(|growth| growth.verdict).unwrap_or_default(),
+        law: growth.and_then(|growth| growth.law),
+        kept,
+        soft: budget.and_then(|budget| budget.soft),
+        hard: budget.and_then(|budget| budget.hard),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::growth::Law;
+    use warden_policies::recycle::Budget;
+    use warden_policies::sample::HostMemory;
+    use warden_supervisor::BudgetView;
+
+    use super::*;
+    use crate::admin::growth_metrics::tests::{fleet, leaking};
+
+    fn backend(generation: u64, phase: Phase, reading: u64) -> BackendView {
+        let mut backend = leaking();
+        (backend.generation, backend.phase) = (Some(GenerationId(generation)), phase);
+        backend.memory.reading = reading;
+        backend.host = Some(HostMemory { anon: 1000 * generation + reading, swap: 0, rss: 0 });
+        backend
+    }
+
+    #[test]
+    fn each_reading_is_taken_once_with_what_is_drawn_beside_it() {
+        let mut seen = Seen::default();
+        let mut one = backend(3, Phase::Ready, 1);
+        one.memory.growth[0].law = Some(Law { level: 5, low: 4, high: 6 });
+        one.memory.growth[0].baseline = Some(100);
+        one.memory.growth[0].fill.allowed = 50;
+        one.memory.budgets =
+            vec![BudgetView { series: MemoryKind::Host, budget: Budget { soft: Some(7), hard: None } }];
+        let found = seen.readings(&fleet(vec![one.clone()]), 9);
+        let kinds: Vec<String> = found.iter().map(|(key, _)| key.memory.to_string()).collect();
+        assert_eq!(kinds, ["host", "vram0"]);
+        let lines = found[0].1.lines;
+        assert_eq!(
+            (lines.generation, lines.kept, lines.soft, lines.hard),
+            (3, Some((100, 150)), Some(7), None)
+        );
+        assert_eq!(lines.law.map(|law| law.level), Some(5));
+        assert_eq!((found[0].1.at, found[0].1.bytes), (9, 3001));
+        assert_eq!(seen.readings(&fleet(vec![one.clone()]), 10), [], "something else has changed");
+        one.memory.reading = 2;
+        assert_eq!(seen.readings(&fleet(vec![one]), 11).len(), 2);
+    }
+
+    #[test]
+    fn a_replacement_is_one_step_from_the_old_process_to_the_new_one() {
+        let mut seen = Seen::default();
+        let mut at = |backends: Vec<BackendView>| -> Option<u64> {
+            Some(seen.readings(&fleet(backends), 9).first()?.1.lines.generation)
+        };
+        assert_eq!(at(vec![backend(1, Phase::Ready, 1)]), Some(1));
+        assert_eq!(at(vec![backend(1, Phase::Ready, 2), backend(2, Phase::Starting, 1)]), Some(1));
+        assert_eq!(at(vec![backend(1, Phase::Draining, 3), backend(2, Phase::Ready, 2)]), Some(2));
+        assert_eq!(at(vec![backend(1, Phase::Draining, 4), backend(2, Phase::Ready, 2)]), None);
+        assert_eq!(at(vec![backend(2, Phase::Suspect, 3)]), Some(2), "better than nothing");
+        assert_eq!(at(vec![backend(3, Phase::Starting, 0)]), None, "nothing was read of it");
+    }
+}

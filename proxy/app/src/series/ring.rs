@@ -1,0 +1,210 @@
+//! The file of one series: a head, then a ring of buckets for each tier. It has its full length from the start, with holes where nothing was
+//! written yet, and never grows.
+//!
+//! ```text
+//!  head, 4 KiB: "LWSERIES" · version u32 · length of the text u32 · check of the text u32 · text: whose series it is, and its tiers
+//!  tier 0: slot 0, slot 1, …    a bucket goes where the time says, over the one of a former round
+//!  tier 1: …
+//! ```
+//!
+//! One write for each bucket, and each with a check: whatever ends us in the middle of a write costs that bucket.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use warden_policies::rollup::{Bucket, Tier};
+
+use super::key::Key;
+use super::record::{RECORD, crc32, decode, encode};
+
+const MAGIC: &[u8; 8] = b"LWSERIES";
+const VERSION: u32 = 1;
+const HEAD: usize = 4096;
+const TEXT: usize = 20;
+/// It has the names of models in it: not for everybody.
+const MODE: u32 = 0o640;
+
+/// What a head says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Head {
+    #[serde(flatten)]
+    pub(super) key: Key,
+    /// Seconds and slots of each tier.
+    tiers: Vec<(u64, u64)>,
+    /// Since when it is there, in seconds since 1970.
+    pub(super) since: u64,
+}
+
+/// Why a file is not used. What is wrong with it is not mended by trying again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RingError {
+    #[error("it is of a later version of llama-warden ({0})")]
+    Later(u32),
+    #[error("it is no file of llama-warden's")]
+    Foreign,
+    #[error("it is the series of something else, or with other widths")]
+    Other,
+    #[error("the name of the model is too long for it")]
+    Long,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Bytes of a file with these tiers.
+pub(super) fn length(tiers: &[Tier]) -> u64 {
+    offset(tiers, tiers.len())
+}
+
+fn offset(tiers: &[Tier], number: usize) -> u64 {
+    let slots: u64 = tiers.iter().take(number).map(|tier| tier.slots).sum();
+    HEAD as u64 + slots * RECORD as u64
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct Ring {
+    file: File,
+    tiers: Vec<Tier>,
+    pub(super) since: u64,
+}
+
+impl Ring {
+    /// Opens the file of a series, to be read only or to be written, too.
+    ///
+    /// # Errors
+    /// There is none, or it is not used.
+    pub(super) fn open(path: &Path, key: &Key, tiers: &[Tier], write: bool) -> Result<Self, RingError> {
+        let file = options().write(write).open(path)?;
+        let head = head(&file)?;
+        let same = head.tiers.iter().copied().eq(tiers.iter().map(|tier| (tier.seconds, tier.slots)));
+        if head.key != *key || !same {
+            return Err(RingError::Other);
+        }
+        Ok(Self { file, tiers: tiers.to_vec(), since: head.since })
+    }
+
+    /// Makes the file of a series. It appears with its head or not at all.
+    ///
+    /// # Errors
+    /// It cannot be made, or something of that name is there.
+    pub(super) fn make(path: &Path, key: &Key, tiers: &[Tier], now: u64) -> Result<Self, RingError> {
+        let widths = tiers.iter().map(|tier| (tier.seconds, tier.slots)).collect();
+        let head = Head { key: key.clone(), tiers: widths, since: now };
+        let text = serde_json::to_vec(&head).map_err(io::Error::from)?;
+        let size = u32::try_from(text.len()).ok().filter(|_| text.len() <= HEAD - TEXT);
+        let mut bytes = Vec::with_capacity(HEAD);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&size.ok_or(RingError::Long)?.to_le_bytes());
+        bytes.extend_from_slice(&crc32(&text).to_le_bytes());
+        bytes.extend_from_slice(&text);
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+        new.as_file().write_all_at(&bytes, 0)?;
+        new.as_file().set_len(length(tiers))?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
+        new.as_file().set_permissions(mode)?;
+        let file = new.persist_noclobber(path).map_err(|failed| failed.error)?;
+        Ok(Self { file, tiers: tiers.to_vec(), since: now })
+    }
+
+    /// All buckets of a tier, in the order of time.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(super) fn read(&self, number: usize) -> io::Result<Vec<Bucket>> {
+        let Some(tier) = self.tiers.get(number).copied() else { return Ok(Vec::new()) };
+        let slots = usize::try_from(tier.slots).unwrap_or(0);
+        let mut bytes = vec![0; slots * RECORD];
+        let read = read_up_to(&self.file, &mut bytes, offset(&self.tiers, number))?;
+        let records = bytes[..read].chunks_exact(RECORD).zip(0_u64..);
+        // Where a bucket lies says when it was, too.
+        let bucket = |(record, slot): (&[u8], u64)| {
+            decode(record, small(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
+        };
+        let mut all: Vec<Bucket> = records.filter_map(bucket).collect();
+        all.sort_by_key(|bucket| bucket.start);
+        Ok(all)
+    }
+
+    /// Puts what was added to a stretch of time to what is there of it.
+    ///
+    /// # Errors
+    /// The disk fails or is full. Then it is to be told again.
+    pub(super) fn merge(&self, number: usize, added: &Bucket) -> io::Result<()> {
+        let Some(tier) = self.tiers.get(number).copied() else { return Ok(()) };
+        let place = offset(&self.tiers, number) + tier.slot(added.start) * RECORD as u64;
+        let mut bytes = [0; RECORD];
+        let read = read_up_to(&self.file, &mut bytes, place)?;
+        let there = decode(&bytes[..read], small(number), tier).filter(|there| there.start == added.start);
+        let all = there.map_or_else(
+            || added.clone(),
+            |mut there| {
+                there.merge(added);
+                there
+            },
+        );
+        self.file.write_all_at(&encode(&all, small(number)), place)
+    }
+}
+
+/// What the head of a file says.
+///
+/// # Errors
+/// It cannot be read, or is none of ours.
+pub(super) fn look(path: &Path) -> Result<Head, RingError> {
+    head(&options().open(path)?)
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // A link would lead to somebody's file, and a pipe would wait for somebody.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or(0));
+    options
+}
+
+fn head(file: &File) -> Result<Head, RingError> {
+    if !file.metadata()?.is_file() {
+        return Err(RingError::Foreign);
+    }
+    let mut bytes = [0; HEAD];
+    let read = read_up_to(file, &mut bytes, 0)?;
+    let bytes = &bytes[..read];
+    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let version = word(8).filter(|_| bytes.starts_with(MAGIC)).ok_or(RingError::Foreign)?;
+    if version != VERSION {
+        return Err(RingError::Later(version));
+    }
+    let text = word(12).zip(word(16)).and_then(|(size, check)| {
+        let text = bytes.get(TEXT..TEXT.checked_add(usize::try_from(size).ok()?)?)?;
+        (crc32(text) == check).then_some(text)
+    });
+    text.and_then(|text| serde_json::from_slice(text).ok()).ok_or(RingError::Foreign)
+}
+
+/// As many bytes as there are from a place on.
+fn read_up_to(file: &File, bytes: &mut [u8], place: u64) -> io::Result<usize> {
+    let mut read = 0;
+    while read < bytes.len() {
+        match file.read_at(&mut bytes[read..], place + read as u64) {
+            Ok(0) => break,
+            Ok(more) => read += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(read)
+}
+
+fn small(number: usize) -> u8 {
+    u8::try_from(number).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

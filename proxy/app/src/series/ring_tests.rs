@@ -1,0 +1,126 @@
+//! Files of series: what is torn, foreign or of another version costs what it must and nothing else.
+
+use std::fs;
+
+use warden_policies::rollup::Reading;
+use warden_policies::{MemoryKind, ModelName};
+
+use super::super::record::tests::{TIER, full};
+use super::*;
+
+const TIERS: [Tier; 2] = [TIER, Tier { seconds: 60, slots: 4 }];
+/// A multiple of what both tiers hold, so that slots are easy to count.
+const DAY: u64 = 1_790_000_400 / 1200 * 1200;
+
+fn key() -> Key {
+    Key { model: ModelName::new("org/m"), replica: 0, memory: MemoryKind::Host }
+}
+
+fn made() -> (tempfile::TempDir, std::path::PathBuf, Ring) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(key().file());
+    let ring = Ring::make(&path, &key(), &TIERS, DAY).unwrap();
+    (dir, path, ring)
+}
+
+fn starts(ring: &Ring) -> Vec<u64> {
+    ring.read(0).unwrap().iter().map(|bucket| bucket.start - DAY).collect()
+}
+
+#[test]
+fn a_ring_keeps_the_last_round_and_never_grows() {
+    let (_dir, path, ring) = made();
+    for n in 0..100 {
+        ring.merge(0, &full(DAY + n * 10, n)).unwrap();
+    }
+    assert_eq!(starts(&ring), [940, 950, 960, 970, 980, 990]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), length(&TIERS));
+    let again = Ring::open(&path, &key(), &TIERS, false).unwrap();
+    assert_eq!((starts(&again), again.since), (starts(&ring), DAY));
+}
+
+#[test]
+fn what_is_added_to_a_stretch_is_put_to_what_is_there() {
+    let (_dir, _path, ring) = made();
+    let at = |bytes| Bucket::of(&Reading { at: DAY * 1000 + bytes, bytes, lines: full(DAY, 0).lines }, TIER);
+    for bytes in [5, 9, 2] {
+        ring.merge(0, &at(bytes)).unwrap();
+    }
+    let found = ring.read(0).unwrap();
+    assert_eq!((found[0].count, found[0].min, found[0].max, found[0].last), (3, 2, 9, 9));
+}
+
+#[test]
+fn a_torn_bucket_is_lost_and_the_others_are_not() {
+    let (_dir, path, ring) = made();
+    (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
+    let mut bytes = fs::read(&path).unwrap();
+    let third = HEAD + 2 * RECORD;
+    bytes[third + 30..third + 60].fill(0xAB);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(starts(&Ring::open(&path, &key(), &TIERS, true).unwrap()), [0, 10, 30, 40, 50]);
+    // Its place is written again.
+    let ring = Ring::open(&path, &key(), &TIERS, true).unwrap();
+    ring.merge(0, &full(DAY + 20, 1)).unwrap();
+    assert_eq!(starts(&ring), [0, 10, 20, 30, 40, 50]);
+}
+
+#[test]
+fn a_file_that_was_cut_reads_as_far_as_it_goes() {
+    let (_dir, path, ring) = made();
+    (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len((HEAD + 3 * RECORD + 50) as u64).unwrap();
+    let ring = Ring::open(&path, &key(), &TIERS, true).unwrap();
+    assert_eq!(starts(&ring), [0, 10, 20]);
+    ring.merge(0, &full(DAY + 50, 1)).unwrap();
+    assert_eq!(starts(&ring), [0, 10, 20, 50]);
+}
+
+#[test]
+fn buckets_of_other_places_are_none() {
+    let (_dir, path, ring) = made();
+    ring.merge(0, &full(DAY + 10, 1)).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let (from, to) = (HEAD + RECORD, HEAD + 4 * RECORD);
+    bytes.copy_within(from..from + RECORD, to);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(starts(&ring), [10]);
+}
+
+#[test]
+fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
+    let (dir, path, ring) = made();
+    drop(ring);
+    let ours = fs::read(&path).unwrap();
+    let with = |at: usize, new: &[u8]| {
+        let mut bytes = ours.clone();
+        bytes[at..at + new.len()].copy_from_slice(new);
+        bytes
+    };
+    let later = with(8, &9_u32.to_le_bytes());
+    let torn = with(TEXT + 3, b"?");
+    for (bytes, why) in [
+        (later, "it is of a later version of llama-warden (9)"),
+        (torn, "it is no file of llama-warden's"),
+        (b"my notes".to_vec(), "it is no file of llama-warden's"),
+        (Vec::new(), "it is no file of llama-warden's"),
+    ] {
+        fs::write(&path, &bytes).unwrap();
+        let refused = Ring::open(&path, &key(), &TIERS, true).unwrap_err();
+        assert_eq!(refused.to_string(), why);
+        assert!(Ring::make(&path, &key(), &TIERS, DAY).is_err(), "nothing is made in the place of something");
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+    fs::write(&path, &ours).unwrap();
+    let other = Key { replica: 1, ..key() };
+    assert!(matches!(Ring::open(&path, &other, &TIERS, true), Err(RingError::Other)));
+    assert!(matches!(Ring::open(&path, &key(), &TIERS[..1], true), Err(RingError::Other)));
+    // A link leads elsewhere, and a pipe would keep us waiting.
+    let link = dir.path().join("link.series");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(Ring::open(&link, &key(), &TIERS, true).is_err());
+    let long = Key { model: ModelName::new("x".repeat(5000)), ..key() };
+    assert!(matches!(Ring::make(&dir.path().join(long.file()), &long, &TIERS, DAY), Err(RingError::Long)));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-made is left");
+}

@@ -1,0 +1,328 @@
+//! The one owner of what is kept. Two locks: that of what is in memory, under which nobody waits for a disk, and that of the files, under
+//! which somebody may. Who has the second may take the first, never the other way round.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use warden_policies::rollup::{Bucket, Range, Reading, SeriesPolicy, Tier, in_range, thin, tier_for, tiers};
+
+use super::disk::{Disk, Written};
+use super::key::Key;
+use super::live::Live;
+use super::marks::{Mark, Marks};
+use super::marks_file::MarksFile;
+use crate::clock;
+
+/// Questions that may wait for the disk at a time: one that hangs must not collect threads.
+const READERS: usize = 4;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Store(Arc<Inner>);
+
+struct Inner {
+    policy: SeriesPolicy,
+    tiers: [Tier; 4],
+    state: PathBuf,
+    kept: Mutex<Kept>,
+    files: Mutex<Files>,
+    readers: Arc<Semaphore>,
+}
+
+struct Kept {
+    live: Live,
+    marks: Marks,
+    /// Marks that are not in the file.
+    unwritten: Vec<Mark>,
+    /// Where all of it is kept, for people.
+    place: String,
+}
+
+struct Files {
+    open: Option<(Disk, MarksFile)>,
+    /// When they are tried again.
+    again: Option<Instant>,
+    failing: bool,
+}
+
+/// What is kept of one memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    pub(super) key: Key,
+    /// Seconds of a bucket before they were put together.
+    pub(super) width: u64,
+    pub(super) buckets: Vec<Bucket>,
+}
+
+/// A memory of which something is kept, and from when to when, in seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) key: Key,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// Why nothing is answered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// The disk does not answer, or many ask.
+    #[error("the files of series in {0} are slow: ask again in a moment")]
+    Slow(PathBuf),
+    /// It fails.
+    #[error("cannot read the files of series in {0}: {1}")]
+    Disk(PathBuf, io::Error),
+}
+
+impl Store {
+    /// Nothing is opened before the first [`Store::flush`].
+    pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
+        Self(Arc::new(Inner {
+            policy: *policy,
+            tiers: tiers(policy),
+            state: state.to_owned(),
+            kept: Mutex::new(Kept {
+                live: Live::new(policy),
+                marks: Marks::default(),
+                unwritten: Vec::new(),
+                place: "in this process only, so far".to_owned(),
+            }),
+            files: Mutex::new(Files { open: None, again: None, failing: false }),
+            readers: Arc::new(Semaphore::new(READERS)),
+        }))
+    }
+
+    pub(crate) fn policy(&self) -> &SeriesPolicy {
+        &self.0.policy
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.0.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a reading in.
+    pub(super) fn note(&self, key: &Key, reading: &Reading) {
+        self.kept().live.note(key, reading);
+    }
+
+    /// Takes a mark in.
+    pub(super) fn mark(&self, mark: Mark) {
+        let kept = &mut *self.kept();
+        if kept.marks.keep(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
+            kept.unwritten.push(mark);
+        }
+    }
+
+    /// What is not complete is written by the next [`Store::flush`], too.
+    pub(super) fn close(&self) {
+        self.kept().live.close();
+    }
+
+    /// Where it is kept, for people.
+    pub(super) fn place(&self) -> String {
+        self.kept().place.clone()
+    }
+
+    /// The marks of a model, both ends in milliseconds since 1970.
+    pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<Mark> {
+        self.kept().marks.of(model, from, to)
+    }
+
+    /// Writes what waits. Blocks: for a thread of its own.
+    pub(super) fn flush(&self) {
+        let files = &mut *self.files();
+        let now = unix();
+        self.kept().live.forget_quiet(now.saturating_mul(1000));
+        if files.open.is_none() && !self.open(files, now) {
+            return;
+        }
+        let Some((disk, marks)) = &mut files.open else { return };
+        let written = self.write(disk, marks, now);
+        match written {
+            Ok(()) if std::mem::replace(&mut files.failing, false) => {
+                tracing::info!(folder = %disk.folder.display(), "what memory does is written again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut files.failing, true) {
+                    tracing::warn!(folder = %disk.folder.display(), %error, "what memory does cannot be written: it is kept in this process, as long as that has room; nothing else depends on it");
+                }
+            }
+        }
+    }
+
+    fn write(&self, disk: &mut Disk, marks: &mut MarksFile, now: u64) -> io::Result<()> {
+        // Marks first: they are few, and what somebody looks for.
+        let unwritten = std::mem::take(&mut self.kept().unwritten);
+        if !unwritten.is_empty() {
+            let kept = self.kept().marks.len();
+            let all = || self.kept().marks.all().cloned().collect();
+            if let Err(error) = marks.write(&unwritten, kept, all) {
+                let kept = &mut *self.kept();
+                kept.unwritten.splice(0..0, unwritten);
+                kept.unwritten.truncate(self.0.policy.marks);
+                return Err(error);
+            }
+        }
+        let waiting = self.kept().live.waiting();
+        for key in waiting {
+            let mut added = self.kept().live.take(&key);
+            let written = disk.write(&key, &mut added, now);
+            if !added.is_empty() {
+                self.kept().live.give_back(&key, added);
+            }
+            if let Written::Never(Some(told)) = written? {
+                tracing::warn!("{told}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the folder, if it is time to try. True if it is ours now.
+    fn open(&self, files: &mut Files, now: u64) -> bool {
+        if files.again.is_some_and(|again| Instant::now() < again) {
+            return false;
+        }
+        files.again = Some(Instant::now() + self.0.policy.retry);
+        let state = self.0.state.display();
+        let why = match Disk::take(&self.0.state, &self.0.tiers, self.0.policy.bytes.0, now) {
+            Ok(Some(disk)) => {
+                let (file, marks) = MarksFile::open(&disk.folder);
+                if let Some(refused) = file.refused() {
+                    tracing::warn!("{refused}");
+                }
+                if std::mem::replace(&mut files.failing, false) {
+                    tracing::info!(folder = %disk.folder.display(), "what memory does is written from now on");
+                }
+                let kept = &mut *self.kept();
+                kept.place = format!("in {}", disk.folder.display());
+                for mark in marks {
+                    kept.marks.keep(mark, &self.0.policy);
+                }
+                files.open = Some((disk, file));
+                return true;
+            }
+            Ok(None) => format!("another llama-warden writes what memory does to {state}"),
+            Err(error) => format!("what memory does cannot be written to {state}: {error}"),
+        };
+        if !std::mem::replace(&mut files.failing, true) {
+            tracing::warn!("{why}; it is kept in this process only, as long as that is so");
+        }
+        self.kept().place = format!("in this process only: {why}");
+        false
+    }
+
+    /// All that is kept, with its span.
+    ///
+    /// # Errors
+    /// The disk does not answer.
+    pub(super) async fn spans(&self) -> Result<Vec<Span>, StoreError> {
+        self.read(|store| {
+            let files = store.files();
+            let mut spans: Vec<Span> = files
+                .open
+                .iter()
+                .flat_map(|(disk, _)| disk.known())
+                .map(|(key, known)| Span { key: key.clone(), from: known.since, to: known.written })
+                .collect();
+            let kept = store.kept();
+            for key in kept.live.keys(None) {
+                let now = kept.live.read_at(&key).unwrap_or(0) / 1000;
+                if let Some(span) = spans.iter_mut().find(|span| span.key == key) {
+                    span.to = span.to.max(now);
+                    continue;
+                }
+                let all = (0..store.0.tiers.len()).flat_map(|tier| kept.live.buckets(&key, tier));
+                let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
+                spans.push(Span { key, from, to: now });
+            }
+            // Of what is older nothing is shown.
+            let oldest =
+                unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
+            spans.retain(|span| span.to >= oldest);
+            spans.sort_by(|a, b| a.key.cmp(&b.key));
+            Ok(spans)
+        })
+        .await
+    }
+
+    /// What is kept of all memories of a model in a range.
+    ///
+    /// # Errors
+    /// The disk does not answer, or fails.
+    pub(super) async fn find(&self, model: &str, range: Range, now: u64) -> Result<Vec<Found>, StoreError> {
+        let model = model.to_owned();
+        self.read(move |store| store.find_now(&model, range, now)).await
+    }
+
+    fn find_now(&self, model: &str, range: Range, now: u64) -> io::Result<Vec<Found>> {
+        let number = tier_for(&self.0.tiers, range, now);
+        // Under the lock of the files nothing is on its way from memory to them.
+        let mut files = self.files();
+        let mut keys = self.kept().live.keys(Some(model));
+        if let Some((disk, _)) = &files.open {
+            keys.extend(disk.known().keys().filter(|key| key.model.as_str() == model).cloned());
+        }
+        keys.sort();
+        keys.dedup();
+        let mut all = Vec::new();
+        for key in keys {
+            let mut buckets = match &mut files.open {
+                Some((disk, _)) => disk.read(&key, number)?,
+                None => Vec::new(),
+            };
+            for bucket in self.kept().live.buckets(&key, number) {
+                match buckets.iter_mut().find(|known| known.start == bucket.start) {
+                    Some(known) => known.merge(&bucket),
+                    None => buckets.push(bucket),
+                }
+            }
+            buckets.retain(|bucket| in_range(bucket, range));
+            buckets.sort_by_key(|bucket| bucket.start);
+            let width = self.0.tiers[number].seconds;
+            all.push(Found { key, width, buckets: thin(&buckets, range.points) });
+        }
+        Ok(all)
+    }
+
+    /// Asks the files, beside the threads that serve, and not for ever.
+    async fn read<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let store = self.clone();
+        let asked = async {
+            let permit = Arc::clone(&self.0.readers).acquire_owned().await.ok()?;
+            // A question that was given up still waits for the disk, and has its place as long as it does.
+            let work = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                ask(&store)
+            });
+            work.await.ok()
+        };
+        match tokio::time::timeout(self.0.policy.patience, asked).await {
+            Ok(Some(found)) => found.map_err(|error| StoreError::Disk(self.0.state.clone(), error)),
+            Ok(None) | Err(_) => Err(StoreError::Slow(self.0.state.clone())),
+        }
+    }
+}
+
+/// Now, in seconds since 1970.
+pub(super) fn unix() -> u64 {
+    unix_ms() / 1000
+}
+
+/// Now, in milliseconds since 1970.
+pub(super) fn unix_ms() -> u64 {
+    u64::try_from(clock::now().as_millisecond()).unwrap_or(0)
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

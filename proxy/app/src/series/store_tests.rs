@@ -1,0 +1,166 @@
+//! The store as a whole: what was read is found, whatever became of the files meanwhile.
+
+use std::fs;
+
+use warden_policies::rollup::Lines;
+use warden_policies::{MemoryKind, ModelName};
+
+use super::super::marks::MarkKind;
+use super::*;
+
+fn key(model: &str) -> Key {
+    Key { model: ModelName::new(model), replica: 0, memory: MemoryKind::Host }
+}
+
+fn store(state: &Path) -> Store {
+    Store::new(&warden_policies::defaults().series, state)
+}
+
+/// The start of some minute a while ago.
+fn before() -> u64 {
+    (unix() - 1800) / 60 * 60
+}
+
+fn read(store: &Store, model: &str, second: u64, bytes: u64) {
+    store.note(&key(model), &Reading { at: second * 1000, bytes, lines: Lines::default() });
+}
+
+fn mark(model: &str) -> Mark {
+    let (replica, memory, generation) = (None, None, None);
+    let (at, model) = (unix_ms() - 60_000, ModelName::new(model));
+    Mark { at, model, replica, memory, generation, kind: MarkKind::Replaced, words: "why".into() }
+}
+
+async fn count(store: &Store, model: &str, seconds: u64) -> u64 {
+    let now = unix();
+    let range = Range { from: now - seconds, to: now + 1, points: 1000 };
+    let found = store.find(model, range, now).await.unwrap();
+    found.iter().flat_map(|found| &found.buckets).map(|bucket| bucket.count).sum()
+}
+
+const HOUR: u64 = 3600;
+const MONTH: u64 = 30 * 86_400;
+
+#[tokio::test]
+async fn what_was_read_is_found_at_once_after_a_write_and_after_a_restart() {
+    let state = tempfile::tempdir().unwrap();
+    let first = store(state.path());
+    let start = before();
+    (0..30).for_each(|n| read(&first, "a/b c", start + n * 5, 1000 + n));
+    for seconds in [HOUR, 86_400, 7 * 86_400, MONTH] {
+        assert_eq!(count(&first, "a/b c", seconds).await, 30, "{seconds}: before it is written");
+    }
+    first.flush();
+    first.mark(mark("a/b c"));
+    read(&first, "a/b c", start + 200, 7);
+    first.flush();
+    for seconds in [HOUR, 86_400, 7 * 86_400, MONTH] {
+        assert_eq!(count(&first, "a/b c", seconds).await, 31, "{seconds}: partly written");
+    }
+    assert_eq!(first.spans().await.unwrap()[0].key, key("a/b c"));
+    // It ends as it should.
+    first.close();
+    first.flush();
+    drop(first);
+    let second = store(state.path());
+    second.flush();
+    for seconds in [HOUR, 86_400, 7 * 86_400, MONTH] {
+        assert_eq!(count(&second, "a/b c", seconds).await, 31, "{seconds}: after a restart");
+    }
+    assert_eq!(second.marks("a/b c", 0, u64::MAX).len(), 1);
+    assert_eq!(second.marks("other", 0, u64::MAX), []);
+}
+
+#[tokio::test]
+async fn a_kill_costs_at_most_what_was_not_complete() {
+    let state = tempfile::tempdir().unwrap();
+    let first = store(state.path());
+    // Until now: what is not complete may still become so.
+    let start = (unix() - 145) / 10 * 10;
+    (0..30).for_each(|n| read(&first, "a", start + n * 5, 1000 + n));
+    first.flush();
+    // Killed: nothing is closed.
+    drop(first);
+    let second = store(state.path());
+    second.flush();
+    for seconds in [HOUR, 86_400, 7 * 86_400, MONTH] {
+        assert_eq!(count(&second, "a", seconds).await, 28, "{seconds}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_instance_keeps_its_own_in_memory_and_goes_on_in_files_when_the_first_has_ended() {
+    let state = tempfile::tempdir().unwrap();
+    let (first, second) = (store(state.path()), store(state.path()));
+    let start = before();
+    first.flush();
+    second.flush();
+    assert!(second.place().contains("another llama-warden"), "{}", second.place());
+    read(&first, "a", start, 1);
+    read(&second, "a", start + 1, 2);
+    first.flush();
+    second.flush();
+    assert_eq!((count(&first, "a", HOUR).await, count(&second, "a", HOUR).await), (1, 1));
+    first.close();
+    first.flush();
+    drop(first);
+    // It looks again later; the time comes.
+    second.files().again = None;
+    second.flush();
+    assert!(second.place().starts_with("in /"), "{}", second.place());
+    assert_eq!(count(&second, "a", HOUR).await, 2);
+    second.close();
+    second.flush();
+    assert_eq!(count(&second, "a", MONTH).await, 2);
+}
+
+#[tokio::test]
+async fn without_a_folder_it_goes_on_in_memory_and_without_room_nothing_is_lost_that_memory_holds() {
+    let state = tempfile::tempdir().unwrap();
+    fs::write(state.path().join("series"), "mine").unwrap();
+    let store = store(state.path());
+    let start = before();
+    (0..30).for_each(|n| read(&store, "a", start + n * 5, 1000 + n));
+    store.mark(mark("a"));
+    store.flush();
+    assert!(store.place().contains("cannot be written"), "{}", store.place());
+    assert_eq!(count(&store, "a", HOUR).await, 30);
+    // It is mended while we run.
+    fs::remove_file(state.path().join("series")).unwrap();
+    store.files().again = None;
+    store.flush();
+    assert_eq!(count(&store, "a", MONTH).await, 30);
+    assert!(fs::read_to_string(state.path().join("series/marks.jsonl")).unwrap().contains("why"));
+    // Another disaster: the folder goes.
+    fs::remove_dir_all(state.path().join("series")).unwrap();
+    read(&store, "a", start + 300, 5);
+    read(&store, "a", start + 330, 5);
+    store.flush();
+    assert!(store.files().failing);
+    fs::create_dir(state.path().join("series")).unwrap();
+    store.flush();
+    assert!(!store.files().failing);
+    assert!(count(&store, "a", HOUR).await >= 2);
+}
+
+#[tokio::test]
+async fn somebodys_files_under_our_names_stay() {
+    let state = tempfile::tempdir().unwrap();
+    let folder = state.path().join("series");
+    fs::create_dir(&folder).unwrap();
+    let names = [key("a").file(), "marks.jsonl".to_owned(), "mine.series".to_owned(), "lock".to_owned()];
+    for name in &names {
+        fs::write(folder.join(name), "mine").unwrap();
+    }
+    let store = store(state.path());
+    read(&store, "a", before(), 1);
+    read(&store, "a", before() + 20, 1);
+    store.mark(mark("a"));
+    store.flush();
+    store.close();
+    store.flush();
+    for name in &names {
+        assert_eq!(fs::read_to_string(folder.join(name)).unwrap(), "mine", "{name}");
+    }
+    assert_eq!(count(&store, "a", HOUR).await, 2);
+}

@@ -1,0 +1,129 @@
+//! How an operator's word reaches a request that runs on another thread: a flag that the task of its connection (of its
+//! stream, over HTTP/2) looks at whenever it is polled, and that task's waker. Nobody waits for it, so it costs a request one load
+//! of an atomic each time it is polled.
+//!
+//! ```text
+//!   Nothing ── ask ──> Asked ── take: its exchange, or the body of its answer, sees it ──> Taken: the client is told
+//!      ^                 └──── polled, and still there ──> nobody can be told: the client takes nothing, so it is cut
+//!      └── the next request of the connection begins
+//! ```
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+const NOTHING: u8 = 0;
+const ASKED: u8 = 1;
+const TAKEN: u8 = 2;
+
+/// Whether the running request is to end.
+#[derive(Debug, Default)]
+pub(crate) struct Cancelling {
+    state: AtomicU8,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Cancelling {
+    /// The task that calls this serves the requests. It keeps its waker, so once is enough.
+    pub(crate) async fn serve(&self) {
+        poll_fn(|context| {
+            self.served_by(context.waker());
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Who serves the request: woken when it is cancelled.
+    fn served_by(&self, task: &Waker) {
+        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.clone());
+    }
+
+    /// Another request begins.
+    pub(crate) fn begin(&self) {
+        self.state.store(NOTHING, Ordering::Relaxed);
+    }
+
+    /// The running request is to end. Harmless a second time.
+    pub(crate) fn ask(&self) {
+        if self.state.compare_exchange(NOTHING, ASKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(task) = task {
+                task.wake();
+            }
+        }
+    }
+
+    /// Whether it is to end, and nobody has seen that yet. Who calls this sees to it.
+    pub(crate) fn take(&self) -> bool {
+        self.is_asked()
+            && self.state.compare_exchange(ASKED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn is_asked(&self) -> bool {
+        self.state.load(Ordering::Acquire) == ASKED
+    }
+
+    /// Polls what serves the request. `None`: it was to end before that, and nobody has seen to it, because its client takes
+    /// nothing of what waits for it.
+    pub(crate) fn unless_stuck<T>(&self, poll: impl FnOnce() -> Poll<T>) -> Poll<Option<T>> {
+        let was_asked = self.is_asked();
+        match poll() {
+            Poll::Pending if was_asked && self.is_asked() => Poll::Ready(None),
+            polled => polled.map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn it_is_seen_once_wakes_its_task_once_and_ends_with_the_request() {
+        let (cancelling, woken) = (Cancelling::default(), Arc::new(Woken::default()));
+        cancelling.served_by(&Waker::from(woken.clone()));
+        assert!(!cancelling.take());
+        cancelling.ask();
+        cancelling.ask();
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert!(cancelling.take());
+        assert!(!cancelling.take(), "it was seen to");
+        cancelling.ask();
+        assert!(!cancelling.take(), "twice is once");
+        cancelling.begin();
+        assert!(!cancelling.take(), "the next request is another one");
+        cancelling.ask();
+        assert!(cancelling.take());
+    }
+
+    #[test]
+    fn only_what_was_asked_before_the_poll_and_not_seen_in_it_is_stuck() {
+        let cancelling = Cancelling::default();
+        let asked_meanwhile = cancelling.unless_stuck(|| {
+            cancelling.ask();
+            Poll::<()>::Pending
+        });
+        assert!(asked_meanwhile.is_pending(), "its task is woken and polled once more");
+        assert_eq!(cancelling.unless_stuck(|| Poll::<()>::Pending), Poll::Ready(None));
+        assert_eq!(cancelling.unless_stuck(|| Poll::Ready(1)), Poll::Ready(Some(1)));
+        assert!(
+            cancelling
+                .unless_stuck(|| if cancelling.take() { Poll::<()>::Pending } else { Poll::Ready(()) })
+                .is_pending()
+        );
+    }
+}

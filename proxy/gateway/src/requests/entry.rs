@@ -1,0 +1,300 @@
+//! One request as it is seen from outside, and what writes it: all by atomics, so that nobody waits.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use http::{Method, Version};
+use tokio::time::Instant;
+use warden_policies::{GenerationId, ModelName, Work};
+
+/// What is known of a request by its head.
+pub(crate) struct Begun<'a> {
+    pub(crate) request_id: &'a str,
+    pub(crate) peer: IpAddr,
+    pub(crate) method: &'a Method,
+    pub(crate) protocol: Version,
+    pub(crate) route: &'static str,
+    /// Its answer is text that is generated.
+    pub(crate) generates: bool,
+    pub(crate) at: Instant,
+}
+
+/// How far it has come. In this order, but for `Continues`, which may go back to `Sent` once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Stage {
+    /// Its body comes.
+    Receives,
+    /// It waits for a lease.
+    Waits,
+    /// A backend has it, or is being given it.
+    Sent,
+    /// Something of its answer is there.
+    Answers,
+    /// Its backend is gone, and another one is to go on.
+    Continues,
+}
+
+/// No time, no generation.
+const NONE: u64 = u64::MAX;
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) number: u64,
+    pub(super) id: String,
+    pub(super) peer: IpAddr,
+    pub(super) method: Method,
+    pub(super) protocol: Version,
+    pub(super) route: &'static str,
+    pub(super) generates: bool,
+    pub(super) began: Instant,
+    pub(super) key: OnceLock<Arc<str>>,
+    pub(super) model: OnceLock<ModelName>,
+    stage: AtomicU8,
+    streams: AtomicBool,
+    cancelled: AtomicBool,
+    generation: AtomicU64,
+    attempts: AtomicU32,
+    /// Time in queues that are behind it.
+    queued: Micros,
+    /// Since when it waits for a lease.
+    waits: Micros,
+    /// When a backend was given it.
+    sent: Micros,
+    /// When the first of its answer came.
+    answers: Micros,
+    /// What the backend says that evaluating the prompt took, and generating.
+    pub(super) evaluated: Micros,
+    pub(super) generated: Micros,
+    prompt: AtomicU64,
+    output: AtomicU64,
+}
+
+/// A time that may not be there yet.
+#[derive(Debug)]
+pub(super) struct Micros(AtomicU64);
+
+impl Default for Micros {
+    fn default() -> Self {
+        Self(AtomicU64::new(NONE))
+    }
+}
+
+impl Micros {
+    fn set(&self, time: Duration) {
+        self.0.store(u64::try_from(time.as_micros()).unwrap_or(NONE - 1), Ordering::Relaxed);
+    }
+
+    fn set_once(&self, time: Duration) {
+        if self.0.load(Ordering::Relaxed) == NONE {
+            self.set(time);
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<Duration> {
+        let micros = self.0.load(Ordering::Relaxed);
+        (micros != NONE).then(|| Duration::from_micros(micros))
+    }
+}
+
+impl Entry {
+    pub(super) fn new(number: u64, begun: &Begun<'_>) -> Self {
+        Self {
+            number,
+            id: begun.request_id.to_owned(),
+            peer: begun.peer,
+            method: begun.method.clone(),
+            protocol: begun.protocol,
+            route: begun.route,
+            generates: begun.generates,
+            began: begun.at,
+            key: OnceLock::new(),
+            model: OnceLock::new(),
+            stage: AtomicU8::new(Stage::Receives as u8),
+            streams: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
+            generation: AtomicU64::new(NONE),
+            attempts: AtomicU32::new(0),
+            queued: Micros::default(),
+            waits: Micros::default(),
+            sent: Micros::default(),
+            answers: Micros::default(),
+            evaluated: Micros::default(),
+            generated: Micros::default(),
+            prompt: AtomicU64::new(0),
+            output: AtomicU64::new(0),
+        }
+    }
+
+    /// Another request in the same place, by whoever has it alone. Its text goes where the last one's was.
+    pub(super) fn anew(&mut self, number: u64, begun: &Begun<'_>) {
+        let mut id = std::mem::take(&mut self.id);
+        id.clear();
+        id.push_str(begun.request_id);
+        *self = Self { id, ..Self::new(number, &Begun { request_id: "", ..*begun }) };
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Relaxed) {
+            0 => Stage::Receives,
+            1 => Stage::Waits,
+            2 => Stage::Sent,
+            3 => Stage::Answers,
+            _ => Stage::Continues,
+        }
+    }
+
+    fn is(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn streams(&self) -> bool {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// It is told to end; whether it had been told before.
+    pub(super) fn cancel(&self) -> bool {
+        self.cancelled.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn generation(&self) -> Option<GenerationId> {
+        let generation = self.generation.load(Ordering::Relaxed);
+        (generation != NONE).then_some(GenerationId(generation))
+    }
+
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts.load(Ordering::Relaxed)
+    }
+
+    /// Time in queues so far, `age` after it began.
+    pub(super) fn queued(&self, age: Duration) -> Duration {
+        let before = self.queued.get().unwrap_or_default();
+        let now = self.waits.get().filter(|_| self.stage() == Stage::Waits);
+        before + now.map(|since| age.saturating_sub(since)).unwrap_or_default()
+    }
+
+    pub(super) fn sent(&self) -> Option<Duration> {
+        self.sent.get()
+    }
+
+    pub(super) fn answers(&self) -> Option<Duration> {
+        self.answers.get()
+    }
+
+    /// Tokens of the prompt, and generated, as far as they are known.
+    pub(super) fn tokens(&self) -> (u64, u64) {
+        (self.prompt.load(Ordering::Relaxed), self.output.load(Ordering::Relaxed))
+    }
+}
+
+/// How a request on its way is shown; nothing for what we answer ourselves.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(pub(super) Option<Arc<Entry>>);
+
+impl Progress {
+    /// Whose key it came with.
+    pub(crate) fn key(&self, key: Option<&Arc<str>>) {
+        if let (Some(entry), Some(key)) = (&self.0, key) {
+            // It is told once.
+            let _once = entry.key.set(key.clone());
+        }
+    }
+
+    /// Which model it is for.
+    pub(crate) fn model(&self, model: &ModelName) {
+        if let Some(entry) = &self.0 {
+            let _once = entry.model.set(model.clone());
+        }
+    }
+
+    /// Its body is here, as far as it has to be, and it waits for a lease.
+    pub(crate) fn waits(&self) {
+        if let Some(entry) = &self.0 {
+            entry.waits.set(entry.began.elapsed());
+            entry.is(Stage::Waits);
+        }
+    }
+
+    /// It waits for another lease: that of a dead backend is gone.
+    pub(crate) fn waits_again(&self, continues: bool) {
+        if let Some(entry) = &self.0 {
+            entry.waits.set(entry.began.elapsed());
+            entry.is(if continues { Stage::Continues } else { Stage::Waits });
+        }
+    }
+
+    /// A lease was granted, after so long in queues in all, and the request goes there.
+    pub(crate) fn leased(&self, generation: GenerationId, queued: Duration) {
+        if let Some(entry) = &self.0 {
+            entry.generation.store(generation.0, Ordering::Relaxed);
+            entry.attempts.fetch_add(1, Ordering::Relaxed);
+            entry.queued.set(queued);
+            entry.sent.set_once(entry.began.elapsed());
+            if entry.stage() != Stage::Continues {
+                entry.is(Stage::Sent);
+            }
+        }
+    }
+
+    /// What its backend is asked for: a stream or not, with a prompt of so many tokens where somebody has counted.
+    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>) {
+        if let Some(entry) = &self.0 {
+            entry.streams.store(streams, Ordering::Relaxed);
+            if let Some(tokens) = tokens {
+                entry.prompt.store(tokens, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Something of the answer is here, or of what goes on with it.
+    pub(crate) fn answers(&self) {
+        if let Some(entry) = &self.0 {
+            entry.answers.set_once(entry.began.elapsed());
+            entry.is(Stage::Answers);
+        }
+    }
+
+    /// Its backend is gone in the middle of the answer.
+    pub(crate) fn continues(&self) {
+        if let Some(entry) = &self.0 {
+            entry.is(Stage::Continues);
+        }
+    }
+
+    /// What was computed for it so far.
+    pub(crate) fn counted(&self, work: &Work) {
+        if let Some(entry) = &self.0 {
+            if work.prompt_tokens > 0 {
+                entry.prompt.store(work.prompt_tokens, Ordering::Relaxed);
+            }
+            entry.output.store(work.output_tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// Milliseconds that its backend says it took for the prompt, and for the answer.
+    pub(crate) fn took(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
+        let Some(entry) = &self.0 else { return };
+        for (of, ms) in [(&entry.evaluated, prompt_ms), (&entry.generated, answer_ms)] {
+            if let Some(time) = ms.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok()) {
+                of.set(time);
+            }
+        }
+    }
+
+    /// Whether a backend may have it.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.0.as_ref().is_some_and(|entry| entry.sent().is_some())
+    }
+
+    /// Whether an operator has told it to end.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.0.as_ref().is_some_and(|entry| entry.is_cancelled())
+    }
+}

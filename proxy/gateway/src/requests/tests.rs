@@ -1,0 +1,267 @@
+//! The books of requests: nobody is missing, nobody stays, and a cancel never meets another request.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::{Method, Version};
+use proptest::prelude::*;
+use warden_policies::{GenerationId, ModelName, Work};
+
+use super::*;
+use crate::observe::{Outcome, Record};
+
+const SIZES: Sizes = Sizes { ended: 8, turned_away: 2 };
+
+fn record(id: &str) -> Record {
+    Record {
+        request_id: id.to_owned(),
+        peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        method: Method::POST,
+        protocol: Version::HTTP_11,
+        key: None,
+        route: "chat",
+        model: None,
+        generation: None,
+        status: 200,
+        outcome: Outcome::Ok,
+        stream: false,
+        queued: Duration::ZERO,
+        first_byte: None,
+        first_token: None,
+        trace: None,
+        total: Duration::ZERO,
+        bytes_in: 0,
+        bytes_out: 0,
+        work: Work::default(),
+        retries: 0,
+        continued: false,
+        tried: None,
+    }
+}
+
+fn begun(record: &Record) -> Begun<'_> {
+    Begun {
+        request_id: &record.request_id,
+        peer: record.peer,
+        method: &record.method,
+        protocol: record.protocol,
+        route: record.route,
+        generates: true,
+        at: Instant::now(),
+    }
+}
+
+/// A request that was let in, on the shard with this number.
+fn begin(requests: &Requests, shard: usize, id: &str, conn: &Arc<ConnState>) -> (Ticket, Progress) {
+    let record = record(id);
+    let (ticket, progress) = Shard::begin(&requests.0[shard], &begun(&record), conn);
+    progress.model(&ModelName::new("m"));
+    (ticket, progress)
+}
+
+#[test]
+fn a_request_is_shown_as_far_as_it_has_come() {
+    let requests = Requests::of(1, SIZES);
+    let (ticket, progress) = begin(&requests, 0, "a", &ConnState::new());
+    let now = || requests.list().remove(0);
+    assert_eq!((now().state, now().attempts, now().generation), (RequestState::Receiving, 0, None));
+    progress.key(Some(&"alice".into()));
+    progress.waits();
+    let waits = now();
+    assert_eq!((waits.state, waits.key.as_deref()), (RequestState::Queued, Some("alice")));
+    assert!(waits.queued_ms >= 0.0 && waits.prefill_ms.is_none());
+    progress.leased(GenerationId(3), Duration::from_millis(7));
+    assert_eq!((now().state, now().queued_ms), (RequestState::Sent, 7.0));
+    progress.asks(true, Some(40));
+    let sent = now();
+    assert_eq!((sent.state, sent.prompt_tokens, sent.stream), (RequestState::Prefill, 40, true));
+    assert!(sent.prefill_ms.is_some() && sent.generating_ms.is_none());
+    progress.answers();
+    progress.counted(&Work { output_tokens: 5, ..Work::default() });
+    let generates = now();
+    assert_eq!((generates.state, generates.output_tokens), (RequestState::Generating, 5));
+    assert_eq!((generates.prompt_tokens, generates.generation), (40, Some(GenerationId(3))));
+    progress.continues();
+    progress.waits_again(true);
+    progress.leased(GenerationId(4), Duration::from_millis(9));
+    assert_eq!((now().state, now().attempts), (RequestState::Continuing, 2), "nothing more is there yet");
+    progress.answers();
+    assert_eq!(now().state, RequestState::Generating);
+    progress.took(Some(12.5), Some(30.0));
+    let mut end = record("a");
+    (end.total, end.queued, end.retries) = (Duration::from_millis(60), Duration::from_millis(9), 1);
+    (end.generation, end.continued) = (Some(GenerationId(4)), true);
+    end.work = Work { prompt_tokens: 41, output_tokens: 6, ..Work::default() };
+    ticket.end(&end);
+    let ended = now();
+    assert_eq!(
+        (ended.state, ended.status, ended.outcome.as_deref()),
+        (RequestState::Ended, Some(200), Some("ok"))
+    );
+    assert_eq!((ended.prefill_ms, ended.generating_ms), (Some(12.5), Some(30.0)), "as its backend says");
+    assert_eq!((ended.total_ms, ended.queued_ms, ended.attempts), (60.0, 9.0, 2));
+    assert_eq!((ended.prompt_tokens, ended.output_tokens, ended.continued), (41, 6, true));
+    assert_eq!(requests.in_flight(), 0);
+    let json = serde_json::to_value(&ended).unwrap();
+    assert_eq!(serde_json::from_value::<RequestView>(json).unwrap(), ended);
+}
+
+#[test]
+fn the_names_of_states_are_those_in_json() {
+    for state in RequestState::ALL {
+        assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+    }
+}
+
+#[test]
+fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
+    let requests = Requests::of(1, SIZES);
+    let mut places = HashSet::new();
+    for n in 0..1000 {
+        let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new());
+        places.insert(progress.0.as_ref().map(|entry| Arc::as_ptr(entry) as usize));
+        assert_eq!(requests.list()[0].output_tokens, 0, "nothing is left of who was there before");
+        progress.counted(&Work { output_tokens: n, ..Work::default() });
+        drop(progress);
+        ticket.end(&Record { total: Duration::from_nanos(n), ..record("") });
+    }
+    assert!(places.len() <= SIZES.ended + 2, "{} for {}", places.len(), SIZES.ended);
+    let kept: Vec<String> = requests.list().into_iter().map(|one| one.id).collect();
+    assert_eq!(kept.len(), SIZES.ended);
+    assert!(kept.contains(&"999".to_owned()) && !kept.contains(&"991".to_owned()), "{kept:?}");
+}
+
+#[test]
+fn those_that_were_turned_away_drive_out_no_other() {
+    let requests = Requests::of(1, SIZES);
+    let (ticket, _) = begin(&requests, 0, "let in", &ConnState::new());
+    ticket.end(&record(""));
+    for n in 0..100 {
+        let away = record(&n.to_string());
+        let (ticket, _) = requests.begin(&begun(&away), &ConnState::new());
+        ticket.end(&away);
+    }
+    let ids: HashSet<String> = requests.list().into_iter().map(|one| one.id).collect();
+    assert_eq!(ids, ["let in", "98", "99"].map(str::to_owned).into());
+}
+
+#[test]
+fn in_flight_is_the_oldest_first_and_then_the_last_that_ended() {
+    let requests = Requests::of(3, SIZES);
+    let begin = |n: usize| begin(&requests, n % 3, &n.to_string(), &ConnState::new());
+    let mut all: Vec<_> = (0..6).map(|n| Some(begin(n))).collect();
+    for n in [1, 4] {
+        let (ticket, _) = all[n].take().unwrap();
+        ticket.end(&Record { total: Duration::from_millis(n as u64), ..record("") });
+    }
+    let ids: Vec<String> = requests.list().into_iter().map(|one| one.id).collect();
+    assert_eq!(ids, ["0", "2", "3", "5", "4", "1"]);
+    assert_eq!(requests.in_flight(), 4);
+}
+
+proptest! {
+    /// Whatever begins and ends in whatever order: those in flight are those that began and have not ended.
+    #[test]
+    fn the_books_say_what_happened(steps in proptest::collection::vec((0..3_usize, 0..8_usize, any::<bool>()), 1..200)) {
+        let requests = Requests::of(3, SIZES);
+        let (mut open, mut ended) = (HashMap::new(), Vec::new());
+        for (step, (shard, which, begins)) in steps.into_iter().enumerate() {
+            let (id, conn) = (step.to_string(), ConnState::new());
+            if begins || open.is_empty() {
+                open.insert(id.clone(), (begin(&requests, shard, &id, &conn), conn));
+            } else {
+                let id: String = open.keys().nth(which % open.len()).cloned().unwrap_or_default();
+                if let Some(((ticket, _), conn)) = open.remove(&id) {
+                    ticket.end(&record(""));
+                    prop_assert!(requests.cancel(&id, None).is_err());
+                    prop_assert!(!conn.cancelling.take());
+                    ended.push(id);
+                }
+            }
+            let list = requests.list();
+            let live: HashSet<String> = list.iter().filter(|one| one.is_in_flight()).map(|one| one.id.clone()).collect();
+            prop_assert_eq!(&live, &open.keys().cloned().collect::<HashSet<_>>());
+            prop_assert_eq!(requests.in_flight(), open.len());
+            let numbers: HashSet<u64> = list.iter().map(|one| one.number).collect();
+            prop_assert_eq!(numbers.len(), list.len());
+            let over: Vec<&RequestView> = list.iter().filter(|one| !one.is_in_flight()).collect();
+            prop_assert!(over.iter().all(|one| ended.contains(&one.id)));
+        }
+        for (id, ((_ticket, _), conn)) in &open {
+            prop_assert!(requests.cancel(id, None).is_ok_and(|told| !told.again));
+            prop_assert!(requests.cancel(id, None).is_ok_and(|told| told.again));
+            prop_assert!(conn.cancelling.take() && !conn.cancelling.take());
+        }
+    }
+}
+
+/// Threads that begin and end as fast as they can, one connection each, beside one that lists and one that cancels at random.
+#[test]
+fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
+    const THREADS: usize = 4;
+    const EACH: u64 = 2000;
+    let requests = Requests::of(2, SIZES);
+    let over = AtomicBool::new(false);
+    let (told, taken) = (Mutex::new(HashSet::new()), Mutex::new(HashSet::new()));
+    let (lists, left) = (AtomicUsize::new(0), AtomicUsize::new(THREADS));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (requests, taken, left, over) = (&requests, &taken, &left, &over);
+            scope.spawn(move || {
+                let conn = ConnState::new();
+                for n in 0..EACH {
+                    let busy = conn.begin();
+                    let id = format!("{thread}-{n}");
+                    // Two threads share a shard, so that its lock is fought for.
+                    let (ticket, progress) = begin(requests, thread % 2, &id, &conn);
+                    if n % 16 == 0 {
+                        let list = requests.list();
+                        let own: Vec<_> = list.iter().filter(|one| one.id == id).collect();
+                        assert!(own.len() == 1 && own[0].is_in_flight(), "{own:?}");
+                    }
+                    if busy.takes_cancel() {
+                        taken.lock().unwrap().insert(id.clone());
+                        assert!(progress.is_cancelled(), "{id} was meant");
+                    }
+                    drop(progress);
+                    ticket.end(&record(""));
+                    // What comes between its end and the next one's beginning is for nobody.
+                    if n % 16 == 0 {
+                        let list = requests.list();
+                        assert!(list.iter().all(|one| one.id != id || !one.is_in_flight()));
+                    }
+                    drop(busy);
+                }
+                if left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                    over.store(true, Ordering::SeqCst);
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                let list = requests.list();
+                let numbers: HashSet<u64> = list.iter().map(|one| one.number).collect();
+                assert_eq!(numbers.len(), list.len(), "nobody is in it twice");
+                lists.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                let Some(first) = requests.list().into_iter().find(RequestView::is_in_flight) else {
+                    continue;
+                };
+                if requests.cancel(&first.id, None).is_ok() {
+                    told.lock().unwrap().insert(first.id);
+                }
+            }
+        });
+    });
+    let (told, taken) = (told.into_inner().unwrap(), taken.into_inner().unwrap());
+    assert!(taken.is_subset(&told), "{:?}", taken.difference(&told));
+    assert!(lists.into_inner() > 0 && !told.is_empty());
+    assert_eq!(requests.in_flight(), 0);
+    println!("{} were told, {} of them saw it in time", told.len(), taken.len());
+}

@@ -1,0 +1,361 @@
+//! An operator cancels a request: wherever it is, its client is told, and everything is given back as if that had left.
+
+use bytes::Bytes;
+use serde_json::Value;
+use warden_policies::modes::WhileLoading;
+
+use super::http2::{Client, plan, request};
+use super::*;
+use crate::{Limit, NotCancelled, Outcome, RequestState, RequestView, Told};
+
+const CHAT: &str = "/v1/chat/completions";
+const STREAM: &str = r#"{"stream":true}"#;
+
+/// A request with an id of its own.
+fn named(id: &str, path: &str, body: &str) -> Vec<u8> {
+    let head = format!("POST {path} HTTP/1.1\r\nX-Request-Id: {id}\r\n");
+    [head.as_bytes(), &post(path, body)[format!("POST {path} HTTP/1.1\r\n").len()..]].concat()
+}
+
+impl Rig {
+    fn shown(&self, id: &str) -> Option<RequestView> {
+        self.requests.list().into_iter().find(|one| one.id == id)
+    }
+
+    async fn comes_to(&self, id: &str, state: RequestState) -> RequestView {
+        eventually(state.as_str(), || self.shown(id).is_some_and(|one| one.state == state)).await;
+        self.shown(id).unwrap()
+    }
+
+    /// Cancels the request `x` where it is.
+    async fn cancel_in(&self, state: RequestState) -> Told {
+        let before = self.comes_to("x", state).await;
+        let told = self.requests.cancel("x", None).unwrap();
+        assert_eq!((told.request.state, told.request.number, told.again), (state, before.number, false));
+        told
+    }
+
+    /// It has ended, as it was told to.
+    async fn is_cancelled(&self, status: u16) -> RequestView {
+        let record = self.record(0).await;
+        assert_eq!((record.outcome, record.status), (Outcome::Cancelled, status));
+        let ended = self.comes_to("x", RequestState::Ended).await;
+        assert_eq!(ended.outcome.as_deref(), Some("cancelled_by_operator"));
+        assert!(ended.cancelled && ended.status == Some(status), "{ended:?}");
+        let after = self.requests.cancel("x", None).unwrap_err();
+        assert_eq!(after, NotCancelled::Ended { id: "x".into(), outcome: "cancelled_by_operator".into() });
+        self.is_clean().await;
+        ended
+    }
+}
+
+/// What a client is told that has no head yet.
+fn is_told(head: &str, body: &[u8], executed: &str) {
+    assert!(head.starts_with("HTTP/1.1 499 "), "{head}");
+    assert!(head.contains("x-should-retry: false\r\n") && !head.contains("retry-after"), "{head}");
+    assert!(head.contains(&format!("x-warden-executed: {executed}\r\n")), "{head}");
+    let error: Value = serde_json::from_slice(body).unwrap();
+    assert_eq!(error["error"]["code"], "request_cancelled", "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("the operator"), "{error}");
+}
+
+#[tokio::test]
+async fn while_its_body_comes() {
+    let upstream = Upstream::silent();
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client
+        .send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nX-Request-Id: x\r\nContent-Length: 1000\r\n\r\n{")
+        .await;
+    rig.cancel_in(RequestState::Receiving).await;
+    let (head, body) = client.response().await;
+    is_told(&head, &body, "no");
+    assert!(head.contains("connection: close\r\n"), "the rest of the body is no request: {head}");
+    assert_eq!((upstream.accepted(), rig.is_cancelled(499).await.attempts), (0, 0));
+}
+
+#[tokio::test]
+async fn while_it_waits_in_the_queue() {
+    let upstream = Upstream::silent();
+    for body in ["{}", STREAM] {
+        let rig = Rig::with(Plan { room: 0, ..Plan::default() }, &[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&named("x", CHAT, body)).await;
+        let told = rig.cancel_in(RequestState::Queued).await;
+        assert_eq!(told.request.model, Some(ModelName::new("m")));
+        let (head, body) = client.response().await;
+        is_told(&head, &body, "no");
+        eventually("its place is free", || rig.backends.waiting.load(Ordering::SeqCst) == 0).await;
+        rig.is_cancelled(499).await;
+    }
+    assert_eq!(upstream.accepted(), 0);
+}
+
+#[tokio::test]
+async fn while_its_model_loads_and_its_stream_has_begun() {
+    for (path, told) in [
+        (CHAT, "\"code\":\"request_cancelled\""),
+        ("/v1/messages", "event: error\ndata: {"),
+        ("/v1/responses", "event: error\ndata: {"),
+    ] {
+        let upstream = Upstream::silent();
+        let rig = loading::loading(WhileLoading::Comment, &upstream).await;
+        let mut client = rig.client().await;
+        client.send(&named("x", path, STREAM)).await;
+        client.until(loading::SIGN).await;
+        rig.cancel_in(RequestState::Queued).await;
+        client.until(told).await;
+        let rest = client.until("0\r\n\r\n").await;
+        assert!(rest.contains("the operator"), "{rest}");
+        assert_eq!(upstream.accepted(), 0);
+        rig.is_cancelled(499).await;
+    }
+}
+
+#[tokio::test]
+async fn before_anything_of_its_answer_is_there() {
+    let upstream = Upstream::silent();
+    for (body, state) in [("{}", RequestState::Sent), (STREAM, RequestState::Prefill)] {
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&named("x", CHAT, body)).await;
+        eventually("the backend has the request", || upstream.open() == 1).await;
+        let told = rig.cancel_in(state).await;
+        assert_eq!((told.request.attempts, told.request.generation), (1, Some(GenerationId(0))));
+        let (head, body) = client.response().await;
+        is_told(&head, &body, "maybe");
+        eventually("the backend's connection is closed", || upstream.open() == 0).await;
+        rig.is_cancelled(499).await;
+    }
+}
+
+#[tokio::test]
+async fn in_the_middle_of_a_stream_which_ends_with_an_event_in_the_shape_of_its_route() {
+    for (path, told) in [
+        (CHAT, "data: {\"error\":{\"code\":\"request_cancelled\""),
+        ("/v1/messages", "event: error\ndata: {"),
+        ("/v1/responses", "event: error\ndata: {"),
+    ] {
+        let upstream = Upstream::start(|mut peer| async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            peer.send_chunk(b"data: 1\n\ndata: 2\n\n").await;
+            peer.rest().await;
+        });
+        let rig = Rig::start(&[&upstream]).await;
+        let mut client = rig.client().await;
+        client.send(&named("x", path, STREAM)).await;
+        client.until("data: 2\n\n").await;
+        let told_to = rig.cancel_in(RequestState::Generating).await;
+        assert_eq!(told_to.request.output_tokens, 2);
+        client.until(told).await;
+        let words = client.until("0\r\n\r\n").await;
+        assert!(words.contains("model `m`: the operator"), "{words}");
+        eventually("the backend's connection is closed", || upstream.open() == 0).await;
+        let ended = rig.is_cancelled(200).await;
+        assert_eq!(ended.output_tokens, 2);
+        // The connection is as good as before, and its next request is another one.
+        client.send(&named("y", "/v1/models", "{}")).await;
+        client.until("HTTP/1.1 ").await;
+    }
+}
+
+#[tokio::test]
+async fn in_the_middle_of_an_answer_that_is_no_stream_which_breaks_off() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+            .await;
+        peer.rest().await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    client.send(&named("x", CHAT, "{}")).await;
+    client.until("\r\n\r\n{").await;
+    rig.cancel_in(RequestState::Answering).await;
+    assert!(client.rest().await.is_empty(), "it does not look whole");
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    rig.is_cancelled(200).await;
+}
+
+#[tokio::test]
+async fn while_another_backend_is_to_go_on_with_it() {
+    let dying = goes_on::dying(goes_on::said("a"));
+    let silent = Upstream::silent();
+    // Either it is not known yet what became of the first one, or the second one says nothing.
+    for settles in [false, true] {
+        let rig = Rig::with(goes_on::going_on(), &[&dying, &silent]).await;
+        if !settles {
+            *rig.backends.slow_end.lock().unwrap() = Some(Arc::default());
+        }
+        let mut client = rig.client().await;
+        let body =
+            r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":9,"temperature":0}"#;
+        client.send(&named("x", CHAT, body)).await;
+        client.until("\"a\"").await;
+        if settles {
+            eventually("the second one has it", || silent.open() == 1).await;
+        }
+        let told = rig.cancel_in(RequestState::Continuing).await;
+        assert_eq!((told.request.output_tokens, told.request.attempts), (1, 1 + u32::from(settles)));
+        client.until("request_cancelled").await;
+        client.until("0\r\n\r\n").await;
+        assert!(rig.is_cancelled(200).await.continued);
+        eventually("the second one is let go", || silent.open() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn while_its_answer_is_put_together() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n").await;
+        peer.rest().await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
+    rig.control
+        .update(Live { models: [(ModelName::new("m"), rules)].into_iter().collect(), ..Live::default() });
+    let mut client = rig.client().await;
+    client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
+    rig.cancel_in(RequestState::Generating).await;
+    let (head, body) = client.response().await;
+    is_told(&head, &body, "maybe");
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    rig.is_cancelled(499).await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_so_that_its_slot_is_free_at_once() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let upstream = endless(&written, None);
+    let rig = Rig::start(&[&upstream]).await;
+    let mut slow = rig.client().await;
+    slow.send(&named("x", CHAT, STREAM)).await;
+    stalled(&written).await;
+    rig.cancel_in(RequestState::Generating).await;
+    eventually("the stream is cancelled", || upstream.open() == 0).await;
+    rig.is_cancelled(200).await;
+}
+
+#[tokio::test]
+async fn over_http_2_one_stream_ends_and_the_others_go_on() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(EVENTS).await;
+        peer.send_chunk(b"data: 1\n\n").await;
+        peer.rest().await;
+    });
+    let rig = Rig::with(plan(), &[&upstream]).await;
+    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await;
+    let mut bodies = Vec::new();
+    for id in ["x", "y"] {
+        let mut head = request("POST", CHAT);
+        head.headers_mut().insert("x-request-id", id.parse().unwrap());
+        let (answer, mut sending) = client.begin(head, false).await;
+        sending.send_data(Bytes::from_static(STREAM.as_bytes()), true).unwrap();
+        let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
+        assert_eq!(&timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap()[..], b"data: 1\n\n");
+        bodies.push(body);
+    }
+    rig.cancel_in(RequestState::Generating).await;
+    let last = timeout(PATIENCE, bodies[0].data()).await.unwrap().unwrap().unwrap();
+    assert!(last.starts_with(b"data: {\"error\":{\"code\":\"request_cancelled\""), "{last:?}");
+    assert!(timeout(PATIENCE, bodies[0].data()).await.unwrap().is_none(), "it ends as it should");
+    assert_eq!(rig.shown("y").unwrap().state, RequestState::Generating);
+    assert_eq!((upstream.accepted(), rig.live()), (2, 1));
+    // One that has no answer yet gets the error as that.
+    let silent = Upstream::silent();
+    let other = Rig::with(plan(), &[&silent]).await;
+    let mut waiting = Client::over(TcpStream::connect(other.address).await.unwrap(), 65_535).await;
+    let mut head = request("POST", CHAT);
+    head.headers_mut().insert("x-request-id", "x".parse().unwrap());
+    let (answer, mut sending) = waiting.begin(head, false).await;
+    sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
+    other.cancel_in(RequestState::Sent).await;
+    assert_eq!(timeout(PATIENCE, answer).await.unwrap().unwrap().status().as_u16(), 499);
+    other.is_cancelled(499).await;
+    drop((bodies, client));
+    rig.is_cancelled(200).await;
+}
+
+#[tokio::test]
+async fn over_http_2_a_stream_without_a_window_is_reset_and_its_slot_is_free_at_once() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let upstream = endless(&written, Some(16 * 1024));
+    let mut plan = plan();
+    plan.config.server.h2_resets = 0;
+    let rig = Rig::with(plan, &[&upstream]).await;
+    // One that takes a little, and one that takes nothing from the beginning.
+    for window in [1024, 0] {
+        let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), window).await;
+        let mut head = request("POST", CHAT);
+        head.headers_mut().insert("x-request-id", format!("w{window}").parse().unwrap());
+        let (answer, mut sending) = client.begin(head, false).await;
+        sending.send_data(Bytes::from_static(STREAM.as_bytes()), true).unwrap();
+        let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
+        if window > 0 {
+            stalled(&written).await;
+        }
+        rig.requests.cancel(&format!("w{window}"), None).unwrap();
+        eventually("its slot is free", || rig.live() == 0).await;
+        let mut reset = false;
+        while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
+            reset |= piece.is_err();
+            if reset {
+                break;
+            }
+        }
+        assert!(reset, "an answer that is cut does not look whole");
+        let n = usize::from(window == 0);
+        assert_eq!(rig.record(n).await.outcome, Outcome::Cancelled);
+        assert_eq!(rig.gauges.limited.count(Limit::H2Resets), 0, "that is nothing against its client");
+    }
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn twice_is_once_and_who_is_meant_must_be_clear() {
+    let upstream = Upstream::silent();
+    let rig = Rig::start(&[&upstream]).await;
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = rig.client().await;
+        client.send(&named("same", CHAT, "{}")).await;
+        clients.push(client);
+    }
+    eventually("both are there", || rig.requests.in_flight() == 2 && rig.live() == 2).await;
+    let numbers: Vec<u64> = rig.requests.list().iter().map(|one| one.number).collect();
+    let several = rig.requests.cancel("same", None).unwrap_err();
+    assert!(matches!(&several, NotCancelled::Several { numbers: told, .. } if told.len() == 2), "{several}");
+    assert!(matches!(rig.requests.cancel("other", None), Err(NotCancelled::Unknown { .. })));
+    assert!(matches!(rig.requests.cancel("same", Some(u64::MAX)), Err(NotCancelled::Unknown { .. })));
+    rig.requests.cancel("same", Some(numbers[0])).unwrap();
+    eventually("one is left", || rig.requests.in_flight() == 1).await;
+    assert!(matches!(rig.requests.cancel("same", Some(numbers[0])), Err(NotCancelled::Ended { .. })));
+    let told = rig.requests.cancel("same", None).unwrap();
+    assert_eq!(told.request.number, numbers[1]);
+    eventually("none is left", || rig.requests.in_flight() == 0).await;
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn what_we_answer_ourselves_is_not_shown_and_who_is_turned_away_is() {
+    let upstream = Upstream::answering(|_, _| json_answer("{}"));
+    let rig = Rig::with(Plan { models: vec!["m", "n"], ..Plan::default() }, &[&upstream]).await;
+    rig.ask(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    rig.ask(&named("a", CHAT, r#"{"model":"m"}"#)).await;
+    rig.ask(&named("b", CHAT, r#"{"model":"nobody"}"#)).await;
+    eventually("both have ended", || {
+        rig.requests.list().iter().filter(|one| !one.is_in_flight()).count() == 2
+    })
+    .await;
+    let all = rig.requests.list();
+    let of = |id: &str| all.iter().find(|one| one.id == id).unwrap();
+    assert_eq!((of("a").outcome.as_deref(), of("a").status), (Some("ok"), Some(200)));
+    assert_eq!((of("b").outcome.as_deref(), of("b").model.clone()), (Some("unknown_model"), None));
+    assert_eq!((all.len(), all[0].id.as_str()), (2, "b"), "the last one first");
+    rig.is_clean().await;
+}

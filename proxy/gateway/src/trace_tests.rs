@@ -1,0 +1,134 @@
+//! Parts of requests in traces: that they nest, end, and are bounded; what of a context goes on.
+
+use super::*;
+
+const GIVEN: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+fn begun(fields: &[(&'static str, &'static str)], ratio: f64) -> (Box<Trace>, HeaderMap) {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    (Trace::begin(&mut headers, ratio, None, false), headers)
+}
+
+fn peer() -> Peer {
+    Peer { generation: GenerationId(1), canary: false, address: "a".to_owned(), port: None }
+}
+
+/// What it has: kind, parent, whether it failed.
+fn told(trace: &Trace) -> Vec<(&'static str, Option<usize>, Option<&'static str>)> {
+    let name = |kind: &Kind| match kind {
+        Kind::Queue => "queue",
+        Kind::Attempt(_) => "attempt",
+        Kind::Prefill => "prefill",
+        Kind::Generation => "generation",
+        Kind::Continuation => "continuation",
+    };
+    let at = |span: SpanId| trace.parts.iter().position(|part| part.span == span);
+    trace.parts.iter().map(|part| (name(&part.kind), at(part.parent), part.failed)).collect()
+}
+
+#[test]
+fn a_sound_context_goes_on_with_our_span_as_parent_and_another_is_replaced() {
+    let (mut trace, mut headers) =
+        begun(&[("traceparent", GIVEN), ("tracestate", "a=1"), ("tracestate", "b=2")], 0.0);
+    assert_eq!(trace.state.as_deref(), Some("a=1,b=2"));
+    let parent = trace.asks(peer);
+    let value = parent.clone().unwrap();
+    follow(&mut headers, parent);
+    assert_eq!(headers.get_all("traceparent").iter().count(), 1);
+    let value = value.to_str().unwrap();
+    assert!(value.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && value.ends_with("-01"), "{value}");
+    assert!(value.contains(&trace.parts[0].span.to_string()), "{value}");
+    assert_eq!(headers.get_all("tracestate").iter().count(), 2);
+    for bad in [
+        &[("traceparent", GIVEN), ("traceparent", GIVEN), ("tracestate", "a=1")][..],
+        &[("traceparent", "00-zz"), ("tracestate", "a=1")],
+        &[("tracestate", "a=1")],
+    ] {
+        let (mut trace, mut headers) = begun(bad, 0.0);
+        let parent = trace.asks(peer);
+        follow(&mut headers, parent);
+        let value = headers.get("traceparent").unwrap().to_str().unwrap().to_owned();
+        assert!(!value.contains("0af7651916cd43dd8448eb211c80319c") && value.ends_with("-02"), "{value}");
+        assert!(trace.state.is_none() && !headers.contains_key("tracestate"), "{bad:?}");
+        assert!(trace.parts.is_empty(), "it is not recorded");
+    }
+    let (trace, headers) = begun(&[("traceparent", GIVEN), ("tracestate", "a")], 0.0);
+    assert!(trace.context.parent.is_some() && !headers.contains_key("tracestate"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_nest_and_each_ends() {
+    let (mut trace, _) = begun(&[], 1.0);
+    let step = || tokio::time::advance(Duration::from_millis(10));
+    trace.waits();
+    step().await;
+    trace.granted(Duration::from_millis(10));
+    trace.asks(peer);
+    step().await;
+    trace.answered(Some("refused"));
+    trace.waits();
+    trace.granted(Duration::ZERO);
+    trace.asks(peer);
+    step().await;
+    trace.speaks(Instant::now());
+    trace.speaks(Instant::now());
+    step().await;
+    trace.goes_on("died");
+    trace.waits();
+    step().await;
+    trace.granted(Duration::from_millis(10));
+    trace.asks(peer);
+    step().await;
+    trace.speaks(Instant::now());
+    step().await;
+    trace.end(Duration::from_millis(70), None);
+    assert_eq!(
+        told(&trace),
+        [
+            ("queue", None, None),
+            ("attempt", None, Some("refused")),
+            ("attempt", None, Some("died")),
+            ("prefill", Some(2), None),
+            ("generation", Some(2), None),
+            ("continuation", None, None),
+            ("queue", Some(5), None),
+            ("attempt", Some(5), None),
+            ("prefill", Some(7), None),
+            ("generation", Some(7), None),
+        ]
+    );
+    for part in &trace.parts {
+        let (begin, end) = (part.begin, part.end.unwrap());
+        assert!(begin <= end && end <= Duration::from_millis(70), "{part:?}");
+        if let Some(parent) = trace.parts.iter().find(|parent| parent.span == part.parent) {
+            assert!(parent.begin <= begin && end <= parent.end.unwrap(), "{part:?} in {parent:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_in_one_piece_is_told_by_the_servers_clock_and_never_longer_than_it_took() {
+    let (mut trace, _) = begun(&[], 1.0);
+    trace.asks(peer);
+    tokio::time::advance(Duration::from_millis(100)).await;
+    trace.timed(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
+    trace.timed(Some(Duration::from_secs(9)), Some(Duration::from_millis(60)));
+    trace.end(Duration::from_millis(100), None);
+    let times: Vec<_> =
+        trace.parts[1..].iter().map(|part| (part.begin.as_millis(), part.end.unwrap().as_millis())).collect();
+    assert_eq!(times, [(0, 40), (40, 100)]);
+}
+
+#[test]
+fn a_request_that_is_tried_for_ever_is_told_with_its_first_parts() {
+    let (mut trace, _) = begun(&[], 1.0);
+    for _ in 0..1000 {
+        trace.waits();
+        trace.granted(Duration::from_millis(1));
+        assert!(trace.asks(peer).is_some());
+    }
+    assert_eq!(trace.parts.len(), MOST);
+}

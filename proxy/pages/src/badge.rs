@@ -1,0 +1,88 @@
+//! A state as three things at once: a colour, a shape and a word. Who cannot tell colours apart sees the shape, who sees neither
+//! reads or hears the word.
+
+use std::fmt::Display;
+
+use crate::html::Html;
+
+/// What a state means for whoever looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tone {
+    /// As it should be: a filled circle.
+    Good,
+    /// On its way: half a circle.
+    Busy,
+    /// Nothing is going on, and nothing has to: an empty circle.
+    Idle,
+    /// Somebody should look at it: a triangle.
+    Warn,
+    /// It does not work: a square on its corner.
+    Bad,
+}
+
+impl Tone {
+    /// The class that gives it its colour.
+    pub const fn class(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Busy => "busy",
+            Self::Idle => "idle",
+            Self::Warn => "warn",
+            Self::Bad => "bad",
+        }
+    }
+
+    /// Its shape in a square of 12.
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Good => "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
+            Self::Busy => "M6 1a5 5 0 1 0 0 10zM6 1a5 5 0 0 1 0 10l0-1.5a3.5 3.5 0 0 0 0-7z",
+            Self::Idle => "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10zM6 2.5a3.5 3.5 0 1 1 0 7a3.5 3.5 0 1 1 0-7z",
+            Self::Warn => "M6 .8L11.6 11H.4z",
+            Self::Bad => "M6 0L12 6L6 12L0 6z",
+        }
+    }
+
+    /// The shape alone, for whom it is beside a word.
+    pub fn shape(self) -> String {
+        let mut html = Html::new();
+        html.within(
+            "svg",
+            &[("class", &"shape"), ("viewBox", &"0 0 12 12"), ("aria-hidden", &"true")],
+            |svg| {
+                svg.shape(
+                    "path",
+                    &[("d", &self.path()), ("fill", &"currentColor"), ("fill-rule", &"evenodd")],
+                );
+            },
+        );
+        html.into_string()
+    }
+}
+
+/// A state: `badge(Tone::Bad, "failed")`.
+pub fn badge(tone: Tone, word: impl Display) -> String {
+    let mut html = Html::new();
+    html.within("span", &[("class", &format_args!("badge {}", tone.class()))], |span| {
+        span.raw(&tone.shape()).text(word);
+    });
+    html.into_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_a_colour_a_shape_and_a_word() {
+        let all = [Tone::Good, Tone::Busy, Tone::Idle, Tone::Warn, Tone::Bad];
+        for tone in all {
+            let text = badge(tone, "a<b");
+            assert!(text.contains(tone.class()) && text.contains("a&lt;b"), "{text}");
+            assert!(crate::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
+        }
+        let mut shapes = all.map(Tone::path).to_vec();
+        shapes.dedup();
+        assert_eq!(shapes.len(), all.len());
+    }
+}

@@ -1,0 +1,170 @@
+//! What something holds of its budget, as a bar with the same beside it in words.
+
+use std::fmt::Display;
+
+use warden_policies::ByteSize;
+use warden_policies::units::exact;
+
+use crate::html::Html;
+use crate::number::Px;
+
+/// What memory is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The model's weights.
+    Weights,
+    /// The KV cache, and caches that the server is told to keep.
+    Cache,
+    /// What it has grown by beyond that.
+    Growth,
+    /// What has no name.
+    Other,
+}
+
+impl Held {
+    /// The word beside the bar.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Cache => "KV and caches",
+            Self::Growth => "growth",
+            Self::Other => "other",
+        }
+    }
+
+    const fn class(self) -> &'static str {
+        match self {
+            Self::Weights => "part-weights",
+            Self::Cache => "part-cache",
+            Self::Growth => "part-growth",
+            Self::Other => "part-other",
+        }
+    }
+}
+
+/// What is held of a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// What it is of: `host memory of m`.
+    pub title: String,
+    /// What is held, part by part, in bytes; parts with nothing in them are left out.
+    pub parts: Vec<(Held, u64)>,
+    /// What may be held, in bytes: the hard budget, or what the machine has; `None` without a limit.
+    pub limit: Option<u64>,
+    /// From where on it is replaced in a quiet moment, in bytes.
+    pub soft: Option<u64>,
+}
+
+const WIDTH: f64 = 200.0;
+const HEIGHT: f64 = 12.0;
+
+impl Bar {
+    /// Bytes that are held.
+    pub fn held(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for who does not see the bar.
+    pub fn words(&self) -> String {
+        let held = ByteSize(self.held());
+        let whole = match self.limit {
+            Some(limit) => format!("{held} of {}", ByteSize(limit)),
+            None => held.to_string(),
+        };
+        let parts: Vec<String> =
+            self.present().map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes))).collect();
+        let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+        let free = self.limit.and_then(|limit| limit.checked_sub(self.held())).filter(|free| *free > 0);
+        let free = free.map_or_else(String::new, |free| format!(", free {}", ByteSize(free)));
+        let over = self.limit.and_then(|limit| self.held().checked_sub(limit)).filter(|over| *over > 0);
+        let over = over.map_or_else(String::new, |over| format!(", {} too much", ByteSize(over)));
+        format!("{whole}{parts}{free}{over}")
+    }
+
+    fn present(&self) -> impl Iterator<Item = (Held, u64)> {
+        self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
+    }
+
+    /// The bar alone. What is held beyond the limit makes the bar longer than the limit, which is then a line in it.
+    pub fn svg(&self) -> String {
+        let all = self.held().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
+        let place = |bytes: u64| exact(bytes) / exact(all) * WIDTH;
+        let mut html = Html::new();
+        let view = format!("0 0 {WIDTH} {HEIGHT}");
+        html.within(
+            "svg",
+            &[("class", &"bar"), ("viewBox", &view), ("preserveAspectRatio", &"none"), ("role", &"img")],
+            |svg| {
+                svg.element("title", &[], format_args!("{}: {}", self.title, self.words()));
+                let room: [(&'static str, &dyn Display); 5] =
+                    [("class", &"room"), ("x", &0), ("y", &0), ("width", &WIDTH), ("height", &HEIGHT)];
+                svg.shape("rect", &room);
+                let mut from = 0;
+                for (held, bytes) in self.present() {
+                    let (x, end) = (place(from), place(from.saturating_add(bytes)));
+                    from = from.saturating_add(bytes);
+                    let class = held.class();
+                    let (x, width) = (Px(x), Px(end - x));
+                    svg.shape(
+                        "rect",
+                        &[("class", &class), ("x", &x), ("y", &0), ("width", &width), ("height", &HEIGHT)],
+                    );
+                    // Parts are told apart by the line between them as well.
+                    upright(svg, "edge", end);
+                }
+                if let Some(soft) = self.soft {
+                    upright(svg, "soft", place(soft));
+                }
+                if let Some(limit) = self.limit.filter(|limit| *limit < self.held()) {
+                    upright(svg, "over", place(limit));
+                }
+            },
+        );
+        html.into_string()
+    }
+
+    /// The bar, and beneath it how much of how much.
+    pub fn html(&self) -> String {
+        let held = ByteSize(self.held());
+        let mut html = Html::new();
+        html.raw(&self.svg());
+        html.within("span", &[("class", &"holds")], |text| {
+            match self.limit {
+                Some(limit) => text.text(format_args!("{held} of {}", ByteSize(limit))),
+                None => text.text(held),
+            };
+        });
+        html.into_string()
+    }
+}
+
+fn upright(svg: &mut Html, class: &str, x: f64) {
+    let x = Px(x.clamp(0.0, WIDTH));
+    svg.shape("line", &[("class", &class), ("x1", &x), ("x2", &x), ("y1", &0), ("y2", &HEIGHT)]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_bar_says_what_is_held_of_what() {
+        let mut bar = Bar {
+            title: "host memory of <m>".to_owned(),
+            parts: vec![(Held::Weights, 8 * GIB), (Held::Cache, 0), (Held::Growth, 4 * GIB)],
+            limit: Some(16 * GIB),
+            soft: Some(14 * GIB),
+        };
+        assert_eq!(bar.words(), "12.0 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.0 GiB, free 4.0 GiB");
+        insta::assert_snapshot!(bar.html().replace("><", ">\n<"));
+        bar.limit = Some(10 * GIB);
+        assert_eq!(bar.words(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
+        assert!(bar.svg().contains("class=\"over\""));
+        let empty = Bar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
+        assert_eq!(empty.words(), "0 B");
+        let huge = Bar { parts: vec![(Held::Other, u64::MAX), (Held::Other, u64::MAX)], ..empty };
+        assert!(!huge.svg().contains("NaN") && !huge.svg().contains("inf"));
+    }
+}

@@ -1,0 +1,219 @@
+//! HTML and SVG that are always well formed: text is escaped where it is written, and whoever opens an element cannot forget to
+//! close it.
+//!
+//! What it is given is hostile: names of models, lines of logs and errors come from others. Beside the five characters of
+//! markup it takes out what can show a line otherwise than it reads: control characters, and those that turn the direction of
+//! text around.
+
+use std::fmt::{Display, Write};
+
+/// Attributes: names of ours, and values of any origin.
+pub type Attributes<'a> = &'a [(&'static str, &'a dyn Display)];
+
+/// Text as it may stand in an element or in an attribute with quotation marks.
+pub fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    push_escaped(&mut safe, text);
+    safe
+}
+
+fn push_escaped(safe: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            '\n' | '\t' => safe.push(c),
+            c if c.is_control() || turns_around(c) => safe.push(char::REPLACEMENT_CHARACTER),
+            c => safe.push(c),
+        }
+    }
+}
+
+/// Embeddings, overrides and isolates of direction: with them a name can look like another one.
+const fn turns_around(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Takes what is written to it in escaped.
+struct Escaping<'a>(&'a mut String);
+
+impl Write for Escaping<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        push_escaped(self.0, text);
+        Ok(())
+    }
+}
+
+/// A fragment of a page, written from its beginning to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Html(String);
+
+impl Html {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self(String::new())
+    }
+
+    /// Text.
+    pub fn text(&mut self, text: impl Display) -> &mut Self {
+        // Writing to a String cannot fail.
+        let _ = write!(Escaping(&mut self.0), "{text}");
+        self
+    }
+
+    /// Markup of ours, as it is: another fragment, or an entity. Never anything that came from elsewhere.
+    pub fn raw(&mut self, markup: &str) -> &mut Self {
+        self.0.push_str(markup);
+        self
+    }
+
+    /// An element with text.
+    pub fn element(
+        &mut self,
+        name: &'static str,
+        attributes: Attributes<'_>,
+        text: impl Display,
+    ) -> &mut Self {
+        self.within(name, attributes, |inside| {
+            inside.text(text);
+        })
+    }
+
+    /// An element with whatever is written in it.
+    pub fn within(
+        &mut self,
+        name: &'static str,
+        attributes: Attributes<'_>,
+        write: impl FnOnce(&mut Self),
+    ) -> &mut Self {
+        self.open(name, attributes);
+        self.0.push('>');
+        write(self);
+        self.0.extend(["</", name, ">"]);
+        self
+    }
+
+    /// An element of HTML that has no end: `br`, `input`, `link`, `meta`.
+    pub fn void(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
+        self.open(name, attributes);
+        self.0.push('>');
+        self
+    }
+
+    /// An element of SVG with nothing in it.
+    pub fn shape(&mut self, name: &'static str, attributes: Attributes<'_>) -> &mut Self {
+        self.open(name, attributes);
+        self.0.push_str("/>");
+        self
+    }
+
+    fn open(&mut self, name: &'static str, attributes: Attributes<'_>) {
+        self.0.extend(["<", name]);
+        for (name, value) in attributes {
+            debug_assert!(
+                *name != "style" && !name.starts_with("on"),
+                "`{name}` is refused by the page's policy for content"
+            );
+            self.0.extend([" ", name, "=\""]);
+            let _ = write!(Escaping(&mut self.0), "{value}");
+            self.0.push('"');
+        }
+    }
+
+    /// A list; nothing where there are no lines.
+    pub fn list<T: Display>(&mut self, lines: impl IntoIterator<Item = T>) -> &mut Self {
+        let mut lines = lines.into_iter().peekable();
+        if lines.peek().is_some() {
+            self.within("ul", &[], |list| {
+                for line in lines {
+                    list.element("li", &[], line);
+                }
+            });
+        }
+        self
+    }
+
+    /// Names and what they stand for: one description for each name, however many lines it has. Pairs without a description
+    /// are left out.
+    pub fn terms<N: Display, V: AsRef<str>>(&mut self, pairs: impl IntoIterator<Item = (N, V)>) -> &mut Self {
+        self.within("dl", &[("class", &"terms")], |list| {
+            for (name, value) in pairs {
+                let value = value.as_ref().trim_end();
+                if !value.is_empty() {
+                    // Both in one box, so that a long description can never push the next name beside it.
+                    list.within("div", &[], |pair| {
+                        pair.element("dt", &[], name).element("dd", &[], value);
+                    });
+                }
+            }
+        })
+    }
+
+    /// What was written.
+    pub fn into_string(self) -> String {
+        self.0
+    }
+
+    /// What was written so far.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Html {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_told_can_leave_its_place() {
+        for (text, safe) in [
+            ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+            ("\" onload=\"x", "&quot; onload=&quot;x"),
+            ("it's & more", "it&#39;s &amp; more"),
+            ("a\u{0}b\u{1b}[31m\r", "a\u{fffd}b\u{fffd}[31m\u{fffd}"),
+            ("gguf\u{202e}fdp.exe", "gguf\u{fffd}fdp.exe"),
+            ("two\nlines\tand 漢字 é", "two\nlines\tand 漢字 é"),
+        ] {
+            assert_eq!(escape(text), safe);
+        }
+    }
+
+    #[test]
+    fn elements_are_closed_and_values_stay_in_their_quotation_marks() {
+        let mut html = Html::new();
+        html.within("a", &[("href", &"/page?model=\"x\"&a='b'"), ("data-n", &1.5)], |link| {
+            link.text("<b>").raw("&nbsp;").shape("path", &[("d", &"M0 0")]);
+        });
+        assert_eq!(
+            html.as_str(),
+            "<a href=\"/page?model=&quot;x&quot;&amp;a=&#39;b&#39;\" data-n=\"1.5\">&lt;b&gt;&nbsp;<path d=\"M0 0\"/></a>"
+        );
+        let mut html = Html::new();
+        html.list(Vec::<String>::new()).list(["<one>"]).void("br", &[]);
+        assert_eq!(html.into_string(), "<ul><li>&lt;one&gt;</li></ul><br>");
+    }
+
+    #[test]
+    fn each_term_has_one_description_whatever_it_says() {
+        let mut html = Html::new();
+        html.terms([
+            ("a", "1"),
+            ("llama-server says", "version: 1\nbuilt with\n</dd><dd>"),
+            ("none", "  \n"),
+            ("b", "2"),
+        ]);
+        let text = html.into_string();
+        assert_eq!((text.matches("<dt>").count(), text.matches("<dd>").count()), (3, 3), "{text}");
+        assert_eq!(text.matches("</dt><dd>").count(), 3, "{text}");
+        assert!(text.contains("built with\n&lt;/dd&gt;") && !text.contains("none"), "{text}");
+    }
+}

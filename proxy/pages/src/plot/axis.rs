@@ -1,0 +1,216 @@
+//! Round numbers along an axis: 1, 2 or 5 times a power of ten of a unit apart, and on a clock whole minutes, hours or days.
+
+use super::{Across, Up};
+use crate::number::grouped;
+use crate::time::Moment;
+
+/// Parts of an axis, at most.
+const PARTS: f64 = 6.0;
+
+/// A label of an axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tick {
+    pub(super) at: f64,
+    pub(super) label: String,
+}
+
+/// Round numbers that hold all values between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ticks {
+    pub(super) all: Vec<Tick>,
+    /// From one to the next.
+    pub(super) step: f64,
+}
+
+/// Seconds from label to label that people count in.
+const CLOCK: [f64; 18] = [
+    1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0,
+    43_200.0, 86_400.0, 172_800.0, 432_000.0,
+];
+const DAY: f64 = 86_400.0;
+
+impl Ticks {
+    /// Of the vertical axis: its first and last number are its ends.
+    pub(super) fn up(low: f64, high: f64, up: Up) -> Self {
+        let (unit, name) = match up {
+            Up::Bytes => unit(low, high),
+            Up::Count | Up::PerSecond(_) => (1.0, ""),
+            Up::Seconds if high < 1.0 => (1e-3, " ms"),
+            Up::Seconds => (1.0, " s"),
+        };
+        // There is no half of a byte, and no half of one thing.
+        let whole = up == Up::Count || name == " B";
+        let step = round_up((high - low) / unit / (PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
+        let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
+        let digits = digits(step);
+        let all = places(first, last.max(first + 1.0)).map(|place| {
+            let value = place * step;
+            Tick { at: value * unit, label: grouped(value, digits) + name }
+        });
+        Self { all: all.collect(), step: step * unit }
+    }
+
+    /// Of the horizontal axis: those between its ends.
+    pub(super) fn across(from: f64, to: f64, across: Across) -> Self {
+        match across {
+            Across::Requests => {
+                let step = round_up((to - from) / PARTS).max(1.0);
+                Self::between(from, to, step, |value| grouped(value, 0))
+            }
+            Across::Time => {
+                let fits = |step: &&f64| (to - from) / **step <= PARTS;
+                let step = CLOCK.iter().find(fits).copied();
+                let step = step.unwrap_or_else(|| round_up((to - from) / PARTS / DAY) * DAY);
+                Self::between(from, to, step, |value| clock(value, step))
+            }
+        }
+    }
+
+    fn between(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
+        let all = places((from / step).ceil(), (to / step).floor());
+        let tick = |place: f64| Tick { at: place * step, label: label(place * step) };
+        Self { all: all.map(tick).collect(), step }
+    }
+
+    pub(super) fn first(&self) -> f64 {
+        self.all.first().map_or(0.0, |tick| tick.at)
+    }
+
+    pub(super) fn last(&self) -> f64 {
+        self.all.last().map_or(1.0, |tick| tick.at)
+    }
+}
+
+/// Whole numbers from one to another, and never more of them than an axis has room for.
+fn places(first: f64, last: f64) -> impl Iterator<Item = f64> {
+    (0_u8..16).map(move |at| first + f64::from(at)).take_while(move |place| *place <= last)
+}
+
+/// In which unit bytes are labelled: that of the largest, if steps are no less than a hundredth of it.
+fn unit(low: f64, high: f64) -> (f64, &'static str) {
+    let units = [(40, " TiB"), (30, " GiB"), (20, " MiB"), (10, " KiB")];
+    let step = (high - low) / (PARTS - 1.0);
+    for (power, name) in units {
+        let unit = f64::powi(2.0, power);
+        if high >= unit && step >= unit / 100.0 {
+            return (unit, name);
+        }
+    }
+    (1.0, " B")
+}
+
+/// The next number at or above this one that is 1, 2 or 5 times a power of ten.
+fn round_up(number: f64) -> f64 {
+    if number.is_nan() || number <= 0.0 || number > 1e30 {
+        return 1.0;
+    }
+    let power = 10_f64.powf(number.log10().floor());
+    let share = number / power;
+    // What is at one of them but for the last digit is at it.
+    let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| share <= factor * (1.0 + 1e-9)).unwrap_or(10.0);
+    factor * power
+}
+
+/// Digits behind the point that labels need.
+fn digits(step: f64) -> usize {
+    [1.0, 0.1, 0.01, 0.001, 1e-4].iter().position(|least| step >= least * (1.0 - 1e-9)).unwrap_or(5)
+}
+
+/// A moment of the axis: the date at midnight, the time else.
+fn clock(unix: f64, step: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
+    let moment = Moment::of(unix.round() as i64);
+    if step >= DAY || (moment.hour, moment.minute, moment.second) == (0, 0, 0) {
+        moment.date()
+    } else if step < 60.0 {
+        format!("{}:{:02}", moment.clock(), moment.second)
+    } else {
+        moment.clock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: f64 = 1024.0;
+    const MIB: f64 = 1024.0 * KIB;
+    const GIB: f64 = 1024.0 * MIB;
+
+    fn labels(ticks: &Ticks) -> Vec<&str> {
+        ticks.all.iter().map(|tick| tick.label.as_str()).collect()
+    }
+
+    #[test]
+    fn axes_of_bytes_have_round_numbers_that_hold_all_values() {
+        for (low, high, found) in [
+            (784.0 * KIB, 17.0 * MIB, "0 MiB, 5 MiB, 10 MiB, 15 MiB, 20 MiB"),
+            (435.0 * MIB, 1292.0 * MIB, "0.4 GiB, 0.6 GiB, 0.8 GiB, 1.0 GiB, 1.2 GiB, 1.4 GiB"),
+            (3.0 * GIB, 5.1 * GIB, "3.0 GiB, 3.5 GiB, 4.0 GiB, 4.5 GiB, 5.0 GiB, 5.5 GiB"),
+            (100.0 * GIB, 160.0 * GIB, "100 GiB, 120 GiB, 140 GiB, 160 GiB"),
+            (100.0 * GIB, 100.08 * GIB, "100.00 GiB, 100.02 GiB, 100.04 GiB, 100.06 GiB, 100.08 GiB"),
+            (
+                100.0 * GIB,
+                100.0 * GIB + 20.0 * MIB,
+                "102,400 MiB, 102,405 MiB, 102,410 MiB, 102,415 MiB, 102,420 MiB",
+            ),
+            (0.0, 800.0, "0 B, 200 B, 400 B, 600 B, 800 B"),
+        ] {
+            let ticks = Ticks::up(low, high, Up::Bytes);
+            assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
+            assert_eq!(labels(&ticks).join(", "), found);
+        }
+        // Whatever the values, there are a few labels, and none has a broken number.
+        let mut low: f64 = 1.0;
+        while low < 1e15 {
+            for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {
+                let ticks = Ticks::up(low, low * factor, Up::Bytes);
+                let count = ticks.all.len();
+                assert!((2..=8).contains(&count), "{low} {factor} {:?}", labels(&ticks));
+                let (below, above) = (low * (1.0 + 1e-9), low * factor * (1.0 - 1e-9));
+                assert!(ticks.first() <= below && ticks.last() >= above, "{low} {factor} {ticks:?}");
+                let mut all = labels(&ticks);
+                all.dedup();
+                assert_eq!(all.len(), count, "{low} {factor} {all:?}");
+            }
+            low *= 1.7;
+        }
+    }
+
+    #[test]
+    fn other_numbers_have_their_unit() {
+        assert_eq!(
+            labels(&Ticks::up(0.0, 0.42, Up::Seconds)),
+            ["0 ms", "100 ms", "200 ms", "300 ms", "400 ms", "500 ms"]
+        );
+        assert_eq!(labels(&Ticks::up(0.0, 3.1, Up::Seconds)), ["0 s", "1 s", "2 s", "3 s", "4 s"]);
+        assert_eq!(labels(&Ticks::up(0.0, 2.0, Up::Count)), ["0", "1", "2"]);
+        assert_eq!(
+            labels(&Ticks::up(0.0, 0.9, Up::PerSecond("tokens"))),
+            ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+        );
+        assert_eq!(labels(&Ticks::up(5.0, 5.0, Up::Count)).len(), 2);
+    }
+
+    #[test]
+    fn a_clock_shows_whole_minutes_hours_and_days() {
+        // Thursday, 26 November 2026, 14:03:20.
+        let now = 1_795_701_800.0;
+        let at = |span: f64| Ticks::across(now - span, now, Across::Time);
+        assert_eq!(labels(&at(3600.0)), ["13:10", "13:20", "13:30", "13:40", "13:50", "14:00"]);
+        assert_eq!(labels(&at(6.0 * 3600.0)), ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00"]);
+        assert_eq!(labels(&at(86_400.0)), ["18:00", "26 Nov", "06:00", "12:00"]);
+        assert_eq!(labels(&at(7.0 * 86_400.0)), ["21 Nov", "23 Nov", "25 Nov"]);
+        assert_eq!(labels(&at(30.0 * 86_400.0)).len(), 6);
+        assert_eq!(labels(&at(45.0)), ["14:02:45", "14:03:00", "14:03:15"]);
+        assert!((3..=7).contains(&at(400.0 * 86_400.0).all.len()));
+    }
+
+    #[test]
+    fn requests_are_whole() {
+        assert_eq!(labels(&Ticks::across(1.0, 184.0, Across::Requests)), ["50", "100", "150"]);
+        assert_eq!(labels(&Ticks::across(0.0, 3.0, Across::Requests)), ["0", "1", "2", "3"]);
+        assert_eq!(labels(&Ticks::across(0.0, 12_000.0, Across::Requests))[1], "2,000");
+        assert_eq!(labels(&Ticks::across(7.0, 7.0, Across::Requests)), ["7"]);
+    }
+}

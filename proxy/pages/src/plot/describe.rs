@@ -1,0 +1,215 @@
+//! A plot in words: what is seen in a sentence, a legend, and the list of what was done.
+
+use std::fmt::Write as _;
+
+use warden_policies::ByteSize;
+use warden_policies::units::whole;
+
+use super::frame::Frame;
+use super::mark::shown;
+use super::{Across, Limit, Mark, MarkKind, Plot, Up, is_number};
+use crate::html::Html;
+use crate::number::grouped;
+use crate::time::{Moment, time};
+
+/// What is seen: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at most. …`
+pub(super) fn sentence(plot: &Plot, frame: &Frame) -> String {
+    let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
+    let mut text = match (shown_levels().next(), shown_levels().last()) {
+        (Some(first), Some(last)) => {
+            let most = shown_levels().map(|level| level.high).fold(f64::MIN, f64::max);
+            let span = match plot.across {
+                Across::Requests => {
+                    format!("Over requests {} to {}", place(plot.across, first.x), place(plot.across, last.x))
+                }
+                Across::Time => {
+                    format!("From {} to {}", place(plot.across, first.x), place(plot.across, last.x))
+                }
+            };
+            let value = |value: f64| amount(plot.up, value);
+            format!(
+                "{span} it goes from {} to {}, with {} at most.",
+                value(first.value),
+                value(last.value),
+                value(most)
+            )
+        }
+        _ => String::new(),
+    };
+    for law in plot.laws.iter().filter(|law| !law.name.is_empty()) {
+        let _ = write!(text, " {}.", capital(&law.name));
+    }
+    for limit in plot.limits.iter().filter(|limit| is_number(limit.at)) {
+        let _ = write!(text, " {}.", capital(&limit_name(plot, frame, limit)));
+    }
+    if let Some(coming) = coming(plot) {
+        let _ = write!(text, " {}.", capital(&coming));
+    }
+    let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
+    match marks.len() + left_out {
+        0 => {}
+        1 => text.push_str(" One thing happened in that time."),
+        count => {
+            let _ = write!(text, " {count} things happened in that time.");
+        }
+    }
+    text
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
+}
+
+/// A value with its unit.
+fn amount(up: Up, value: f64) -> String {
+    match up {
+        Up::Bytes => ByteSize(whole(value)).to_string(),
+        Up::Count => grouped(value, 0),
+        Up::Seconds if value < 1.0 => format!("{:.0} ms", value * 1e3),
+        Up::Seconds => format!("{value:.1} s"),
+        Up::PerSecond(what) => format!("{value:.1} {what} a second"),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
+fn moment(unix: f64) -> i64 {
+    unix.round() as i64
+}
+
+fn place(across: Across, x: f64) -> String {
+    match across {
+        Across::Requests => grouped(x, 0),
+        Across::Time => Moment::of(moment(x)).told(),
+    }
+}
+
+/// `the soft budget, 20.0 GiB`, and that it lies above what is drawn.
+fn limit_name(plot: &Plot, frame: &Frame, limit: &Limit) -> String {
+    let above = if frame.shows(limit) { "" } else { ", beyond the plot" };
+    format!("{}: {}{above}", limit.kind.word(), amount(plot.up, limit.at))
+}
+
+fn coming(plot: &Plot) -> Option<String> {
+    let coming = plot.coming.filter(|coming| is_number(coming.limit) && is_number(coming.from.0))?;
+    let when = |at: f64| {
+        // Beyond a hundred years, or any number of requests.
+        let far = if plot.across == Across::Time { coming.from.0 + 3.2e9 } else { 1e9 };
+        if !is_number(at) || at >= far { "never".to_owned() } else { place(plot.across, at) }
+    };
+    let [early, likely, late] = coming.reached.map(when);
+    let (at, limit) =
+        (if plot.across == Across::Time { "" } else { "request " }, amount(plot.up, coming.limit));
+    Some(format!("forecast: {limit} at {at}{likely} ({early} to {late})"))
+}
+
+/// What a mark says where somebody points at it.
+pub(super) fn mark(across: Across, mark: &Mark) -> String {
+    let at = match across {
+        Across::Requests => format!("request {}", place(across, mark.x)),
+        Across::Time => place(across, mark.x),
+    };
+    match mark.kind {
+        MarkKind::Other => format!("{at}: {}", mark.why),
+        kind => format!("{}, {at}: {}", kind.word(), mark.why),
+    }
+}
+
+pub(super) fn figure(plot: &Plot, caption: &Html) -> String {
+    let mut html = Html::new();
+    html.within("figure", &[], |figure| {
+        if !caption.as_str().is_empty() {
+            figure.within("figcaption", &[], |words| {
+                words.raw(caption.as_str());
+            });
+        }
+        match Frame::of(plot) {
+            Some(frame) => {
+                figure.raw(&super::draw::svg(plot, &frame));
+                legend(plot, &frame, figure);
+                list(plot, &frame, figure);
+            }
+            None => {
+                figure.element("p", &[("class", &"quiet")], "Nothing was read in this time.");
+            }
+        }
+    });
+    html.into_string()
+}
+
+/// What each line and area is. What stands alone needs none.
+fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
+    let line = |class: String| ("M1 6H25", class);
+    let area = |class: &str| ("M1 1H25V11H1z", class.to_owned());
+    let mut rows: Vec<((&str, String), String)> = Vec::new();
+    for curve in plot.curves.iter().filter(|curve| !curve.stretches.is_empty()) {
+        rows.push((line(format!("curve {}", curve.kind.class())), curve.name.clone()));
+    }
+    let named = plot.laws.iter().filter(|law| !law.name.is_empty());
+    rows.extend(named.map(|law| (line("law".to_owned()), law.name.clone())));
+    rows.extend(plot.areas.iter().map(|one| (area(one.kind.class()), one.name.clone())));
+    let limits = plot.limits.iter().filter(|limit| is_number(limit.at));
+    rows.extend(
+        limits.map(|limit| (line(format!("limit {}", limit.kind.class())), limit_name(plot, frame, limit))),
+    );
+    rows.extend(coming(plot).map(|words| (line("coming".to_owned()), words)));
+    // Each kind and name once.
+    let mut seen = std::collections::BTreeSet::new();
+    rows.retain(|((_, class), name)| seen.insert((class.clone(), name.clone())));
+    html.within("ul", &[("class", &"legend")], |list| {
+        for ((d, class), name) in &rows {
+            list.within("li", &[], |item| {
+                item.within(
+                    "svg",
+                    &[("class", &"plot-key"), ("viewBox", &"0 0 26 12"), ("aria-hidden", &"true")],
+                    |svg| {
+                        svg.shape("path", &[("class", class), ("d", d)]);
+                    },
+                );
+                item.text(name);
+            });
+        }
+    });
+}
+
+/// What happened, so that nobody has to point at marks to read it.
+fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
+    let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
+    if marks.is_empty() {
+        return;
+    }
+    html.within("details", &[("class", &"marks")], |details| {
+        details.element("summary", &[], format_args!("What happened: {}", marks.len() + left_out));
+        details.within("ul", &[], |list| {
+            if left_out > 0 {
+                list.element(
+                    "li",
+                    &[("class", &"quiet")],
+                    format_args!("{left_out} earlier ones are not shown"),
+                );
+            }
+            for mark in marks {
+                list.within("li", &[], |item| {
+                    item.within(
+                        "svg",
+                        &[("class", &"shape"), ("viewBox", &"-6 -6 12 12"), ("aria-hidden", &"true")],
+                        |svg| {
+                            svg.shape("path", &[("d", &mark.kind.path()), ("fill", &"currentColor")]);
+                        },
+                    );
+                    item.text(" ");
+                    match plot.across {
+                        Across::Time => item.raw(&time(moment(mark.x))),
+                        Across::Requests => item.text(format_args!("request {}", place(plot.across, mark.x))),
+                    };
+                    match mark.kind {
+                        MarkKind::Other => item.text(format_args!(": {}", mark.why)),
+                        kind => item.text(format_args!(", {}: {}", kind.word(), mark.why)),
+                    };
+                });
+            }
+        });
+    });
+}

@@ -1,0 +1,242 @@
+//! The drawing: from the back to the front areas, the grid, limits, bands, lines, what will come, and marks on top.
+
+use std::fmt::{Display, Write as _};
+
+use super::frame::{BOTTOM, Frame, HEIGHT, LEFT, RIGHT, TOP, WIDTH};
+use super::mark::{Mark, shown};
+use super::{Across, AreaKind, Coming, CurveKind, Level, Limit, LimitKind, Plot, describe, is_number};
+use crate::html::{Attributes, Html};
+use crate::number::{Px, Value};
+
+impl CurveKind {
+    pub(super) const fn class(self) -> &'static str {
+        match self {
+            Self::Readings => "read",
+            Self::WithoutKept => "rest",
+            Self::Other => "more",
+        }
+    }
+}
+
+impl AreaKind {
+    pub(super) const fn class(self) -> &'static str {
+        match self {
+            Self::Declared => "declared",
+            Self::Kept => "kept",
+            Self::Weights => "area-weights",
+        }
+    }
+}
+
+impl LimitKind {
+    pub(super) const fn class(self) -> &'static str {
+        match self {
+            Self::Soft => "soft",
+            Self::Hard => "hard",
+            Self::Most => "most",
+        }
+    }
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Soft => "soft budget",
+            Self::Hard => "hard budget",
+            Self::Most => "all there is",
+        }
+    }
+}
+
+/// What is narrower than this is no range that could be seen.
+const SEEN: f64 = 0.7;
+
+pub(super) fn svg(plot: &Plot, frame: &Frame) -> String {
+    let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+    let across = if plot.across == Across::Time { "time" } else { "requests" };
+    let mut html = Html::new();
+    html.within(
+        "svg",
+        &[
+            ("class", &"plot"),
+            ("viewBox", &format_args!("0 0 {WIDTH} {HEIGHT}")),
+            ("role", &"img"),
+            ("data-across", &across),
+            ("data-left", &LEFT),
+            ("data-right", &right),
+            ("data-top", &TOP),
+            ("data-bottom", &bottom),
+            ("data-x-from", &Value(frame.from)),
+            ("data-x-to", &Value(frame.to)),
+            ("data-y-from", &Value(frame.up.first())),
+            ("data-y-to", &Value(frame.up.last())),
+        ],
+        |svg| {
+            svg.element("title", &[], &plot.title);
+            svg.element("desc", &[], describe::sentence(plot, frame));
+            axes(plot, frame, svg);
+            // What reaches farther than the axes is cut off there.
+            let (width, height) = (right - LEFT, bottom - TOP);
+            let view = format!("{LEFT} {TOP} {width} {height}");
+            svg.within(
+                "svg",
+                &[
+                    ("x", &LEFT),
+                    ("y", &TOP),
+                    ("width", &width),
+                    ("height", &height),
+                    ("viewBox", &view),
+                    ("overflow", &"hidden"),
+                ],
+                |inside| layers(plot, frame, inside),
+            );
+            for limit in plot.limits.iter().filter(|limit| frame.shows(limit)) {
+                name(frame, limit, svg);
+            }
+            for mark in shown(&plot.marks, frame.from, frame.to).0 {
+                done(plot, frame, mark, svg);
+            }
+        },
+    );
+    html.into_string()
+}
+
+fn axes(plot: &Plot, frame: &Frame, svg: &mut Html) {
+    for tick in &frame.up.all {
+        let y = Px(frame.y(tick.at));
+        let end = Px(WIDTH - RIGHT);
+        svg.shape("line", &[("class", &"grid"), ("x1", &Px(LEFT)), ("x2", &end), ("y1", &y), ("y2", &y)]);
+        let (x, y) = (Px(LEFT - 8.0), Px(frame.y(tick.at) + 4.0));
+        svg.element("text", &[("class", &"at-y"), ("x", &x), ("y", &y)], &tick.label);
+    }
+    for tick in &frame.across.all {
+        let (x, y) = (Px(frame.x(tick.at)), Px(HEIGHT - 8.0));
+        let (time, step) = (Value(tick.at), Value(frame.across.step));
+        let place: [(&'static str, &dyn Display); 3] = [("class", &"at-x"), ("x", &x), ("y", &y)];
+        let moment: [(&'static str, &dyn Display); 2] = [("data-time", &time), ("data-step", &step)];
+        let moment = if plot.across == Across::Time { &moment[..] } else { &[] };
+        svg.element("text", &[&place, moment].concat(), &tick.label);
+    }
+    let (x, y) = (Px(LEFT - 8.0), Px(HEIGHT - 8.0));
+    let name = if plot.across == Across::Time { "UTC" } else { "requests" };
+    svg.element("text", &[("class", &"at-y unit"), ("x", &x), ("y", &y)], name);
+}
+
+fn layers(plot: &Plot, frame: &Frame, svg: &mut Html) {
+    for area in &plot.areas {
+        for stretch in &area.stretches {
+            filled(frame, stretch, area.kind.class(), svg);
+        }
+    }
+    for limit in plot.limits.iter().filter(|limit| frame.shows(limit)) {
+        let (from, to) = limit.held.unwrap_or((frame.from, frame.to));
+        let y = Px(frame.y(limit.at));
+        let class = format_args!("limit {}", limit.kind.class());
+        let (from, to) = (from.clamp(frame.from, frame.to), to.clamp(frame.from, frame.to));
+        let (from, to) = (Px(frame.x(from)), Px(frame.x(to)));
+        svg.shape("line", &[("class", &class), ("x1", &from), ("x2", &to), ("y1", &y), ("y2", &y)]);
+    }
+    // Broad and beneath the readings, because where it is right it lies under them.
+    for law in &plot.laws {
+        filled(frame, &law.levels, "band", svg);
+        traced("law", &line(frame, &law.levels), &law.name, svg);
+    }
+    for (curve, stretches) in plot.curves.iter().zip(&frame.curves) {
+        let class = curve.kind.class();
+        for stretch in stretches {
+            filled(frame, stretch, &format!("range {class}"), svg);
+        }
+        let d: String = stretches.iter().map(|stretch| line(frame, stretch)).collect();
+        traced(&format!("curve {class}"), &d, &curve.name, svg);
+    }
+    if let Some(coming) = &plot.coming {
+        to_come(frame, coming, svg);
+    }
+}
+
+fn traced(class: &str, d: &str, name: &str, svg: &mut Html) {
+    if !d.is_empty() {
+        svg.within("path", &[("class", &class), ("d", &d)], |path| {
+            path.element("title", &[], name);
+        });
+    }
+}
+
+fn line(frame: &Frame, levels: &[Level]) -> String {
+    let mut d = String::new();
+    let places = levels.iter().filter(|level| level.is_known());
+    for (index, level) in places.enumerate() {
+        let letter = if index == 0 { 'M' } else { 'L' };
+        let _ = write!(d, "{letter}{} {}", Px(frame.x(level.x)), Px(frame.y(level.value)));
+    }
+    // A single reading is a dot: a line of no length with round ends.
+    if levels.len() == 1 && !d.is_empty() {
+        d.push_str("h0");
+    }
+    d
+}
+
+/// From the low ends to the high ones, if there is anything between them.
+fn filled(frame: &Frame, levels: &[Level], class: &str, svg: &mut Html) {
+    let levels: Vec<&Level> = levels.iter().filter(|level| level.is_known()).collect();
+    if levels.len() < 2 || !levels.iter().any(|level| frame.y(level.low) - frame.y(level.high) >= SEEN) {
+        return;
+    }
+    let mut d = String::new();
+    let highs = levels.iter().map(|level| (level.x, level.high));
+    for (index, (x, y)) in highs.chain(levels.iter().rev().map(|level| (level.x, level.low))).enumerate() {
+        let letter = if index == 0 { 'M' } else { 'L' };
+        let _ = write!(d, "{letter}{} {}", Px(frame.x(x)), Px(frame.y(y)));
+    }
+    d.push('z');
+    svg.shape("path", &[("class", &class), ("d", &d)]);
+}
+
+/// A broken line to where the limit is reached, between the earliest and the latest one, as far as the plot goes.
+fn to_come(frame: &Frame, coming: &Coming, svg: &mut Html) {
+    let (x, y) = coming.from;
+    let known = [x, y, coming.limit].into_iter().all(is_number);
+    if !known || x >= frame.to {
+        return;
+    }
+    // Where a straight line to the limit leaves the plot or reaches it.
+    let end = |at: f64| {
+        if at.is_nan() || at <= x {
+            return (x, coming.limit);
+        }
+        let to = at.min(frame.to);
+        let share = if at.is_finite() { (to - x) / (at - x) } else { 0.0 };
+        (to, y + (coming.limit - y) * share)
+    };
+    let [early, likely, late] = coming.reached.map(end);
+    let place = |(x, y): (f64, f64)| format!("{} {}", Px(frame.x(x)), Px(frame.y(y)));
+    let (start, corner) = (place((x, y)), place((late.0, coming.limit)));
+    let corner = if early.0 < late.0 && late.0 >= frame.to { format!("L{corner}") } else { String::new() };
+    let wedge = format!("M{start}L{}{corner}L{}z", place(early), place(late));
+    svg.shape("path", &[("class", &"coming-range"), ("d", &wedge)]);
+    traced("coming", &format!("M{start}L{}", place(likely)), "forecast", svg);
+}
+
+/// The name of a limit at its left end, where what grows is farther down: above its line, and that of a soft budget beneath it, because the
+/// hard one may be right above.
+fn name(frame: &Frame, limit: &Limit, svg: &mut Html) {
+    let from = limit.held.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
+    let (shift, hang) = if limit.kind == LimitKind::Soft { (4.0, "hanging") } else { (-4.0, "auto") };
+    let (x, y) = (Px(frame.x(from) + 8.0), Px(frame.y(limit.at) + shift));
+    let class = format_args!("limit-name {}", limit.kind.class());
+    let place: Attributes<'_> = &[("class", &class), ("x", &x), ("y", &y), ("dominant-baseline", &hang)];
+    svg.element("text", place, limit.kind.word());
+}
+
+fn done(plot: &Plot, frame: &Frame, mark: &Mark, svg: &mut Html) {
+    let x = frame.x(mark.x);
+    let (top, bottom) = (Px(TOP - 4.0), Px(HEIGHT - BOTTOM));
+    let place = format_args!("translate({} {})", Px(x), Px(TOP - 12.0));
+    svg.within("g", &[("class", &format_args!("mark {}", mark.kind.word()))], |group| {
+        group.element("title", &[], describe::mark(plot.across, mark));
+        let x = Px(x);
+        group.shape("line", &[("x1", &x), ("x2", &x), ("y1", &top), ("y2", &bottom)]);
+        // In a group of its own, so that the stylesheet can make the shape larger where it is.
+        group.within("g", &[("transform", &place)], |shape| {
+            shape.shape("path", &[("d", &mark.kind.path())]);
+        });
+    });
+}

@@ -1,0 +1,78 @@
+//! What was done, and its shape.
+
+/// What kind of thing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MarkKind {
+    /// A process began.
+    Start,
+    /// A process was replaced by the next one.
+    Replacement,
+    /// Memory was asked back.
+    Reclaim,
+    /// A model had to leave for another one.
+    Eviction,
+    /// A model was loaded.
+    Load,
+    /// Another build was tried.
+    Canary,
+    /// A process ended by itself.
+    Crash,
+    /// Another configuration came into force.
+    Configuration,
+    /// What it says is in its reason.
+    Other,
+}
+
+impl MarkKind {
+    /// The word in legends and lists, and the class in the drawing.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Replacement => "replacement",
+            Self::Reclaim => "reclaim",
+            Self::Eviction => "eviction",
+            Self::Load => "load",
+            Self::Canary => "canary",
+            Self::Crash => "crash",
+            Self::Configuration => "configuration",
+            Self::Other => "mark",
+        }
+    }
+
+    /// Its shape around the origin, within 6 to each side.
+    pub(super) const fn path(self) -> &'static str {
+        match self {
+            Self::Start => "M-3 -6L6 0L-3 6z",
+            Self::Replacement => "M-6 -5H6L0 6z",
+            Self::Reclaim => "M0 -6L6 0L0 6L-6 0z",
+            Self::Eviction => "M-5 -5H5V5H-5z",
+            Self::Load => "M-6 5H6L0 -6z",
+            Self::Canary => "M0 -6L2 -2H6L3 1.5L4 6L0 3.5L-4 6L-3 1.5L-6 -2H-2z",
+            Self::Crash => "M-6 -4L-4 -6L0 -2L4 -6L6 -4L2 0L6 4L4 6L0 2L-4 6L-6 4L-2 0z",
+            Self::Configuration => "M-2 -6H2V-2H6V2H2V6H-2V2H-6V-2H-2z",
+            Self::Other => "M0 -4a4 4 0 1 0 0 8a4 4 0 1 0 0 -8z",
+        }
+    }
+}
+
+/// Something that was done at a place of the horizontal axis.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mark {
+    /// Where: requests, or seconds since 1970.
+    pub x: f64,
+    /// What it was.
+    pub kind: MarkKind,
+    /// Why, in words: text of any origin.
+    pub why: String,
+}
+
+/// Marks of one plot that are shown at most: the last ones. More of them stand on top of each other.
+pub(super) const MOST_MARKS: usize = 200;
+
+/// Those within a span, in the order of the axis, and how many before them were left out.
+pub(super) fn shown(marks: &[Mark], from: f64, to: f64) -> (Vec<&Mark>, usize) {
+    let mut inside: Vec<&Mark> = marks.iter().filter(|mark| mark.x >= from && mark.x <= to).collect();
+    inside.sort_by(|a, b| a.x.total_cmp(&b.x));
+    let left_out = inside.len().saturating_sub(MOST_MARKS);
+    (inside.split_off(left_out), left_out)
+}

@@ -1,0 +1,107 @@
+//! No more points than can be seen: readings that would fall on one place become one of them, whose range holds all of theirs.
+
+use super::Level;
+use warden_policies::units::{exact, whole};
+
+/// Points of one curve that are drawn at most: more than a screen has places for.
+pub const MOST_POINTS: usize = 1000;
+
+/// Stretches of readings as at most `most` points together. Each point is the last reading of its place, with the least and the most
+/// of all of them as its range, so that nothing is invented and no extreme is lost. A gap narrower than a place is not kept.
+/// What is no number is left out.
+pub fn thin(stretches: &[Vec<Level>], most: usize) -> Vec<Vec<Level>> {
+    let all = || stretches.iter().flatten().filter(|level| level.is_known());
+    let most = most.max(1);
+    if all().count() <= most {
+        let kept = stretches.iter().map(|stretch| stretch.iter().copied().filter(Level::is_known).collect());
+        return kept.filter(|stretch: &Vec<Level>| !stretch.is_empty()).collect();
+    }
+    let first = all().map(|level| level.x).fold(f64::MAX, f64::min);
+    let last = all().map(|level| level.x).fold(f64::MIN, f64::max);
+    let places = u64::try_from(most).unwrap_or(u64::MAX);
+    let place = |x: f64| {
+        let share = if last > first { (x - first) / (last - first) } else { 0.0 };
+        whole(share * exact(places)).min(places - 1)
+    };
+    let mut thinned: Vec<Vec<Level>> = Vec::new();
+    // The place of the last point, and the stretch that it is of.
+    let mut before: Option<(u64, usize)> = None;
+    for (number, stretch) in stretches.iter().enumerate() {
+        for level in stretch.iter().filter(|level| level.is_known()) {
+            let here = place(level.x);
+            let known = before.is_some_and(|(place, _)| place >= here);
+            let goes_on = before.is_some_and(|(_, of)| of == number);
+            match thinned.last_mut().and_then(|points| points.last_mut()).filter(|_| known) {
+                Some(point) => {
+                    *point = Level {
+                        x: level.x.max(point.x),
+                        low: point.low.min(level.low),
+                        value: level.value,
+                        high: point.high.max(level.high),
+                    };
+                }
+                None => match thinned.last_mut().filter(|_| goes_on) {
+                    Some(points) => points.push(*level),
+                    None => thinned.push(vec![*level]),
+                },
+            }
+            before = Some((before.map_or(here, |(place, _)| place.max(here)), number));
+        }
+    }
+    thinned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that look like chance and are the same each time.
+    fn noise(n: u64) -> f64 {
+        exact(n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 40)
+    }
+
+    #[test]
+    fn extremes_and_the_last_reading_are_kept_whatever_is_left_out() {
+        for (count, most) in [(10, 1000), (1000, 1000), (1001, 1000), (50_000, 1000), (50_000, 7), (3, 1)] {
+            let stretch: Vec<Level> = (0..count).map(|n| Level::exact(exact(n), noise(n))).collect();
+            let thinned = thin(std::slice::from_ref(&stretch), most);
+            let points: Vec<Level> = thinned.concat();
+            assert!(points.len() <= most, "{count} {most}");
+            let low = |of: &[Level]| of.iter().map(|level| level.low).fold(f64::MAX, f64::min);
+            let high = |of: &[Level]| of.iter().map(|level| level.high).fold(f64::MIN, f64::max);
+            assert!(low(&points) <= low(&stretch) && high(&points) >= high(&stretch));
+            let (end, last) = (points.last().unwrap(), stretch.last().unwrap());
+            assert_eq!((end.x, end.value), (last.x, last.value));
+            assert!(points.windows(2).all(|two| two[0].x < two[1].x));
+            assert!(
+                points
+                    .iter()
+                    .all(|point| stretch.iter().any(|level| level.value.to_bits() == point.value.to_bits()))
+            );
+        }
+    }
+
+    #[test]
+    fn gaps_stay_and_so_many_that_nobody_sees_them_do_not() {
+        let stretch =
+            |from: u64| -> Vec<Level> { (from..from + 400).map(|n| Level::exact(exact(n), 1.0)).collect() };
+        assert_eq!(thin(&[stretch(0), stretch(1000), stretch(2000)], 100).len(), 3);
+        let short: Vec<Vec<Level>> = (0..9000).map(|n| vec![Level::exact(exact(n), noise(n))]).collect();
+        let thinned = thin(&short, 50);
+        assert!(thinned.concat().len() <= 50);
+    }
+
+    #[test]
+    fn what_is_no_number_or_goes_back_is_no_trouble() {
+        let odd = vec![
+            Level::exact(f64::NAN, 1.0),
+            Level::exact(5.0, f64::INFINITY),
+            Level::exact(3.0, 1.0),
+            Level::exact(1.0, 2.0),
+            Level::exact(9.0, 3.0),
+        ];
+        assert_eq!(thin(std::slice::from_ref(&odd), 10).concat().len(), 3);
+        assert!(thin(&[odd], 2).concat().len() <= 2);
+        assert!(thin(&[], 10).is_empty() && thin(&[vec![]], 0).is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! What the words mean that our pages use, a sentence each, so that all of them say the same.
+
+use warden_policies::MemoryKind;
+use warden_policies::growth::Verdict;
+
+use crate::badge::Tone;
+
+/// All verdicts, from the mildest on.
+pub const VERDICTS: [Verdict; 5] =
+    [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Suspected, Verdict::Leaking];
+
+/// What a verdict means, a sentence.
+pub const fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Warming => {
+            "Too little work was done to say anything, or the growth of the start is not over yet."
+        }
+        Verdict::Steady => "It does not grow with the work that is done.",
+        Verdict::Bounded => {
+            "It grows within what the server is told to keep, such as caches, and ends when those are full."
+        }
+        Verdict::Suspected => {
+            "It grows with the work, and more of that is needed before it is called a leak."
+        }
+        Verdict::Leaking => {
+            "It grows with the work beyond what the server is told to keep, again and again, without a sign of an end."
+        }
+    }
+}
+
+/// The colour and shape of a verdict.
+pub const fn verdict_tone(verdict: Verdict) -> Tone {
+    match verdict {
+        Verdict::Warming => Tone::Busy,
+        Verdict::Steady | Verdict::Bounded => Tone::Good,
+        Verdict::Suspected => Tone::Warn,
+        Verdict::Leaking => Tone::Bad,
+    }
+}
+
+/// A memory in words: `host memory`, `VRAM of GPU 0`.
+pub fn memory(series: MemoryKind) -> String {
+    match series {
+        MemoryKind::Host => "host memory".to_owned(),
+        MemoryKind::Vram(gpu) => format!("VRAM of GPU {}", gpu.0),
+    }
+}
+
+/// What is drawn in plots, word by word of their legends.
+pub const PLOT: [(&str, &str); 5] = [
+    (
+        "law",
+        "What the detector makes of the readings: how they grow with the work, with the range in which the growth lies.",
+    ),
+    (
+        "declared",
+        "What the server is told to keep, such as caches and checkpoints: growth within it is no leak.",
+    ),
+    ("soft budget", "Beyond it the process is replaced in a quiet moment."),
+    ("hard budget", "Beyond it the process is drained and replaced at once."),
+    (
+        "forecast",
+        "When a budget is reached if it goes on like this, with the earliest and the latest moment.",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_verdict_has_a_sentence_of_its_own() {
+        let mut all = VERDICTS.map(verdict);
+        all.sort_unstable();
+        assert!(all.windows(2).all(|two| two[0] != two[1]));
+        assert!(all.iter().all(|text| text.ends_with('.') && text.len() < 130));
+    }
+}

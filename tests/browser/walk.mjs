@@ -1,0 +1,162 @@
+// Walks over every view of the page in a real browser, and tells what it saw as JSON: complaints of the console, requests that left the
+// origin, what axe-core finds, how fast things came, whether keys work. It judges nothing; tests/it/browser.rs does.
+//
+//   node walk.mjs URL FOLDER-OF-PACKAGES CHROMIUM MODEL [FOLDER-FOR-PICTURES]
+//
+// Two words on its input drive it from outside, each answered by a line of JSON on its output: `again` looks whether the page, never loaded
+// again, follows an instance that was started anew; `end` ends it.
+
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+import { readFile } from "node:fs/promises";
+import path from "node:path";
+
+const [, , url, packages, executablePath, model, pictures] = process.argv;
+const require = createRequire(path.join(packages, "package.json"));
+const { chromium } = require("playwright-core");
+const axe = await readFile(require.resolve("axe-core/axe.min.js"), "utf8");
+const input = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const tell = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
+
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+const complaints = [];
+const elsewhere = [];
+// While the instance is away, a browser says in its console that it cannot be reached: that is what it is for.
+let away = false;
+const watched = async (options) => {
+  const context = await browser.newContext({ bypassCSP: false, ...options });
+  const page = await context.newPage();
+  page.on("console", (message) => {
+    if (["error", "warning"].includes(message.type()) && !away) complaints.push(`${page.url()}: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error.message}`));
+  page.on("request", (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith("data:")) elsewhere.push(request.url());
+  });
+  page.on("dialog", (dialog) => dialog.accept());
+  return page;
+};
+
+const VIEWS = ["", "memory", `memory?model=${encodeURIComponent(model)}`, "requests", "events", "logs", "configuration", "builds", "diagnose", "help"];
+
+// axe runs where a page's policy does not reach: in the browser's own world for whoever drives it.
+const judged = async (page) => {
+  const { result } = await (await page.context().newCDPSession(page)).send("Runtime.evaluate", {
+    expression: `${axe}; axe.run(document, { resultTypes: ["violations"] }).then((all) => JSON.stringify(all.violations.map(({ id, help, nodes }) => ({ id, help, where: nodes.slice(0, 3).map((node) => node.html.slice(0, 200)) }))))`,
+    awaitPromise: true,
+    returnByValue: true,
+  });
+  return JSON.parse(result.value);
+};
+
+const page = await watched({ viewport: { width: 1280, height: 900 } });
+const seen = {};
+for (const view of VIEWS) {
+  await page.goto(`${url}/page/${view}`);
+  await page.waitForSelector("#live[data-state=live]");
+  const paint = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  seen[view] = { title: await page.title(), paint, wide, violations: await judged(page) };
+}
+for (const colorScheme of ["light", "dark"]) {
+  const narrow = await watched({ viewport: { width: 360, height: 740 }, colorScheme });
+  for (const view of VIEWS) {
+    await narrow.goto(`${url}/page/${view}`);
+    await narrow.waitForSelector("#live[data-state=live]");
+    const wide = await narrow.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    seen[`${view} on a phone, ${colorScheme}`] = { wide, violations: await judged(narrow) };
+  }
+  await narrow.context().close();
+}
+
+// Without a script everything can be read, and done.
+const plain = await watched({ javaScriptEnabled: false });
+await plain.goto(`${url}/page/`);
+const readable = { text: (await plain.locator("main").innerText()).includes(model), times: await plain.locator("time").first().innerText() };
+await plain.locator(`button[value="restart ${model}"]`).click();
+await plain.waitForURL(`${url}/page/`);
+readable.done = await plain.locator("#notices").innerText();
+
+// Keys.
+await page.goto(`${url}/page/`);
+await page.waitForSelector("#live[data-state=live]");
+const keys = {};
+await page.keyboard.press("j");
+await page.keyboard.press("j");
+await page.keyboard.press("k");
+keys.row = await page.evaluate(() => [...document.querySelectorAll("main tr.row")].indexOf(document.activeElement));
+await page.keyboard.press("/");
+keys.filter = await page.evaluate(() => document.activeElement.id);
+await page.keyboard.type(model);
+keys.typed = await page.evaluate(() => document.activeElement.value);
+await page.keyboard.press("Escape");
+await page.keyboard.press("4");
+await page.waitForURL(`${url}/page/events`);
+await page.keyboard.press("?");
+await page.waitForURL(`${url}/page/help`);
+keys.help = await page.title();
+await page.goto(`${url}/page/`);
+await page.waitForSelector("#live[data-state=live]");
+await page.keyboard.press("Tab");
+keys.skip = await page.evaluate(() => document.activeElement.className);
+
+// An action by the script: no other page is loaded, and what comes of it is shown by itself.
+const loaded = await page.evaluate(() => performance.timeOrigin);
+await page.locator(`button[value="restart ${model}"]`).click();
+await page.waitForFunction((name) => document.querySelector("#notices").textContent.includes(`restart of ${name}: done`), model);
+const live = { same: loaded === (await page.evaluate(() => performance.timeOrigin)) };
+
+// How long after an event is written the page shows it: both clocks are this machine's.
+await page.goto(`${url}/page/events`);
+await page.waitForSelector("#live[data-state=live]");
+await page.evaluate(() => {
+  window.shown = [];
+  const known = new Set([...document.querySelectorAll("main tr.row")].map((row) => row.id));
+  new MutationObserver(() => {
+    for (const row of document.querySelectorAll("main tr.row")) {
+      if (known.has(row.id)) continue;
+      known.add(row.id);
+      window.shown.push({ id: row.id, at: Date.now() });
+    }
+  }).observe(document.querySelector("main"), { childList: true, subtree: true });
+});
+
+if (pictures) {
+  const sizes = { wide: [1400, 900], tablet: [820, 1100], phone: [390, 800] };
+  for (const [name, [width, height]] of Object.entries(sizes)) {
+    for (const colorScheme of ["light", "dark"]) {
+      const shot = await watched({ viewport: { width, height }, colorScheme, timezoneId: "UTC", locale: "en-GB" });
+      const views = name === "wide" ? { overview: "", memory: `memory?model=${encodeURIComponent(model)}`, events: "events" } : { overview: "" };
+      for (const [view, at] of Object.entries(views)) {
+        if (view === "events" && colorScheme === "dark") continue;
+        await shot.goto(`${url}/page/${at}`);
+        await shot.waitForSelector("#live[data-state=live]");
+        await shot.screenshot({ path: path.join(pictures, `page-${view}-${name}-${colorScheme}.png`) });
+      }
+      await shot.context().close();
+    }
+  }
+}
+tell({ seen, readable, keys, live, complaints, elsewhere });
+
+for await (const word of input) {
+  if (word === "shown") {
+    tell({ shown: await page.evaluate(() => window.shown) });
+  } else if (word === "away") {
+    away = true;
+    await page.waitForSelector("#live[data-state=lost]");
+    tell({ away });
+  } else if (word === "again") {
+    const before = await page.evaluate(() => performance.timeOrigin);
+    await page.waitForSelector("#live[data-state=live]", { timeout: 60000 });
+    const token = await page.evaluate(() => document.querySelector("#act input[name=token]").value);
+    const answer = await page.evaluate(async (name) => {
+      const form = document.getElementById("act");
+      const fields = new URLSearchParams(new FormData(form));
+      fields.set("do", `restart ${name}`);
+      return (await fetch("/page/act", { method: "POST", body: fields, headers: { accept: "application/json" } })).status;
+    }, model);
+    tell({ same: before === (await page.evaluate(() => performance.timeOrigin)), token: token.length, answer, complaints, elsewhere });
+  } else break;
+}
+await browser.close();

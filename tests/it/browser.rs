@@ -1,0 +1,129 @@
+//! The page in a real browser, under load: nothing complains, nothing is asked of anybody else, it can be used by keyboard, without a
+//! script and by those who do not see it, a replacement is shown within a second, and it outlives our own restart.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use warden_rig::browser::Browser;
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Context as _, Http, Outcome, Trouble, wait_until};
+
+/// A model whose name is no word.
+const MODEL: &str = "org/model <b>2</b>";
+
+/// Requests to both models until it is dropped; each must be answered.
+fn load(http: &Http) -> JoinSet<Result<(), Trouble>> {
+    let mut set = JoinSet::new();
+    for (client, model) in ["plain", MODEL].into_iter().enumerate() {
+        let http = http.clone();
+        set.spawn(async move {
+            for n in 0_u64.. {
+                let request = chat(&format!("c{client}-{n}"), model, "one two three", 12, n % 2 == 0);
+                // Around a restart of ours nobody is there.
+                let _answer = http.post(CHAT, &request).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok(())
+        });
+    }
+    set
+}
+
+#[tokio::test]
+async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours() -> Outcome {
+    let Some(browser) = Browser::here().await? else { return Ok(()) };
+    let port = warden_rig::ports::free()?;
+    let script = json!({"leak_kib_per_request": 64, "ms_per_token": 2.0});
+    let budget = "policy.host.soft = \"1GiB\"\npolicy.host.hard = \"2GiB\"\naliases = [\"alias-of-it\"]\n";
+    let setup = Setup::new()?
+        .top(&format!("admin.address = \"127.0.0.1:{port}\"\nserver.port = {}", warden_rig::ports::free()?));
+    let setup = setup.fake("plain", &json!({"stderr": ["a line with <script>alert(1)</script>"]}), "")?;
+    let setup = setup.fake(MODEL, &script, budget)?.fake("lazy", &json!({}), "preload = false\n")?;
+    let mut warden = setup.start().await?;
+    warden.until_ready(2).await?;
+    let requests = load(&warden.http);
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
+    let pictures = std::env::var_os("WARDEN_RENEW_DOCS").map(|_| pictures);
+    let mut walk = browser.walk(&format!("http://127.0.0.1:{port}"), MODEL, pictures.as_deref())?;
+    let told = walk.says().await?;
+    calm(&told)?;
+    let mut wrong = Vec::new();
+    for (view, seen) in told["seen"].as_object().context("no views")? {
+        let violations = seen["violations"].as_array().context("no verdict")?;
+        if !violations.is_empty() {
+            wrong.push(format!("{view}: {violations:#?}"));
+        }
+        if seen["wide"].as_f64().is_none_or(|wide| wide > 0.0) {
+            wrong.push(format!("{view} is wider than its window by {}", seen["wide"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    say(&format!("first paint of the overview: {} ms", told["seen"][""]["paint"]));
+    assert_eq!(told["readable"]["text"], true, "without a script it can be read: {told}");
+    assert!(
+        told["readable"]["times"].as_str().is_some_and(|text| text.ends_with("UTC")),
+        "{}",
+        told["readable"]
+    );
+    assert!(
+        told["readable"]["done"].as_str().is_some_and(|text| text.contains("restart of")),
+        "{}",
+        told["readable"]
+    );
+    let keys = json!({"row": 0, "filter": "filter", "typed": MODEL, "help": "Keys and words · llama-warden", "skip": "skip"});
+    assert_eq!(told["keys"], keys);
+    assert_eq!(told["live"]["same"], true);
+    // A replacement that somebody else asks for.
+    warden.restart(MODEL, 1).await?;
+    let (row, written) = last_replacement(&warden.cli(&["events", "--json"]).await?.stdout)?;
+    let mut late = None;
+    wait_until("the page shows the replacement", SOON, async || {
+        let told = walk.asked("shown").await.unwrap_or_default();
+        let rows = told["shown"].as_array().cloned().unwrap_or_default();
+        late = rows
+            .iter()
+            .find(|shown| shown["id"] == row)
+            .and_then(|shown| Some(shown["at"].as_i64()? - written));
+        late.is_some()
+    })
+    .await?;
+    let late = late.context("no row")?;
+    say(&format!("the replacement was shown {late} ms after it was written"));
+    // Within a second, and as much again for a machine with other things to do.
+    assert!((-5..2000).contains(&late), "{late} ms");
+    // We end and begin again; nobody loads the page anew.
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    walk.asked("away").await?;
+    let warden = warden.again().await?;
+    warden.until_ready(2).await?;
+    let again = walk.asked("again").await?;
+    calm(&again)?;
+    assert_eq!((&again["same"], &again["answer"]), (&json!(true), &json!(202)), "{again}");
+    drop(requests);
+    Ok(())
+}
+
+/// No complaint, and nothing asked of anybody else.
+fn calm(told: &Value) -> Outcome {
+    for what in ["complaints", "elsewhere"] {
+        let all = told[what].as_array().context(what)?;
+        assert!(all.is_empty(), "{what}: {all:#?}");
+    }
+    Ok(())
+}
+
+/// The row in which the last replacement will stand, and when that was written, in milliseconds since 1970.
+fn last_replacement(events: &str) -> Result<(String, i64), Trouble> {
+    let mut all = events.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let done = all.find(|event| event["kind"] == "recycle_done").context("no event")?;
+    let at = done["at"].as_str().context("no time")?.parse::<jiff::Timestamp>().context("no time")?;
+    Ok((format!("e-{}", done["id"]), at.as_millisecond()))
+}
+
+/// For whoever reads the test's output.
+#[expect(clippy::print_stderr, reason = "numbers that are told: they depend on the machine")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}

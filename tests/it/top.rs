@@ -1,0 +1,214 @@
+//! `top` on a real terminal: it shows what runs, does what keys say, and gives the terminal back as it was, however it ends.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::json;
+use warden_rig::pty::Terminal;
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Home, Outcome, Trouble, Warden, binaries, wait_until};
+
+/// What brings back the screen that was there before, the cursor, and lines that wrap.
+const GIVEN_BACK: [&str; 3] = ["\x1b[?1049l", "\x1b[?25h", "\x1b[?7h"];
+/// The key that draws all of the screen anew.
+const ANEW: &str = "\x0c";
+
+fn setup() -> Result<Setup, Trouble> {
+    let mut setup = Setup::new()?.fake("m", &json!({}), "")?;
+    for (name, value) in [("TERM", "xterm-256color"), ("LC_ALL", "C.UTF-8")] {
+        setup.home.env.insert(name.into(), value.into());
+    }
+    Ok(setup)
+}
+
+async fn running() -> Result<Warden, Trouble> {
+    let warden = setup()?.start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+fn top(home: &Home, args: &[&str]) -> Result<Terminal, Trouble> {
+    let args = ["top", "--interval", "100ms"].iter().chain(args);
+    Terminal::start(home, &binaries::llama_warden()?, args, (100, 30))
+}
+
+async fn is_given_back(terminal: &Terminal) -> Outcome {
+    // What it wrote last may still be on its way to us.
+    wait_until("the terminal is given back", SOON, async || {
+        let seen = terminal.seen();
+        let end = seen.rfind("\x1b[?1049h").unwrap_or_default();
+        GIVEN_BACK.iter().all(|sequence| seen[end..].contains(sequence))
+    })
+    .await?;
+    assert!(terminal.is_cooked()?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn top_shows_a_model_restarts_it_by_a_key_and_gives_the_terminal_back() -> Outcome {
+    let warden = running().await?;
+    let before = warden.backends();
+    let mut terminal = top(warden.home(), &[])?;
+    terminal.shows(&["MODEL", "loaded", "1 model", "llama-warden"], SOON).await?;
+    assert!(!terminal.is_cooked()?);
+    terminal.press("r")?;
+    terminal.shows(&["restart m?", "y does it"], SOON).await?;
+    terminal.press("y")?;
+    wait_until("another process serves", SOON, async || {
+        let now = warden.backends();
+        now.len() == 1 && now != before
+    })
+    .await?;
+    terminal.shows(&["restart of m: done"], SOON).await?;
+    // Its memory, with what was done to it.
+    terminal.press("\r")?;
+    terminal.shows(&["host memory, replica 0"], SOON).await?;
+    terminal.press("l")?;
+    terminal.shows(&["log of m"], SOON).await?;
+    terminal.resize(80, 12)?;
+    wait_until("it is drawn as large as the terminal is", SOON, async || {
+        let screen = terminal.screen();
+        screen.contains("log of m") && screen.lines().count() == 12
+    })
+    .await?;
+    terminal.press("q")?;
+    assert_eq!(terminal.exit(SOON).await?, 0);
+    is_given_back(&terminal).await
+}
+
+#[tokio::test]
+async fn top_gives_the_terminal_back_after_a_signal() -> Outcome {
+    let warden = running().await?;
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let mut terminal = top(warden.home(), &[])?;
+        terminal.shows(&["loaded"], SOON).await?;
+        terminal.signal(signal);
+        assert_eq!(terminal.exit(SOON).await?, 130, "{signal:?}");
+        is_given_back(&terminal).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outcome {
+    let mut warden = running().await?;
+    let mut terminal = top(warden.home(), &[])?;
+    terminal.shows(&["loaded"], SOON).await?;
+    warden.kid.signal(Signal::STOP);
+    // It does not answer, and keys do.
+    terminal.press("?")?;
+    terminal.shows(&["any key closes it"], SOON).await?;
+    terminal.press("x")?;
+    terminal.shows(&["NO ANSWER"], SOON).await?;
+    warden.kid.signal(Signal::CONT);
+    wait_until("it answers again", SOON, async || !terminal.screen().contains("NO ANSWER")).await?;
+    warden.terminate(SOON).await?;
+    terminal.shows(&["no llama-warden is running here"], SOON).await?;
+    let warden = warden.again().await?;
+    warden.until_ready(1).await?;
+    terminal.shows(&["llama-warden was started again"], SOON).await?;
+    terminal.press("\x03")?;
+    assert_eq!(terminal.exit(SOON).await?, 0);
+    is_given_back(&terminal).await
+}
+
+#[tokio::test]
+async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
+    let warden = running().await?;
+    let mut terminal = Terminal::start(warden.home(), "/bin/sh".as_ref(), ["-i"], (100, 30))?;
+    let program = binaries::llama_warden()?;
+    terminal.press(&format!("'{}' top --interval 100ms\n", program.display()))?;
+    terminal.shows(&["MODEL", "loaded"], SOON).await?;
+    terminal.press("\x1a")?;
+    wait_until("the shell has its screen back", SOON, async || !terminal.screen().contains("MODEL")).await?;
+    terminal.press("echo $((40 + 2))\n")?;
+    terminal.shows(&["42"], SOON).await?;
+    terminal.press("fg\n")?;
+    terminal.shows(&["MODEL", "loaded"], SOON).await?;
+    // What a program behind it wrote is gone when all is drawn anew.
+    terminal.press(ANEW)?;
+    terminal.press("?")?;
+    terminal.shows(&["any key closes it"], SOON).await?;
+    terminal.press("xq")?;
+    wait_until("it has left", SOON, async || !terminal.screen().contains("MODEL")).await?;
+    terminal.press("echo $((40 + 3)); exit\n")?;
+    terminal.shows(&["43"], SOON).await?;
+    terminal.exit(SOON).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn where_nobody_would_let_it_go_on_top_does_not_stop() -> Outcome {
+    let warden = running().await?;
+    let mut terminal = top(warden.home(), &["--read-only"])?;
+    terminal.shows(&["loaded"], SOON).await?;
+    terminal.press("\x1a")?;
+    terminal.shows(&["there is no shell to go back to"], SOON).await?;
+    let before = warden.backends();
+    terminal.press("dy")?;
+    terminal.shows(&["only shows"], SOON).await?;
+    assert_eq!(warden.backends(), before);
+    terminal.press("q")?;
+    assert_eq!(terminal.exit(SOON).await?, 0);
+    is_given_back(&terminal).await
+}
+
+#[tokio::test]
+async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_instance() -> Outcome {
+    let warden = running().await?;
+    let once = warden.cli(&["top", "--once", "--interval", "100ms"]).await?;
+    assert_eq!(once.code, 0, "{once:?}");
+    for word in ["llama-warden", "MODEL", "m ", "loaded", "1 model"] {
+        assert!(once.stdout.contains(word), "{word} is not in\n{}", once.stdout);
+    }
+    assert!(!once.stdout.contains('\x1b'), "{:?}", once.stdout);
+    let named = warden.cli(&["top", "--once", "--interval", "100ms", "m"]).await?;
+    assert!(named.code == 0 && named.stdout.contains("host memory, replica 0"), "{named:?}");
+    let none = warden.cli(&["top", "--once", "--interval", "100ms", "other"]).await?;
+    assert!(none.code == 2 && none.stderr.contains("there is no model `other`"), "{none:?}");
+    let pipe = warden.cli(&["top"]).await?;
+    assert!(pipe.code == 2 && pipe.stderr.contains("llama-warden status"), "{pipe:?}");
+
+    let home = setup()?.home;
+    let nobody = home.warden(["top", "--once"], SOON).await?;
+    assert!(nobody.code == 1 && nobody.stderr.contains("llama-warden serve"), "{nobody:?}");
+    let line = |t: u64| {
+        format!(
+            "{{\"t\":{t},\"edge\":\"idle\",\"requests\":{t},\"images\":{t},\"rss_anon_kib\":{}}}\n",
+            200_000 + 4096 * t
+        )
+    };
+    home.file("leak.jsonl", (0..=300).map(line).collect::<String>())?;
+    let film = home.warden(["top", "--file", "leak.jsonl", "--once"], SOON).await?;
+    assert!(film.code == 0 && film.stdout.contains("leaking"), "{film:?}");
+    let mut terminal = top(&home, &["--file", "leak.jsonl"])?;
+    terminal.shows(&["host memory", "5x"], SOON).await?;
+    terminal.press(" ")?;
+    terminal.shows(&["paused"], SOON).await?;
+    // To its end, where it leaks.
+    terminal.press("\x1b[F")?;
+    terminal.shows(&["over", "leaking"], SOON).await?;
+    terminal.press("q")?;
+    assert_eq!(terminal.exit(SOON).await?, 0);
+    is_given_back(&terminal).await
+}
+
+/// What a screen costs that stands still: for the documentation, and that it is not forgotten.
+#[tokio::test]
+async fn a_screen_that_stands_still_writes_next_to_nothing() -> Outcome {
+    let warden = running().await?;
+    let mut terminal = top(warden.home(), &[])?;
+    terminal.shows(&["loaded"], SOON).await?;
+    // Rates and memory settle; the least of some stretches is what an idle fleet costs.
+    let mut least = usize::MAX;
+    wait_until("a second without much", SOON, async || {
+        let before = terminal.written();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        least = least.min(terminal.written() - before);
+        least < 200
+    })
+    .await?;
+    terminal.press("q")?;
+    terminal.exit(SOON).await?;
+    is_given_back(&terminal).await
+}

@@ -1,0 +1,154 @@
+//! A real browser that walks over the page: Debian's chromium, driven by packages from npm that are pinned by version and hash and
+//! live in a folder of the test store; the walk itself is `tests/browser/walk.mjs`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use crate::home::Home;
+use crate::{Context as _, Trouble, binaries};
+
+/// Set where a browser that is not there is a failure: in CI.
+pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_RIVALS";
+
+/// A slow registry may need it.
+const INSTALL: Duration = Duration::from_secs(300);
+/// A whole walk on a busy machine.
+const WALK: Duration = Duration::from_secs(240);
+
+/// A browser, and what drives it.
+#[derive(Debug, Clone)]
+pub struct Browser {
+    program: PathBuf,
+    packages: PathBuf,
+}
+
+/// The folder of the walk.
+fn walks() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("browser")
+}
+
+impl Browser {
+    /// Finds it, and installs what drives it. `None`, and a line that says so: it is not here, and need not be.
+    ///
+    /// # Errors
+    /// It is not here, where it must be.
+    pub async fn here() -> Result<Option<Self>, Trouble> {
+        static FOUND: OnceCell<Browser> = OnceCell::const_new();
+        match FOUND.get_or_try_init(Self::find).await {
+            Ok(browser) => Ok(Some(browser.clone())),
+            Err(trouble) if std::env::var_os(REQUIRED_VARIABLE).is_some() => Err(trouble),
+            Err(trouble) => {
+                say(&format!("SKIPPED: no browser: {trouble}"));
+                Ok(None)
+            }
+        }
+    }
+
+    async fn find() -> Result<Self, Trouble> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let program = std::env::split_paths(&path)
+            .flat_map(|folder| ["chromium", "chromium-browser"].map(|name| folder.join(name)))
+            .find(|program| program.is_file())
+            .context("no chromium in PATH (`apt install chromium`)")?;
+        let mut hash = Sha256::new();
+        for name in ["package.json", "package-lock.json"] {
+            let path = walks().join(name);
+            hash.update(std::fs::read(&path).context(path.display())?);
+        }
+        let hash = hex::encode(hash.finalize());
+        let packages = binaries::store()?.join("browser").join(hash.get(..16).unwrap_or_default());
+        let complete = packages.join("complete");
+        if complete.exists() {
+            return Ok(Self { program, packages });
+        }
+        // A half-made one is begun again.
+        if packages.exists() {
+            std::fs::remove_dir_all(&packages)?;
+        }
+        std::fs::create_dir_all(&packages)?;
+        for name in ["package.json", "package-lock.json"] {
+            std::fs::copy(walks().join(name), packages.join(name))?;
+        }
+        let mut home = Home::new()?;
+        // How this machine reaches a registry, certificates and all, is its own affair.
+        home.env = std::env::vars_os().collect();
+        let mut words: Vec<OsString> =
+            ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"].map(OsString::from).into();
+        words.push(packages.clone().into());
+        let ran = home.run(Path::new("npm"), words, INSTALL).await?;
+        if ran.code != 0 {
+            return Err(Trouble::new(format!("npm: {}", ran.all())));
+        }
+        std::fs::write(complete, "")?;
+        Ok(Self { program, packages })
+    }
+
+    /// Begins a walk over the page at `url`, whose actions are tried on `model`. `pictures`: where pictures of it are written.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn walk(&self, url: &str, model: &str, pictures: Option<&Path>) -> Result<Walk, Trouble> {
+        let home = Home::new()?;
+        let mut command = Command::new("node");
+        command.arg(walks().join("walk.mjs")).arg(url).arg(&self.packages).arg(&self.program).arg(model);
+        command.args(pictures);
+        command.env("HOME", home.path()).env("TZ", "UTC");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().context("node")?;
+        let words = child.stdin.take().context("no input")?;
+        let answers = BufReader::new(child.stdout.take().context("no output")?).lines();
+        Ok(Walk { child, words, answers, _home: home })
+    }
+}
+
+/// A browser that walks.
+#[derive(Debug)]
+pub struct Walk {
+    child: Child,
+    words: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    _home: Home,
+}
+
+impl Walk {
+    /// What it says next.
+    ///
+    /// # Errors
+    /// It has ended, or says nothing for too long.
+    pub async fn says(&mut self) -> Result<Value, Trouble> {
+        let line = timeout(WALK, self.answers.next_line()).await.context("the walk takes too long")??;
+        if let Some(line) = line {
+            return serde_json::from_str(&line).context(line);
+        }
+        let mut text = String::new();
+        if let Some(mut errors) = self.child.stderr.take() {
+            tokio::io::AsyncReadExt::read_to_string(&mut errors, &mut text).await?;
+        }
+        Err(Trouble::new(format!("the walk ended: {text}")))
+    }
+
+    /// Tells it a word, and hears what it says to that.
+    ///
+    /// # Errors
+    /// As [`Self::says`].
+    pub async fn asked(&mut self, word: &str) -> Result<Value, Trouble> {
+        self.words.write_all(format!("{word}\n").as_bytes()).await?;
+        self.words.flush().await?;
+        self.says().await
+    }
+}
+
+/// For whoever reads the test's output.
+#[expect(clippy::print_stderr, reason = "a test that did nothing must say so")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
