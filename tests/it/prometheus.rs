@@ -17,7 +17,7 @@ use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, ports, wait
 use self::shipped::{ALERTS, ALERTS_TEST, alerts, panels, queries};
 
 /// Set by `.ci/run`, which installs it.
-const REQUIRED: &str = "WARDEN_TEST_RIVALS";
+const REQUIRED: &str = "WARDEN_TEST_PROMETHEUS";
 
 /// How often the real one scrapes and evaluates.
 const EVERY: &str = "250ms";

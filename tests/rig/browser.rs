@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use crate::home::Home;
 use crate::{Context as _, Trouble, binaries};
 
-/// Set where a browser that is not there is a failure: in CI.
-pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_RIVALS";
+/// Set where a browser that is not there is a failure: in CI, which installs one.
+pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_BROWSER";
 
 /// A slow registry may need it.
 const INSTALL: Duration = Duration::from_secs(300);
