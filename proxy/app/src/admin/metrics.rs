@@ -15,8 +15,8 @@
 //! | llama-warden itself | here |
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -84,6 +84,8 @@ pub(crate) struct Metrics {
     machine: MachineMetrics,
     keys: KeyMetrics,
     own: OwnMetrics,
+    /// What is true now is written anew for each scrape, in several steps.
+    scrape: Mutex<()>,
 }
 
 impl Metrics {
@@ -151,6 +153,7 @@ impl Metrics {
         keys: &[KeyCounts],
         own_anon: Option<u64>,
     ) -> String {
+        let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         self.models.read(view, budgets);
         self.events.begin(view);
         self.reports.count(view);

@@ -21,7 +21,7 @@ mod spans;
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use warden_gateway::Record;
 
 pub(crate) use self::export::Exporter;
@@ -75,7 +75,14 @@ impl Tracer {
         let Some(trace) = record.trace.as_deref().filter(|trace| trace.context.is_sampled()) else { return };
         match self.queue.try_reserve() {
             Ok(place) => place.send(spans::of(record, trace)),
-            Err(_) => self.metrics.spans(Fate::QueueFull, trace.parts.len() + 1),
+            Err(full) => {
+                let fate = match full {
+                    TrySendError::Full(()) => Fate::QueueFull,
+                    // Everything ends.
+                    TrySendError::Closed(()) => Fate::Undelivered,
+                };
+                self.metrics.spans(fate, trace.parts.len() + 1);
+            }
         }
     }
 }

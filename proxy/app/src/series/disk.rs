@@ -161,7 +161,8 @@ impl Disk {
                 let told = std::mem::replace(&mut self.full, true);
                 return Ok(Written::Never((!told).then(|| self.too_many(key))));
             }
-            Err(RingError::Io(error)) => return Err(error),
+            // Somebody put a folder or a link there: it stays.
+            Err(RingError::Io(error)) if !is_in_the_way(&error) => return Err(error),
             Err(problem) => return Ok(self.refuse(key, &problem)),
         };
         // The finest first: what the others lack if we are killed in between comes from it.
@@ -247,6 +248,13 @@ impl Disk {
             Err(_) => Ok(Vec::new()),
         }
     }
+}
+
+/// Whether it is what lies at a name, and not the disk, that keeps us from opening it.
+fn is_in_the_way(error: &io::Error) -> bool {
+    let link = rustix::io::Errno::LOOP.raw_os_error();
+    matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)
+        || error.raw_os_error() == Some(link)
 }
 
 #[cfg(test)]

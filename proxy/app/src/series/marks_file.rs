@@ -35,8 +35,8 @@ impl MarksFile {
         let Some(text) = text else { return (Self { path, lines: 0, ours: false }, Vec::new()) };
         let text = String::from_utf8_lossy(&text);
         let read: Vec<Mark> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let ours = text.is_empty()
-            || text.lines().next().is_some_and(|line| serde_json::from_str::<Mark>(line).is_ok());
+        // Any line may be torn, the first one, too.
+        let ours = text.is_empty() || !read.is_empty();
         let lines = text.lines().count();
         (Self { path, lines, ours }, if ours { read } else { Vec::new() })
     }
@@ -86,6 +86,7 @@ impl MarksFile {
         writer.flush()?;
         drop(writer);
         new.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
+        new.as_file().sync_all()?;
         new.persist(&self.path).map_err(|failed| failed.error)?;
         self.lines = all.len();
         Ok(())
@@ -126,6 +127,11 @@ mod tests {
         assert_eq!(read, [mark(1)]);
         file.write(&[mark(3)], 2, Vec::new).unwrap();
         assert_eq!(MarksFile::open(dir.path()).1, [mark(1), mark(3)]);
+        // The first line may be the torn one.
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[9..]).unwrap();
+        let (file, read) = MarksFile::open(dir.path());
+        assert_eq!((file.refused(), read), (None, vec![mark(3)]));
     }
 
     #[test]

@@ -108,6 +108,8 @@ impl Ring {
         new.as_file().set_len(length(tiers))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
         new.as_file().set_permissions(mode)?;
+        // Without it a name may outlive a power failure, and what is in it not; then nobody knows whose it is.
+        new.as_file().sync_all()?;
         let file = new.persist_noclobber(path).map_err(|failed| failed.error)?;
         Ok(Self { file, tiers: tiers.to_vec(), since: now })
     }

@@ -171,17 +171,25 @@ impl Store {
             }
         }
         let waiting = self.kept().live.waiting();
+        // One file that fails keeps no other from being written.
+        let mut failed = None;
         for key in waiting {
             let mut added = self.kept().live.take(&key);
             let written = disk.write(&key, &mut added, now);
             if !added.is_empty() {
                 self.kept().live.give_back(&key, added);
             }
-            if let Written::Never(Some(told)) = written? {
-                tracing::warn!("{told}");
+            match written {
+                Ok(Written::Never(Some(told))) => tracing::warn!("{told}"),
+                Ok(_) => {}
+                Err(error) => {
+                    failed.get_or_insert_with(|| {
+                        io::Error::new(error.kind(), format!("{}: {error}", key.file()))
+                    });
+                }
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Takes the folder, if it is time to try. True if it is ours now.
@@ -246,6 +254,9 @@ impl Store {
             let oldest =
                 unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             spans.retain(|span| span.to >= oldest);
+            for span in &mut spans {
+                span.from = span.from.max(oldest);
+            }
             spans.sort_by(|a, b| a.key.cmp(&b.key));
             Ok(spans)
         })

@@ -111,7 +111,7 @@ impl Flight {
             };
             self.record.total = self.started.elapsed();
             if let Some(trace) = &mut self.record.trace {
-                let failed = (outcome != Outcome::Ok).then(|| outcome.as_str());
+                let failed = (self.record.outcome != Outcome::Ok).then(|| self.record.outcome.as_str());
                 trace.end(self.record.total, failed);
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);

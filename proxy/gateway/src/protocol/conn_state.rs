@@ -156,6 +156,8 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
+        // Its request is over: a word that came in its last moment is not for the connection.
+        self.0.cancelling.begin();
         self.0.with(|inner| inner.phase = Phase::Idle(Instant::now()));
     }
 }

@@ -78,6 +78,9 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String 
         (Dialect::Anthropic, Some(error)) if error["type"] == "error" => {
             format!("event: error\ndata: {error}\n\n")
         }
+        _ if status == super::cancelled().as_u16() => {
+            stream_error(StreamEnd::Cancelled, &message, dialect, 0)
+        }
         _ => stream_error(StreamEnd::Fault, &message, dialect, 0),
     }
 }

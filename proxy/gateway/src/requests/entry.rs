@@ -234,7 +234,8 @@ impl Progress {
     pub(crate) fn leased(&self, generation: GenerationId, queued: Duration) {
         if let Some(entry) = &self.0 {
             entry.generation.store(generation.0, Ordering::Relaxed);
-            entry.attempts.fetch_add(1, Ordering::Relaxed);
+            // One writer: no locked operation.
+            entry.attempts.store(entry.attempts.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
             entry.queued.set(queued);
             entry.sent.set_once(entry.began.elapsed());
             if entry.stage() != Stage::Continues {

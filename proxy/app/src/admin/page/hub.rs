@@ -17,6 +17,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use warden_policies::secrets;
 
 use super::holds::Plans;
 use super::pace::{Pace, Paces};
@@ -265,7 +266,11 @@ impl Desk {
     pub(crate) fn note_outcome(&self, id: u64, outcome: Outcome) {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {
-            notice.outcome = outcome;
+            notice.outcome = match outcome {
+                // What a server said last may have quoted a key.
+                Outcome::Failed(why) => Outcome::Failed(secrets::text(&why)),
+                outcome => outcome,
+            };
         }
         drop(notices);
         self.wake.notify_one();

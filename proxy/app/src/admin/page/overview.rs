@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use warden_pages::{Html, Tone, badge};
 use warden_policies::growth::Verdict;
 use warden_policies::reclaim::Parts;
-use warden_policies::{ByteSize, MemoryKind};
+use warden_policies::{ByteSize, MemoryKind, secrets};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
 use super::ask::{self, Ask};
@@ -384,6 +384,8 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     for one in picture.status.advice.get(model.name.as_str()).into_iter().flatten() {
         said.push(format!("looks like: {}", one.text));
     }
+    // What a server said last may have quoted a key.
+    let said: Vec<String> = said.iter().map(|one| secrets::text(one)).collect();
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
         [one] => td.text(one),

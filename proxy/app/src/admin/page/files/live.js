@@ -9,13 +9,14 @@ news.setAttribute("aria-live", "polite");
 document.querySelector("header").append(news);
 
 // Plots and long lists need not move each second.
-const least = { memory: 5000, configuration: 10000, builds: 10000, diagnose: 10000, help: 3600000 }[body.dataset.view] ?? 250;
+const least = { memory: 5000, events: 1000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 10000, help: 3600000 }[body.dataset.view] ?? 250;
 
 let tag = "";
 let fetched = 0;
 let busy = false;
 let again = 0;
 let stream;
+let greeting = "live";
 
 const tell = (text, state) => {
   if (said.textContent !== text) said.textContent = text;
@@ -33,12 +34,12 @@ const refresh = async () => {
   }
   busy = true;
   try {
-    const here = new URL(location);
-    here.searchParams.set("fragment", "1");
-    here.hash = "";
+    // As text: what is read and written anew has a plus sign for each blank of a name.
+    const here = `${location.pathname}${location.search ? `${location.search}&` : "?"}fragment=1`;
     const answer = await fetch(here, { cache: "no-store", headers: tag ? { "if-none-match": tag } : {} });
+    if (answer.status !== 304 && !answer.ok) throw new Error(await answer.text());
+    if (said.dataset.state === "lost" && stream?.readyState === EventSource.OPEN) tell(greeting, "live");
     if (answer.status === 304) return;
-    if (!answer.ok) throw new Error(await answer.text());
     tag = answer.headers.get("etag") ?? "";
     const now = new DOMParser().parseFromString(await answer.text(), "text/html");
     localize(now);
@@ -64,8 +65,8 @@ const listen = () => {
   stream.addEventListener("hello", (event) => {
     const hello = JSON.parse(event.data);
     document.querySelector("#act input[name=token]").value = hello.token;
-    if (hello.files !== body.dataset.files) tell("live; llama-warden is another version now: load the page again", "live");
-    else tell("live", "live");
+    greeting = hello.files === body.dataset.files ? "live" : "live; llama-warden is another version now: load the page again";
+    tell(greeting, "live");
     if (hello.boot !== body.dataset.boot) {
       body.dataset.boot = hello.boot;
       tag = "";
