@@ -165,7 +165,7 @@ fn fate(key: &str) -> Result<Fate, Trouble> {
         "paths.runtime_dir" | "paths.state_dir" | "paths.data_dir" | "paths.cache_dir"
         | "models.*.directory" | "defaults.directory" => Fate::Serves,
         "server.tls_cert" | "server.tls_key" | "server.keys" | "models.*.model" | "models.*.binary"
-        | "defaults.binary" | "remotes.*.key_file" => Fate::Refused,
+        | "defaults.binary" | "remotes.*.key_file" | "telemetry.headers" => Fate::Refused,
         "admin.socket" | "log.access" | "models.*.record_requests" => Fate::Written,
         other => return Err(Trouble::new(format!("what becomes of `{other}` when it names a directory?"))),
     })
@@ -184,7 +184,13 @@ fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
         (_, Some(own)) => {
             lines.push(format!("[remotes.far]\nurl = \"http://127.0.0.1:1\"\n{own} = {value}"));
         }
-        (None, None) => lines.insert(0, format!("{key} = {value}")),
+        (None, None) => {
+            lines.insert(0, format!("{key} = {value}"));
+            if key == "telemetry.headers" {
+                // Without a collector nobody reads them.
+                lines.insert(0, "telemetry.endpoint = \"http://127.0.0.1:1\"".to_owned());
+            }
+        }
     }
     lines.join("\n") + "\n"
 }
