@@ -18,7 +18,7 @@ const axe = await readFile(require.resolve("axe-core/axe.min.js"), "utf8");
 const input = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const tell = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
 
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
 const complaints = [];
 const elsewhere = [];
 // While the instance is away, a browser says in its console that it cannot be reached: that is what it is for.
