@@ -73,7 +73,8 @@ for (const colorScheme of ["light", "dark"]) {
 const plain = await watched({ javaScriptEnabled: false });
 await plain.goto(`${url}/page/`);
 const readable = { text: (await plain.locator("main").innerText()).includes(model), times: await plain.locator("time").first().innerText() };
-await plain.locator(`button[value="restart ${model}"]`).click();
+// The address is the same before and after: it is the load that is waited for.
+await Promise.all([plain.waitForEvent("load"), plain.locator(`button[value="restart ${model}"]`).click()]);
 await plain.waitForURL(`${url}/page/`);
 readable.done = await plain.locator("#notices").innerText();
 

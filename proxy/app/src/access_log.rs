@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use crate::append;
 use crate::clock;
 use crate::exit::Failure;
 use crate::log_writer::{LogWriter, Trouble};
+use crate::sync::lock;
 
 /// The lines hold addresses of clients: not for everybody.
 const MODE: u32 = 0o640;
@@ -46,11 +47,11 @@ struct Shared(Arc<Mutex<File>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        lock(&self.0).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
+        lock(&self.0).flush()
     }
 }
 
@@ -119,7 +120,7 @@ impl AccessLog {
         let Some(own) = &self.0 else { return };
         own.writer.flush(FLUSH);
         match open(&own.path) {
-            Ok(file) => *own.file.0.lock().unwrap_or_else(PoisonError::into_inner) = file,
+            Ok(file) => *lock(&own.file.0) = file,
             Err(error) => {
                 tracing::error!(%error, path = %own.path.display(), "cannot open the access log anew; the old file goes on");
             }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::sync::lock;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -65,7 +66,7 @@ struct Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 
@@ -102,7 +103,7 @@ impl LogWriter {
 
     /// Why lines cannot be written now.
     pub(crate) fn failing(&self) -> Option<String> {
-        self.0.failing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.failing).clone()
     }
 
     /// Waits until everything that was taken so far is written, or until `timeout`.
@@ -129,7 +130,7 @@ impl<W: Write, T: FnMut(Trouble<'_>)> End<W, T> {
     fn write(&mut self, shared: &Shared, lines: &[u8]) {
         let mut done = 0;
         let written = self.pass(lines, &mut done);
-        let mut failing = shared.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failing = lock(&shared.failing);
         match written {
             Ok(()) => {
                 if failing.take().is_some() {

@@ -17,10 +17,13 @@ mod log_writer;
 mod logging;
 mod otel;
 mod out;
+#[cfg(test)]
+mod printed;
 mod replay;
 mod request_recorder;
 mod series;
 mod serve;
+mod sync;
 
 /// The C library's keeps what is freed in pieces too small to give back; docs/performance.md has both side by side.
 #[global_allocator]

@@ -19,6 +19,11 @@ mod log_writer;
 mod logging;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
+#[cfg(test)]
+#[path = "../../../proxy/app/src/printed.rs"]
+mod printed;
+#[path = "../../../proxy/app/src/sync.rs"]
+mod sync;
 
 use std::path::PathBuf;
 use std::sync::LazyLock;

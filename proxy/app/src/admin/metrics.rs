@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -38,6 +38,7 @@ use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
 use crate::otel::Fate;
+use crate::sync::lock;
 
 labels! {
     pub(super) ModelLabel { model: String }
@@ -153,7 +154,7 @@ impl Metrics {
         keys: &[KeyCounts],
         own_anon: Option<u64>,
     ) -> String {
-        let _alone = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.scrape);
         self.models.read(view, budgets);
         self.events.begin(view);
         self.reports.count(view);

@@ -11,9 +11,8 @@ use super::metrics::OwnMetrics;
 use super::model_metrics::ModelMetrics;
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
+use crate::printed::{END, holds};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
-const END: &str = "<!-- end -->\n";
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 
 /// The tables, each with its name.
@@ -44,30 +43,15 @@ fn table(rows: &[Row]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// The page with its tables as they are printed.
-fn renewed(page: &str) -> Result<String, String> {
-    let mut page = page.to_owned();
-    for (name, rows) in tables() {
-        let start = format!("<!-- metrics: {name} -->\n");
-        let (before, rest) =
-            page.split_once(&start).ok_or_else(|| format!("there is no `{}`", start.trim()))?;
-        let (_, after) = rest.split_once(END).ok_or_else(|| format!("the table {name} has no end"))?;
-        page = format!("{before}{start}{HEAD}{}{END}{after}", table(&rows));
-    }
-    Ok(page)
-}
-
 /// `WARDEN_RENEW_DOCS=1` writes the page anew.
 #[test]
 fn the_tables_of_metrics_are_those_that_are_declared() {
-    let page = std::fs::read_to_string(PAGE).unwrap();
-    let renewed = renewed(&page).unwrap();
-    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
-        std::fs::write(PAGE, &renewed).unwrap();
-        return;
-    }
-    let differ = page.lines().zip(renewed.lines()).find(|(is, printed)| is != printed);
-    assert!(page == renewed, "WARDEN_RENEW_DOCS=1 renews docs/metrics.md; it differs first in {differ:#?}");
+    let tables = tables().map(|(name, rows)| {
+        let start = format!("<!-- metrics: {name} -->\n");
+        let whole = format!("{start}{HEAD}{}{END}", table(&rows));
+        (start, whole)
+    });
+    holds("metrics.md", tables);
 }
 
 #[test]

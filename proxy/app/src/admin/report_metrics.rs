@@ -5,7 +5,7 @@
 //! at every change of the fleet's picture, so that those of a process that lives between two scrapes are not lost.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -18,6 +18,7 @@ use warden_supervisor::FleetView;
 
 use super::families::{families, labels};
 use super::metrics::whole;
+use crate::sync::lock;
 
 /// Contexts remembered per process; beyond them only those in its report. A process has a few.
 const CONTEXTS_KEPT: usize = 1024;
@@ -75,7 +76,7 @@ struct Seen {
 impl ReportMetrics {
     /// Adds what has happened since the last picture. Older pictures than that say nothing new.
     pub(super) fn count(&self, view: &FleetView) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         if view.number < seen.number {
             return;
         }

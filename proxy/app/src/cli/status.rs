@@ -191,7 +191,8 @@ pub(super) fn outage(outage: &Outage) -> String {
     format!("next start {at}{sooner}; until then {callers}; {}", outage.cure)
 }
 
-fn age(time: Duration) -> String {
+/// A time in its two largest units, in few letters: `45s`, `2m05s`, `3h07m`, `5d02h`.
+pub(super) fn age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),

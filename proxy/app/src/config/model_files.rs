@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::SystemTime;
 
+use crate::sync::lock;
 use warden_builder::gguf::{self, Facts};
 use warden_policies::book::{Described, Shape};
 
@@ -51,7 +52,7 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 /// What a model file says; else why that is not known.
 pub(crate) fn read(path: &Path) -> Result<Arc<ModelFile>, String> {
     let stamp = stamp(path);
-    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = || lock(&KNOWN);
     if let (Some(stamp), Some((of, file))) = (stamp, known().get(path))
         && *of == stamp
     {

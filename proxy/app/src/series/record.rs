@@ -116,24 +116,9 @@ fn short(value: u64) -> u32 {
 
 /// The check of Ethernet, gzip and PNG (the polynomial 0xEDB88320, reflected): it finds every burst of up to 32 bits.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let (mut number, mut first) = (0, 0_u32);
-        while number < 256 {
-            let mut rest = first;
-            let mut bit = 0;
-            while bit < 8 {
-                rest = if rest & 1 == 1 { 0xEDB8_8320 ^ (rest >> 1) } else { rest >> 1 };
-                bit += 1;
-            }
-            table[number] = rest;
-            number += 1;
-            first += 1;
-        }
-        table
-    };
-    let step = |rest: u32, byte: &u8| TABLE[usize::from(rest.to_le_bytes()[0] ^ byte)] ^ (rest >> 8);
-    !bytes.iter().fold(!0, step)
+    let mut crc = flate2::Crc::new();
+    crc.update(bytes);
+    crc.sum()
 }
 
 #[cfg(test)]

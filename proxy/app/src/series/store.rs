@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use super::live::Live;
 use super::marks::{Mark, Marks};
 use super::marks_file::MarksFile;
 use crate::clock;
+use crate::sync::lock;
 
 /// Questions that may wait for the disk at a time: one that hangs must not collect threads.
 const READERS: usize = 4;
@@ -99,11 +100,11 @@ impl Store {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.kept)
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
-        self.0.files.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.files)
     }
 
     /// Takes a reading in.

@@ -10,7 +10,7 @@
 //! A viewer that reads slowly skips pictures: nothing waits for it, and nothing is kept for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use super::pace::{Pace, Paces};
 use super::token::Token;
 use crate::admin::answer::{Admin, Status};
 use crate::clock;
+use crate::sync::lock;
 
 /// Pictures are at least so far apart: what changes faster nobody reads.
 const LEAST: Duration = Duration::from_millis(200);
@@ -189,7 +190,10 @@ impl Desk {
         let fresh = lock(&self.made).is_some_and(|made| made.elapsed() < LEAST);
         // Taken out first: whoever renews it waits for everybody who holds it.
         let known = self.pictures.borrow().clone();
-        known.filter(|_| fresh).unwrap_or_else(|| self.renew(admin))
+        // Whoever asked for something is led to a page that says so, however soon.
+        let newest = lock(&self.notices).1.back().map(|notice| notice.id);
+        let has_newest = |known: &Arc<Picture>| known.notices.last().map(|notice| notice.id) == newest;
+        known.filter(|known| fresh && has_newest(known)).unwrap_or_else(|| self.renew(admin))
     }
 
     fn count(&self, admin: &Admin) {
@@ -275,8 +279,4 @@ impl Desk {
         drop(notices);
         self.wake.notify_one();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use warden_gateway::RequestView;
+use warden_pages::escape;
 
 use crate::admin::requests::{RequestList, short, took};
 use crate::clock;
@@ -81,16 +82,16 @@ fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>) {
          <td><span class=\"state\">{state}</span>{status}</td><td>{client}</td><td><time datetime=\"{began}\">{began}</time></td>\
          <td>{total}</td><td>{queued}</td><td>{prompt}</td><td>{answer}</td><td>{process}</td><td>",
         class = if one.cancelled { "cancelled" } else { one.state.as_str() },
-        id = escaped(&one.id),
-        model = escaped(model),
-        state = escaped(state),
+        id = escape(&one.id),
+        model = escape(model),
+        state = escape(state),
         status = one.status.map(|status| format!(" {status}")).unwrap_or_default(),
-        client = escaped(&client(one)),
+        client = escape(&client(one)),
         total = took(one.total_ms),
         queued = took(one.queued_ms),
-        prompt = escaped(&short(one.prefill_ms, one.prompt_tokens)),
-        answer = escaped(&short(one.generating_ms, one.output_tokens)),
-        process = escaped(&process(one)),
+        prompt = escape(&short(one.prefill_ms, one.prompt_tokens)),
+        answer = escape(&short(one.generating_ms, one.output_tokens)),
+        process = escape(&process(one)),
     );
     if let Some(Form { action, token: (name, value) }) = form
         && one.is_in_flight()
@@ -103,10 +104,10 @@ fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>) {
                 "<form method=\"post\" action=\"{action}\"><input type=\"hidden\" name=\"{name}\" value=\"{value}\">\
                  <input type=\"hidden\" name=\"id\" value=\"{id}\"><input type=\"hidden\" name=\"number\" value=\"{number}\">\
                  <button aria-label=\"Cancel request {id}\">Cancel</button></form>",
-                action = escaped(action),
-                name = escaped(name),
-                value = escaped(value),
-                id = escaped(&one.id),
+                action = escape(action),
+                name = escape(name),
+                value = escape(value),
+                id = escape(&one.id),
                 number = one.number,
             );
         }
@@ -123,21 +124,6 @@ fn process(one: &RequestView) -> String {
     let replica = one.replica.filter(|replica| *replica > 0).map(|replica| format!(", replica {replica}"));
     let attempts = (one.attempts > 1).then(|| format!(", attempt {}", one.attempts));
     [generation, replica.unwrap_or_default(), attempts.unwrap_or_default()].concat()
-}
-
-fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]

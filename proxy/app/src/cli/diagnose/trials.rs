@@ -1,7 +1,7 @@
 //! What both searches of `diagnose --bisect` have in common: the switches that can be tried on a model, the command with
 //! some of them, and what is said while they are tried and of those that were not.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use warden_diagnose::Outcome;
 use warden_diagnose::cure::Trying;
@@ -18,6 +18,7 @@ use crate::config::machine::Machine;
 use crate::config::resolve::mitigations::Judge;
 use crate::exit::Failure;
 use crate::out;
+use crate::sync::lock;
 
 /// The switches for one model.
 pub(super) struct Trials<'a> {
@@ -56,7 +57,7 @@ impl<'a> Trials<'a> {
 
     /// The server with these switches; why it cannot be had, if it cannot.
     pub(super) fn with(&self, arm: &Arm) -> Result<SoloSpec, String> {
-        let mut judge = self.judge.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut judge = lock(&self.judge);
         let items = self.items(&arm.switches);
         let (resolved, index) = (&self.target.resolved, self.target.index);
         let own = candidates::with(resolved, index, &self.configured, &items, &mut judge)?;

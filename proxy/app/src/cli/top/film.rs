@@ -12,8 +12,9 @@ use super::input::Told;
 use super::look::Tone;
 use super::picture::{Done, Memory, Picture, Row, Who};
 use super::rates::Rate;
-use super::text::{age, tame};
+use super::text::tame;
 use crate::cli::growth;
+use crate::cli::status::age;
 
 /// How many times faster than it was it can be played.
 const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
@@ -61,7 +62,7 @@ impl Film {
                 let now = &change.growth;
                 let tone = if now.verdict.leaks() { Tone::Bad } else { Tone::Plain };
                 Told {
-                    time: age(change.at.as_secs()),
+                    time: age(change.at),
                     at: change.at.as_secs_f64(),
                     model: Some(name.to_owned()),
                     text: tame(&format!(
@@ -130,7 +131,7 @@ impl Film {
             (false, true) => ", paused",
             (false, false) => "",
         };
-        let (at, end) = (age(self.at.as_secs()), age(self.ends().1.as_secs()));
+        let (at, end) = (age(self.at), age(self.ends().1));
         format!("{at} of {end}, {}x{state}", SPEEDS[self.speed])
     }
 
@@ -195,7 +196,7 @@ impl Tape {
         let work = &sample.work;
         let mut words = vec![format!(
             "{} since it was made: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
-            age(sample.at.as_secs()),
+            age(sample.at),
             work.requests,
             work.prompt_tokens,
             work.output_tokens,

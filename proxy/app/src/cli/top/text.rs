@@ -114,19 +114,12 @@ fn short(mut number: f64, step: f64, units: &[&str]) -> String {
     format!("{number:.digits$}{}", units[unit])
 }
 
-/// A time in its two largest units, in few letters: `45s`, `2m05s`, `3h07m`, `5d02h`.
-pub(super) fn age(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::cli::status::age;
 
     #[test]
     fn nothing_that_a_terminal_obeys_is_left() {
@@ -166,6 +159,9 @@ mod tests {
             [0.0, 0.04, 0.5, 12.34, 345.6, 1234.0].map(rate),
             ["0", "0", "0.5", "12.3", "346", "1.2k"]
         );
-        assert_eq!([5, 125, 11_220, 439_200].map(age), ["5s", "2m05s", "3h07m", "5d02h"]);
+        assert_eq!(
+            [5, 125, 11_220, 439_200].map(|seconds| age(Duration::from_secs(seconds))),
+            ["5s", "2m05s", "3h07m", "5d02h"]
+        );
     }
 }

@@ -34,7 +34,7 @@ const TABLES: [(&str, &[&str]); 24] = [
     ("names.\"name\"", &["names", "*"]),
 ];
 
-const END: &str = "<!-- end -->\n";
+pub(crate) const END: &str = "<!-- end -->\n";
 
 /// All tables, one after the other.
 pub(crate) fn tables() -> String {
@@ -123,37 +123,13 @@ fn takes(schema: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
-
-    /// The page with its tables as they are printed.
-    fn renewed(page: &str) -> Result<String, String> {
-        let mut page = page.to_owned();
-        for (section, path) in TABLES {
-            let start = start(section);
-            let (before, rest) =
-                page.split_once(&start).ok_or_else(|| format!("there is no `{}`", start.trim()))?;
-            let (_, after) =
-                rest.split_once(END).ok_or_else(|| format!("the table of [{section}] has no end"))?;
-            page = format!("{before}{}{after}", table(section, path));
-        }
-        Ok(page)
-    }
+    use crate::printed::holds;
 
     /// `WARDEN_RENEW_DOCS=1` writes the page anew.
     #[test]
     fn the_tables_of_the_documentation_are_those_that_are_printed() {
-        let page = std::fs::read_to_string(PAGE).unwrap();
-        let renewed = renewed(&page).unwrap();
-        if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
-            std::fs::write(PAGE, &renewed).unwrap();
-            return;
-        }
-        let differ = page.lines().zip(renewed.lines()).find(|(is, printed)| is != printed);
-        assert!(
-            page == renewed,
-            "WARDEN_RENEW_DOCS=1 renews docs/configuration.md; it differs first in {differ:#?}"
-        );
+        let tables = TABLES.iter().map(|(section, path)| (start(section), table(section, path)));
+        holds("configuration.md", tables);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod what;
 mod written;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
@@ -45,6 +45,7 @@ use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
+use crate::sync::lock;
 
 /// A search: what it is about, and what its servers come from.
 struct Between<'a> {
@@ -284,10 +285,6 @@ impl Between<'_> {
         }
         out::write(&text)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How it ends for whoever looks at the exit code alone.

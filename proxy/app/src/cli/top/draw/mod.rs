@@ -1,5 +1,7 @@
 //! Draws the whole screen: a state in, cells out. Pure; what differs from the screen before is found elsewhere.
 
+use std::time::Duration;
+
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -7,7 +9,8 @@ use ratatui_core::style::Style;
 use super::layout::{self, LEAST};
 use super::look::{Look, Tone};
 use super::state::{Link, State, View};
-use super::text::{self, age};
+use super::text;
+use crate::cli::status::age;
 
 mod columns;
 mod machine;
@@ -118,7 +121,7 @@ impl Pen<'_> {
         let told = match &state.link {
             Link::Looking if state.film.is_none() => ("looking for llama-warden".to_owned(), Tone::Busy),
             Link::Silent(since, why) => {
-                let silent = age(state.at.saturating_sub(*since).as_secs());
+                let silent = age(state.at.saturating_sub(*since));
                 (format!("NO ANSWER for {silent}: {why}"), Tone::Bad)
             }
             Link::Looking | Link::Live => {
@@ -146,7 +149,7 @@ fn calm(seconds: u64) -> String {
     match seconds {
         0..60 => "under 1m".to_owned(),
         60..3600 => format!("{}m", seconds / 60),
-        _ => age(seconds),
+        _ => age(Duration::from_secs(seconds)),
     }
 }
 
