@@ -20,11 +20,14 @@ const TCP: &str = "admin.address = \"127.0.0.1:0\"";
 /// What is written all over a hostile model's name.
 const HOSTILE: &str = "\\\"><script>alert(1)</script><img src=x onerror=alert(2)> 'a&b";
 
-/// Where the page is.
-fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
-    let output = warden.kid.output();
-    let line = output.lines().find_map(|line| line.strip_prefix("admin address http://"));
-    Ok(line.context("no admin address was told")?.parse()?)
+/// Where the page is. It is told after the public address, by which a start is known.
+async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
+    let told = || {
+        let output = warden.kid.output();
+        output.lines().find_map(|line| Some(line.strip_prefix("admin address http://")?.to_owned()))
+    };
+    wait_until("the admin address is told", SOON, async || told().is_some()).await?;
+    Ok(told().context("no admin address was told")?.parse()?)
 }
 
 /// A request with these headers beside the right host.
@@ -86,7 +89,7 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
     let warden =
         Setup::new()?.top(TCP).fake("m", &json!({}), "policy.host.soft = \"1GiB\"\n")?.start().await?;
     warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let lead = get(at, "/").await?;
     assert_eq!((lead.status.as_u16(), lead.header("location")), (303, "/page/"));
     for view in VIEWS {
@@ -141,7 +144,7 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
 #[tokio::test]
 async fn what_has_not_changed_is_not_sent_again() -> Outcome {
     let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "preload = false\n")?.start().await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let help = get(at, "/page/help?fragment=1").await?;
     let tag = help.header("etag").to_owned();
     let again = ask(at, "GET", "/page/help?fragment=1", &[("if-none-match", &tag)], "").await?;
@@ -155,7 +158,7 @@ async fn what_has_not_changed_is_not_sent_again() -> Outcome {
 async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome {
     let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
     let before = warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let own = format!("http://{at}");
     let right = token(&get(at, "/page/").await?.text())?;
     // Reading.
@@ -260,7 +263,7 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
 async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with_who() -> Outcome {
     let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
     let before = warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let own = format!("http://{at}");
     let page = get(at, "/page/?q=m").await?.text();
     let right = token(&page)?;
@@ -302,6 +305,7 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
         get(at, "/page/").await.is_ok_and(|page| page.text().matches("not done:").count() == 2)
     })
     .await?;
+    assert!(get(at, "/page/").await?.text().contains("its build cannot be asked"));
     assert!(get(at, "/page/events?q=asks").await?.text().contains("asks for: load"));
     Ok(())
 }
@@ -316,7 +320,7 @@ async fn names_lines_and_errors_of_others_stay_text() -> Outcome {
         setup.home.path().join("model.gguf").display(),
     );
     let warden = setup.model(HOSTILE, &lines).start().await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     wait_until("the hostile one has failed", SOON, async || {
         get(at, "/page/")
             .await
@@ -357,7 +361,7 @@ async fn secrets_are_on_no_view() -> Outcome {
     );
     let warden = setup.model("n", &lines).start().await?;
     warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     for view in VIEWS {
         for query in ["", "?model=n", "?model=m"] {
             assert!(!get(at, &format!("{view}{query}")).await?.text().contains(secret), "{view}{query}");
@@ -376,7 +380,7 @@ async fn secrets_are_on_no_view() -> Outcome {
 async fn all_who_look_share_one_picture_and_one_that_does_not_read_holds_up_nobody() -> Outcome {
     let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
     warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let mut viewers = Vec::new();
     for _ in 0..10 {
         let request = Request::get("/page/live").header("host", at.to_string()).body(Full::default())?;
@@ -429,7 +433,7 @@ async fn all_who_look_share_one_picture_and_one_that_does_not_read_holds_up_nobo
 async fn the_end_does_not_wait_for_those_who_look() -> Outcome {
     let mut warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
     warden.until_ready(1).await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let request = Request::get("/page/live").header("host", at.to_string()).body(Full::default())?;
     let mut viewer = Http::Tcp(at).open(request).await?;
     assert_eq!(viewer.event().await?.map(|hello| hello.contains("boot")), Some(true));
@@ -444,7 +448,7 @@ async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
         setup = setup.fake(&format!("org/model-{n:04}"), &json!({}), "preload = false\n")?;
     }
     let warden = setup.start().await?;
-    let at = address(&warden)?;
+    let at = address(&warden).await?;
     let begun = Instant::now();
     let page = ask(at, "GET", "/page/", &[("accept-encoding", "gzip")], "").await?;
     let first = begun.elapsed();

@@ -57,11 +57,13 @@ pub enum Outcome {
     OtherAllocator,
     /// There was no answer in time.
     NoAnswer,
+    /// Nobody in it can be asked.
+    Nobody,
 }
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Done,
         Self::Partly,
         Self::Refused,
@@ -69,6 +71,7 @@ impl Outcome {
         Self::TooSoon,
         Self::OtherAllocator,
         Self::NoAnswer,
+        Self::Nobody,
     ];
 
     /// The name in JSON and metrics.
@@ -81,6 +84,7 @@ impl Outcome {
             Self::TooSoon => "too_soon",
             Self::OtherAllocator => "other_allocator",
             Self::NoAnswer => "no_answer",
+            Self::Nobody => "nobody",
         }
     }
 
@@ -94,14 +98,19 @@ impl Outcome {
             Self::TooSoon => "too soon after the last time",
             Self::OtherAllocator => "its allocator cannot",
             Self::NoAnswer => "no answer in time",
+            Self::Nobody => "its build cannot be asked",
         }
+    }
+
+    /// Whether anything was given back.
+    pub const fn gave(self) -> bool {
+        matches!(self, Self::Done | Self::Partly)
     }
 
     /// Of two answers to one request: both are done, or a part of it is, or the graver one stands for both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let gave = |outcome: Self| matches!(outcome, Self::Done | Self::Partly);
-        match (gave(self), gave(other)) {
+        match (self.gave(), other.gave()) {
             (true, true) if self == other => self,
             (true, _) | (_, true) => Self::Partly,
             (false, false) => {

@@ -247,7 +247,7 @@ impl Reclaims {
     /// The answer is there, or will not come. True if a reading that begins from now on says what it was worth.
     pub fn answered(&mut self, outcome: Outcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
-        if outcome == Outcome::NoAnswer {
+        if matches!(outcome, Outcome::NoAnswer | Outcome::Nobody) {
             if let Some(cause) = asked.cause {
                 self.in_vain.push((cause.series, NoReclaim::NoAnswer));
             }

@@ -72,7 +72,7 @@ families! {
         reclaims: Family<ResultLabels, Counter>
             = "reclaims",
             "Requests to a backend to give memory back ([operating](operating.md#a-leaking-model)): `done`, `partly`, `refused` (in use all \
-             the time), `failed` (CUDA), `too_soon`, `other_allocator`, `no_answer`.";
+             the time), `failed` (CUDA), `too_soon`, `other_allocator`, `no_answer`, `nobody` (the build cannot be asked).";
         reclaimed_bytes: Family<ComponentLabels, Counter>
             = "reclaimed" in Unit::Bytes,
             "What came back of them, by the backends' own count: `graphs_host`, `graphs_device`, `pools`, `cublas`, `heap`.";

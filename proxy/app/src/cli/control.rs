@@ -149,7 +149,14 @@ pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {
     for entry in answer.entries.iter().filter(|_| !args.json) {
         out::line(&format!("{} {}: {}", entry.model, entry.generation, entry.words()))?;
     }
-    let silent = answer.entries.iter().filter(|entry| entry.outcome == Outcome::NoAnswer).count();
+    let of = |outcome| answer.entries.iter().filter(|entry| entry.outcome == outcome).count();
+    if of(Outcome::Nobody) > 0 && of(Outcome::Nobody) == answer.entries.len() {
+        return Err(Failure::hinted(
+            format!("the build of `{}` cannot be asked to give memory back", args.model),
+            "`llama-warden build` makes one with the fixes `reclaim-heap` and `reclaim-cuda`",
+        ));
+    }
+    let silent = of(Outcome::NoAnswer);
     if silent > 0 {
         return Err(Failure::hinted(
             format!("{silent} of {} processes of `{}` did not answer", answer.entries.len(), args.model),

@@ -153,7 +153,9 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
         }
         Action::Reclaim => {
             let entries = fleet.reclaim_by(model, Some(who)).await.map_err(told)?;
-            Ok(entries.iter().map(warden_supervisor::ReclaimEntry::words).collect::<Vec<_>>().join("; "))
+            let words: Vec<_> = entries.iter().map(warden_supervisor::ReclaimEntry::words).collect();
+            let gave = entries.iter().any(|entry| entry.outcome.gave());
+            if gave { Ok(words.join("; ")) } else { Err(words.join("; ")) }
         }
         Action::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;

@@ -2,7 +2,7 @@
 //! that is frozen, gone or another one than before holds nothing up; it is asked and looked for again.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
@@ -24,6 +24,7 @@ use crate::admin::answer::Status;
 use crate::admin::client::Client;
 use crate::cli::control::InstanceArgs;
 use crate::exit::Failure;
+use crate::sync::lock;
 
 /// What waits to be shown, at most. Lines of a log that find no room are counted instead.
 const WAITING: usize = 1024;
@@ -177,7 +178,7 @@ async fn events(
         // An instance that has run for long begins with thousands at once: the newest stay.
         let (kept, come) = (Mutex::new(VecDeque::new()), Notify::new());
         let follow = current.lines(&["events"], &["follow"], |_line, event: Option<Event>| {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&kept);
             if kept.len() >= EVENTS {
                 kept.pop_front();
             }
@@ -192,7 +193,7 @@ async fn events(
                 () = come.notified() => {}
                 _broken = &mut follow => ended = true,
             }
-            let new = std::mem::take(&mut *kept.lock().unwrap_or_else(PoisonError::into_inner));
+            let new = std::mem::take(&mut *lock(&kept));
             for event in new {
                 if known.len() >= KNOWN {
                     known.clear();
@@ -238,7 +239,8 @@ async fn act(client: &Client, action: Action, model: &str) -> Result<String, Fai
     if action == Action::Reclaim {
         let answer: Reclaimed = client.json(Method::POST, &route).await?;
         let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::words).collect();
-        return Ok(if words.is_empty() { "nothing runs".to_owned() } else { words.join("; ") });
+        let gave = answer.entries.iter().any(|entry| entry.outcome.gave());
+        return if gave { Ok(words.join("; ")) } else { Err(Failure::failed(words.join("; "))) };
     }
     client.json::<IgnoredAny>(Method::POST, &route).await?;
     Ok("done".to_owned())

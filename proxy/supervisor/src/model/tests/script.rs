@@ -621,7 +621,7 @@ impl Process for Actor {
             let Some(gives) = *lock(&self.gives) else { return Reclaimed::NOBODY };
             if gives.outcome == ReclaimOutcome::NoAnswer {
                 tokio::time::sleep(wait).await;
-                return Reclaimed::NOBODY;
+                return Reclaimed { outcome: gives.outcome, ..Reclaimed::NOBODY };
             }
             tokio::time::sleep(gives.takes).await;
             let heap = self.anon().saturating_sub(gives.anon);

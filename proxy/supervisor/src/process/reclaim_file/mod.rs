@@ -54,7 +54,7 @@ pub(crate) struct Reclaimed {
 impl Reclaimed {
     /// Nobody could be asked.
     pub(crate) const NOBODY: Self = Self {
-        outcome: Outcome::NoAnswer,
+        outcome: Outcome::Nobody,
         heap: None,
         cuda: None,
         given: Given { graphs_host: 0, graphs_device: 0, pools: 0, cublas: 0, heap: 0 },
@@ -133,7 +133,7 @@ impl Desk {
         let both = [cuda, heap].into_iter().flatten();
         let outcome = both.clone().map(|(outcome, ..)| outcome).reduce(Outcome::and);
         Reclaimed {
-            outcome: outcome.unwrap_or(Outcome::NoAnswer),
+            outcome: outcome.unwrap_or(Outcome::Nobody),
             heap: heap.map(|(outcome, ..)| outcome),
             cuda: cuda.map(|(outcome, ..)| outcome),
             given: both.clone().fold(Given::default(), |sum, (_, given, _)| sum.with(given)),

@@ -170,5 +170,5 @@ async fn who_is_silent_is_waited_for_until_the_time_is_up_and_who_ends_is_not() 
     // A file that somebody cut costs the request, and nothing else.
     desk.file.set_len(10).unwrap();
     assert_eq!(desk.parts(), Parts::default());
-    assert_eq!(desk.reclaim(Duration::ZERO).await.outcome, Outcome::NoAnswer);
+    assert_eq!(desk.reclaim(Duration::ZERO).await, Reclaimed::NOBODY);
 }
