@@ -10,6 +10,7 @@
 //! | `stage`, `warden` | starts the mock and the proxies |
 //! | `load` | makes the requests and takes the times |
 //! | `machine` | CPUs, CPU time, memory, system calls |
+//! | `viewers` | those who look at the page meanwhile |
 //! | `measure`, `metrics` | one part for one peer; its names |
 //! | `figures`, `targets` | medians, ratios, tables |
 
@@ -21,6 +22,7 @@ mod metrics;
 mod options;
 mod stage;
 mod targets;
+mod viewers;
 mod warden;
 
 use std::process::ExitCode;
@@ -47,6 +49,10 @@ const RUNNING: [(&str, Measure); 8] = [
 
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints its figures")]
 fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some(viewers::WORD) {
+        return viewers::run(words);
+    }
     let options = match Options::read(std::env::args().skip(1)) {
         Ok(Some(options)) => options,
         Ok(None) => {
@@ -132,7 +138,7 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
                     continue;
                 }
                 progress(round, part, &peer.name);
-                if let Err(trouble) = measure(figures, peer, options) {
+                if let Err(trouble) = measure(figures, peer, options).and_then(|()| peer.is_looked_at()) {
                     let told = format!("{part}, {}: {trouble}", peer.name);
                     // What others do wrong is worth a line; the yardstick and ourselves have to work. Gates need none: nginx
                     // answers 502 where its upstream closes an idle connection in the moment of a request.

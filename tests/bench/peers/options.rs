@@ -42,6 +42,8 @@ pub(crate) struct Variant {
     pub(crate) binary: Option<PathBuf>,
     /// `--set KEY=VALUE`.
     pub(crate) sets: Vec<String>,
+    /// So many look at its page meanwhile.
+    pub(crate) viewers: usize,
 }
 
 /// What `--help` prints.
@@ -56,6 +58,7 @@ parts: start memory peak calls reuse latency first rate paced spaced flood bodie
 --peers A,B       only these beside direct, nginx and llama-warden: haproxy, llama-swap
 --set KEY=VALUE   one more llama-warden, with this setting (again: one more)
 --binary PATH     one more llama-warden, of another build; relative to where you are, or to the workspace
+--viewers N       one more llama-warden, at whose page so many look meanwhile
 --verbose         calls by name";
 
 impl Options {
@@ -99,6 +102,11 @@ impl Options {
                     let name = value()?;
                     let binary = warden_rig::binaries::given(Path::new(&name))?;
                     options.variants.push(Variant { name, binary: Some(binary), ..Variant::default() });
+                }
+                "--viewers" => {
+                    let viewers = value()?.parse()?;
+                    let name = format!("{viewers} viewers");
+                    options.variants.push(Variant { name, viewers, ..Variant::default() });
                 }
                 part if PARTS.contains(&part) => options.parts.push(part.to_owned()),
                 other => return Err(Trouble::new(format!("no part and no option {other}\n\n{HELP}"))),

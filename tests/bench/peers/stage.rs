@@ -81,6 +81,19 @@ impl Drop for Program {
     }
 }
 
+/// Those who look at a page.
+struct Viewers {
+    _program: Program,
+    page: SocketAddr,
+    count: usize,
+}
+
+impl Viewers {
+    fn look(&self) -> bool {
+        connections(self.page) >= self.count
+    }
+}
+
 /// Someone who answers requests.
 pub(crate) struct Peer {
     pub(crate) name: String,
@@ -92,6 +105,7 @@ pub(crate) struct Peer {
     /// From its start to its first answer, in milliseconds.
     pub(crate) started_ms: f64,
     program: Option<Program>,
+    viewers: Option<Viewers>,
     logs: Vec<PathBuf>,
     upstream_pid: i32,
     _setup: Option<Setup>,
@@ -113,6 +127,12 @@ impl Peer {
             }
         }
         Ok(())
+    }
+
+    /// Whether those still look who should; without them it was measured in vain.
+    pub(crate) fn is_looked_at(&self) -> Result<(), Trouble> {
+        let all = self.viewers.as_ref().is_none_or(Viewers::look);
+        if all { Ok(()) } else { Err(Trouble::new("those who looked at the page have gone")) }
     }
 
     /// The end of what it has logged, for an error.
@@ -190,6 +210,7 @@ impl Stage {
             pids: Vec::new(),
             started_ms: 0.0,
             program: None,
+            viewers: None,
             logs: Vec::new(),
             upstream_pid: self.mock_pid,
             _setup: None,
@@ -291,6 +312,7 @@ backend mock
             pids: family(program.pid()),
             started_ms,
             program: Some(program),
+            viewers: None,
             logs,
             upstream_pid: self.mock_pid,
             _setup: None,
@@ -312,6 +334,8 @@ backend mock
         words.extend(["--port".to_owned(), port.port().to_string()]);
         words.extend(["--set".to_owned(), crate::warden::connections(&binary)?]);
         words.extend(variant.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]));
+        let page = (variant.viewers > 0).then(free_port).transpose()?;
+        words.extend(page.iter().flat_map(|page| ["--set".to_owned(), format!("admin.address={page}")]));
         let target = Target { address: port, key: Some(crate::warden::KEY.to_owned()) };
         let log = self.logs.path().join(format!("warden-{}.log", port.port()));
         let begin = now();
@@ -332,6 +356,7 @@ backend mock
             }
             _ => Upstream::Unix(socket),
         };
+        let looked_at = page.map(|page| self.viewers(page, variant.viewers, &setup.home)).transpose()?;
         Ok(Peer {
             name: if variant.name.is_empty() { crate::warden::NAME.to_owned() } else { variant.name.clone() },
             target,
@@ -339,16 +364,29 @@ backend mock
             pids: vec![pid],
             started_ms,
             program: Some(program),
+            viewers: looked_at,
             logs: vec![access, log],
             upstream_pid: upstream.pid,
             _setup: Some(setup),
         })
+    }
+
+    fn viewers(&self, page: SocketAddr, count: usize, home: &Home) -> Result<Viewers, Trouble> {
+        let own = std::env::current_exe()?.display().to_string();
+        let words = [own, crate::viewers::WORD.to_owned(), page.to_string(), count.to_string()];
+        let log = self.logs.path().join(format!("viewers-{}.log", page.port()));
+        let mut program = Program::start(&words, home, &log, crate::viewers::cpu(), self.fifo)?;
+        // One that could not look is no measurement of anything.
+        let look = || (connections(page) >= count).then_some(());
+        program.until("the page is looked at", look)?;
+        Ok(Viewers { _program: program, page, count })
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
         // Before the directories that it uses.
+        drop(self.viewers.take());
         drop(self.program.take());
     }
 }
@@ -384,6 +422,13 @@ fn answers(target: &Target) -> bool {
     Stream::connect(target.address).is_ok()
         && crate::load::requests::closed(target, &target.small(), 1, crate::load::requests::Until::Answers(1))
             .is_ok()
+}
+
+/// Connections to a local port that stand.
+fn connections(to: SocketAddr) -> usize {
+    let entries = procfs::net::tcp().unwrap_or_default();
+    let stands = |entry: &&procfs::net::TcpNetEntry| entry.state == procfs::net::TcpState::Established;
+    entries.iter().filter(stands).filter(|entry| entry.remote_address == to).count()
 }
 
 fn milliseconds(begin: u64) -> f64 {
