@@ -40,6 +40,7 @@
 //! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
+//! | `bequeath`, `inherit` | handing the processes over to the next instance, taking them over from the one before |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `replace_mode` | in sequence or by overlap |
@@ -52,6 +53,7 @@
 //! | `words` | sentences for events |
 
 mod act;
+pub(crate) mod bequeath;
 pub(crate) mod context;
 mod control;
 mod degrade;
@@ -59,6 +61,7 @@ mod experience;
 mod fallback;
 mod health;
 mod idle;
+mod inherit;
 mod judge;
 mod loading;
 mod look;
@@ -108,6 +111,7 @@ use self::warm::Away;
 use crate::clock;
 use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
+use crate::model::bequeath::ModelWill;
 use crate::model::context::Context;
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
@@ -139,6 +143,8 @@ pub(crate) struct Model {
     /// What is configured, while its fallback arguments are in place.
     whole: Option<Whole>,
     end: Option<End>,
+    /// Nothing is decided: somebody else is about to go on with the processes.
+    frozen: bool,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
     /// What it left when it was unloaded.
@@ -184,6 +190,7 @@ impl Model {
         logs: Arc<LogRing>,
         spec: ModelSpec,
         watch: Watch,
+        will: Option<ModelWill>,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (outbox, inbox) = mpsc::unbounded_channel();
         let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
@@ -206,6 +213,7 @@ impl Model {
             asks: 0,
             whole: None,
             end: None,
+            frozen: false,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
             away: Away::default(),
@@ -225,7 +233,10 @@ impl Model {
         model.set_replicas();
         model.keep_turns();
         model.join_loading();
-        if model.wanted {
+        if let Some(will) = will {
+            model.inherit(will);
+        }
+        if model.wanted && model.context.begun.is_cancelled() {
             // Here and not by its task, so that models ask in the order of the configuration.
             model.may_start();
         }
@@ -241,6 +252,9 @@ impl Model {
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
     pub(crate) async fn run(mut self) {
         loop {
+            if self.frozen && !self.stay_frozen().await {
+                return self.see_off().await;
+            }
             self.settle();
             if std::mem::take(&mut self.dirty) && self.shown {
                 self.context.publisher.update(self.show());
@@ -276,6 +290,10 @@ impl Model {
     }
 
     fn settle(&mut self) {
+        if !self.context.begun.is_cancelled() {
+            // The processes are still another instance's.
+            return;
+        }
         for _ in 0..ROUNDS {
             let before = self.steps;
             self.settle_once();

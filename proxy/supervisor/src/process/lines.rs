@@ -1,6 +1,11 @@
 //! A child's output, line by line: bounded, whatever the child writes.
 
+use std::io;
+use std::sync::Arc;
+
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::unix::pipe;
+use tokio_util::sync::CancellationToken;
 
 /// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK: usize = 8 * 1024;
@@ -21,15 +26,46 @@ pub(crate) async fn read(mut from: impl AsyncRead + Unpin, longest: usize, mut e
                 break;
             }
         };
-        let mut rest = &chunk[..count];
-        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-            push(&mut line, &rest[..end], longest);
-            finish(&mut line, &mut each);
-            rest = &rest[end + 1..];
-        }
-        push(&mut line, rest, longest);
+        take(&mut line, &chunk[..count], longest, &mut each);
     }
     finish(&mut line, &mut each);
+}
+
+/// The same of a pipe that somebody else reads on from when this is `over`: what was read by then is a line.
+pub(crate) async fn follow(
+    from: Arc<pipe::Receiver>,
+    longest: usize,
+    over: CancellationToken,
+    mut each: impl FnMut(String),
+) {
+    let mut chunk = vec![0; CHUNK];
+    let mut line = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = over.cancelled() => break,
+            ready = from.readable() => if ready.is_err() { break },
+        }
+        match from.try_read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => take(&mut line, &chunk[..count], longest, &mut each),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::debug!(%error, "cannot read a child's output");
+                break;
+            }
+        }
+    }
+    finish(&mut line, &mut each);
+}
+
+fn take(line: &mut Vec<u8>, mut rest: &[u8], longest: usize, each: &mut impl FnMut(String)) {
+    while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+        push(line, &rest[..end], longest);
+        finish(line, each);
+        rest = &rest[end + 1..];
+    }
+    push(line, rest, longest);
 }
 
 fn push(line: &mut Vec<u8>, bytes: &[u8], longest: usize) {
