@@ -83,7 +83,7 @@ pub use process::nursery::{Nursery, NurseryHandle};
 pub use process::private_dir::PrivateDir;
 pub use process::root::ask::Program;
 pub use process::root::wire;
-pub use process::spawn::SUCCEEDS;
+pub use process::spawn::{SUCCEEDS, Succession};
 pub use process::touch::Said;
 pub use process::{nursery, private_dir};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};

@@ -554,7 +554,11 @@ impl Rig {
         control.update(Live { models, ..Live::default() });
         let tls = bound.tls();
         let mut serving = JoinSet::new();
-        serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));
+        serving.spawn(bound.serve_backends(
+            Arc::new(Shell(backends.clone())),
+            records.clone(),
+            Ends { stop: stop.clone(), retire: retire.clone() },
+        ));
         Self { address, backends, records, gauges, tls, control, requests, stop, serving }
     }
 

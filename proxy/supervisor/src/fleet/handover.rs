@@ -89,9 +89,9 @@ impl FleetWill {
         Some(Self { record, models })
     }
 
-    /// Models that have processes, for whoever compares them with a configuration.
-    pub fn loaded(&self) -> impl Iterator<Item = &str> {
-        self.models.iter().filter(|model| !model.heirs.is_empty()).map(|model| model.record.name.as_str())
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.models.iter().map(|model| model.heirs.len()).sum()
     }
 
     pub(super) fn since(&self) -> Since {

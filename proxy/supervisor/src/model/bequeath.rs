@@ -28,7 +28,7 @@ use crate::view::Modalities;
 
 /// What a model leaves to the instance after us.
 #[derive(Debug)]
-pub struct ModelWill {
+pub(crate) struct ModelWill {
     pub(crate) record: WillRecord,
     pub(crate) heirs: Vec<Heir>,
 }
@@ -144,7 +144,7 @@ impl Model {
                 Some(Message::Control(Control::Thaw)) | None => break Ends::Thawed,
                 Some(Message::Control(Control::LetGo(reply))) => {
                     self.let_go();
-                    drop(reply.send(()));
+                    let _told = reply.send(());
                     break Ends::LetGo;
                 }
                 Some(message) => stashed.push(message),
@@ -174,7 +174,7 @@ impl Model {
                 process.let_go();
             }
             if let Some(files) = &live.slot_files {
-                files.leave();
+                files.set_others(true);
             }
         }
     }

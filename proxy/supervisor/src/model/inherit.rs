@@ -71,6 +71,9 @@ impl Model {
         live.adopted = Some(record.loading);
         live.started_with = Some(record.command.clone());
         live.slot_files = self.slot_files(&record.socket);
+        if let Some(files) = &live.slot_files {
+            files.set_others(true);
+        }
         self.experience.load_time = Some(record.loading);
         let (now, policy) = (self.context.now(), self.spec.lifecycle);
         let Some(unit) = self.unit_mut(id) else { return };
@@ -104,6 +107,9 @@ impl Model {
             if let Some(live) = &mut unit.live {
                 if let Some(process) = &live.process {
                     process.claim();
+                }
+                if let Some(files) = &live.slot_files {
+                    files.set_others(false);
                 }
                 if live.ready.is_some() {
                     live.timers.sample = Some(now);

@@ -148,10 +148,10 @@ impl Child {
         }
     }
 
-    /// Sends SIGHUP to one of ours.
-    pub(crate) fn hang_up(&self) {
+    /// Sends any signal to one of ours.
+    pub(crate) fn signal(&self, signal: Signal) {
         if let Leader::Ours(group) = &self.leader {
-            group.signal(Signal::HUP);
+            group.signal(signal);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::spec::Command;
 
 /// A process and its files: the pidfd, standard output, standard error.
 #[derive(Debug)]
-pub struct Heir {
+pub(crate) struct Heir {
     /// What is written of it.
     pub(crate) record: HeirRecord,
     pub(crate) files: Vec<OwnedFd>,

@@ -3,35 +3,17 @@
 use std::io;
 use std::sync::Arc;
 
-use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 
 /// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK: usize = 8 * 1024;
 
-/// Calls `each` with every line until the end of the stream.
+/// Calls `each` with every line until the end of the stream, or until somebody else reads on from there: then this is `over`,
+/// and what was read by then is a line.
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are left out, bytes that are not UTF-8 are
 /// replaced, blank lines are dropped.
-pub(crate) async fn read(mut from: impl AsyncRead + Unpin, longest: usize, mut each: impl FnMut(String)) {
-    let mut chunk = vec![0; CHUNK];
-    let mut line = Vec::new();
-    loop {
-        let count = match from.read(&mut chunk).await {
-            Ok(0) => break,
-            Ok(count) => count,
-            Err(error) => {
-                tracing::debug!(%error, "cannot read a child's output");
-                break;
-            }
-        };
-        take(&mut line, &chunk[..count], longest, &mut each);
-    }
-    finish(&mut line, &mut each);
-}
-
-/// The same of a pipe that somebody else reads on from when this is `over`: what was read by then is a line.
 pub(crate) async fn follow(
     from: Arc<pipe::Receiver>,
     longest: usize,
@@ -86,7 +68,12 @@ mod tests {
 
     async fn lines(text: &[u8], longest: usize) -> Vec<String> {
         let mut lines = Vec::new();
-        read(text, longest, |line| lines.push(line)).await;
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let reader = Arc::new(pipe::Receiver::from_owned_fd(reader.into()).unwrap());
+        let text = text.to_vec();
+        let writing = tokio::task::spawn_blocking(move || std::io::Write::write_all(&mut writer, &text));
+        follow(reader, longest, CancellationToken::new(), |line| lines.push(line)).await;
+        writing.await.unwrap().unwrap();
         lines
     }
 

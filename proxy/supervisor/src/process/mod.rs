@@ -38,7 +38,7 @@ pub(crate) mod population;
 pub mod private_dir;
 pub(crate) mod reclaim_file;
 pub(crate) mod report_file;
-pub mod root;
+pub(crate) mod root;
 pub(crate) mod settings;
 pub(crate) mod slot_files;
 pub(crate) mod slot_talk;

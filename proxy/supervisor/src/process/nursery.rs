@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 
+use rustix::process::Signal;
 use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
@@ -161,15 +162,22 @@ impl NurseryHandle {
 
     /// Tells whoever serves in our place to end.
     pub fn end_successor(&self) {
-        if let Some(family) = self.family() {
-            family.end();
-        }
+        self.pass_on(Signal::TERM);
     }
 
     /// Tells whoever serves in our place to read its configuration again.
     pub fn reload_successor(&self) {
+        self.pass_on(Signal::HUP);
+    }
+
+    /// Tells whoever serves in our place to let the program go on that lies at its path now.
+    pub fn upgrade_successor(&self) {
+        self.pass_on(Signal::USR2);
+    }
+
+    fn pass_on(&self, signal: Signal) {
         if let Some(family) = self.family() {
-            family.reload();
+            family.pass_on(signal);
         }
     }
 

@@ -67,10 +67,10 @@ impl SlotFiles {
         Self { place: Some(Place { path, own, token, mark: Mutex::default(), left: AtomicBool::new(false) }) }
     }
 
-    /// Somebody else has the directory from now on, for the same process: nothing of it is removed.
-    pub(crate) fn leave(&self) {
+    /// Whether somebody else has the directory, for the same process: then nothing of it is removed.
+    pub(crate) fn set_others(&self, is_others: bool) {
         if let Some(place) = &self.place {
-            place.left.store(true, Ordering::Relaxed);
+            place.left.store(is_others, Ordering::Relaxed);
         }
     }
 

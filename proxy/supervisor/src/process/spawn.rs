@@ -4,10 +4,12 @@
 //! mask and SIGHUP ignored, and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
 
@@ -56,6 +58,49 @@ fn inherit(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
             Ok(())
         });
     }
+}
+
+/// What a successor was given by its root: [`SUCCEEDS`].
+#[derive(Debug)]
+pub struct Succession {
+    /// The root's process id.
+    pub root: u32,
+    /// The connection to it.
+    pub to_root: UnixStream,
+    /// The connection to the program before.
+    pub handover: UnixStream,
+}
+
+impl Succession {
+    /// What the environment says of it; `None` for whoever succeeds nobody. Once, before anything else is opened.
+    pub fn ours() -> Option<Self> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        let told = std::env::var(SUCCEEDS).ok()?;
+        let mut numbers = told.split(' ').map(str::parse::<i32>);
+        let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        // What the root starts for itself inherits the words, but not the files.
+        let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
+        let distinct = to_root > 2 && handover > 2 && to_root != handover;
+        if !is_child || !distinct || TAKEN.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let (to_root, handover) = (take(to_root)?, take(handover)?);
+        Some(Self { root: u32::try_from(root).ok()?, to_root, handover })
+    }
+}
+
+/// Takes a file that was inherited by its number, if it is a socket.
+#[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
+fn take(file: RawFd) -> Option<UnixStream> {
+    // SAFETY: fcntl only looks at a number, and refuses one that is no open file.
+    if unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return None;
+    }
+    // SAFETY: the file is open, and this is called once for each of two numbers that our parent opened for us, before
+    // anything else is opened: nobody else owns it.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let is_socket = rustix::net::sockopt::socket_type(&file).is_ok();
+    is_socket.then(|| UnixStream::from(file))
 }
 
 /// Forks and executes; returns when the new program runs or could not be run.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::process::child::Child;
@@ -50,17 +51,10 @@ impl Family {
         self.forget(id);
     }
 
-    /// Tells the one that serves to end, as we were told.
-    pub(crate) fn end(&self) {
+    /// Tells the one that serves what we were told.
+    pub(crate) fn pass_on(&self, signal: Signal) {
         if let Some(child) = self.serving().and_then(|id| self.child(id)) {
-            child.terminate();
-        }
-    }
-
-    /// The one that serves is to read its configuration again.
-    pub(crate) fn reload(&self) {
-        if let Some(child) = self.serving().and_then(|id| self.child(id)) {
-            child.hang_up();
+            child.signal(signal);
         }
     }
 
