@@ -1,17 +1,25 @@
 //! Another program takes the place of a running one: no request fails, no stream is cut, no model is loaded anew; and where that
 //! does not work, nothing has happened.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, HOST};
+use hyper_util::rt::TokioIo;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use warden_rig::http::json_request;
+use warden_rig::http2::Http2;
 use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
-use warden_rig::{Context as _, Outcome, Trouble, Warden, binaries, swarm, wait_until};
+use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, binaries, swarm, wait_until};
 
 /// Files that a process has open.
 fn open_files(pid: i32) -> usize {
@@ -60,27 +68,25 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
     let before = warden.until_ready(2).await?;
     // Each client asks one request after another, until all is over.
     let over = Arc::new(AtomicBool::new(false));
-    let asking: Vec<_> = (0..clients)
-        .map(|client| {
-            let (http, over) = (warden.http.clone(), Arc::clone(&over));
-            tokio::spawn(async move {
-                let mut asked = 0;
-                while !over.load(Ordering::SeqCst) {
-                    let name = format!("c{client}-{asked}");
-                    let request = chat(&name, "m", &format!("say it {asked} times"), 60, client % 2 == 0);
-                    let again =
-                        chat(&format!("{name}-again"), "m", &format!("say it {asked} times"), 60, true);
-                    let one = swarm::answer(&http, &request).await?;
-                    let two = swarm::answer(&http, &again).await?;
-                    if one.text != two.text {
-                        return Err(Trouble::new(format!("{name}: {:?} and {:?}", one.text, two.text)));
-                    }
-                    asked += 1;
+    let mut asking = JoinSet::new();
+    for client in 0..clients {
+        let (http, over) = (warden.http.clone(), Arc::clone(&over));
+        asking.spawn(async move {
+            let mut asked = 0;
+            while !over.load(Ordering::SeqCst) {
+                let (name, words) = (format!("c{client}-{asked}"), format!("say it {asked} times"));
+                let request = chat(&name, "m", &words, 60, client % 2 == 0);
+                let again = chat(&format!("{name}-again"), "m", &words, 60, true);
+                let one = swarm::answer(&http, &request).await?;
+                let two = swarm::answer(&http, &again).await?;
+                if one.text != two.text {
+                    return Err(Trouble::new(format!("{name}: {:?} and {:?}", one.text, two.text)));
                 }
-                Ok(asked)
-            })
-        })
-        .collect();
+                asked += 1;
+            }
+            Ok(asked)
+        });
+    }
     let mut files = Vec::new();
     for number in 0..upgrades {
         upgrade(&warden).await.context(format!("upgrade {number}"))?;
@@ -88,9 +94,8 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
         files.push(open_files(serving));
     }
     over.store(true, Ordering::SeqCst);
-    for client in asking {
-        let asked: Result<i32, Trouble> = client.await?;
-        assert!(asked? > 0);
+    while let Some(asked) = asking.join_next().await {
+        assert!(asked?? > 0);
     }
     assert_eq!(warden.until_ready(2).await?, before, "the same processes");
     wait_until("only the one that serves is left", SOON, async || programs(&warden).len() == 1).await?;
@@ -230,12 +235,13 @@ async fn slots_are_not_given_twice_while_the_one_before_still_uses_them() -> Out
     assert_eq!(status["backends"][0]["in_flight"], 1, "{status}");
     let http = warden.http.clone();
     let request = chat("new", "m", "go", 2, false);
-    let waiting = tokio::spawn(async move { http.post(CHAT, &request).await });
+    let mut waiting = JoinSet::new();
+    waiting.spawn(async move { http.post(CHAT, &request).await });
     wait_until("it waits", SOON, async || warden.waiting("m").await.is_ok_and(|waiting| waiting == 1))
         .await?;
     let (answer, end) = old.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
-    assert!(waiting.await??.status.is_success());
+    assert!(waiting.join_next().await.context("it was asked")???.status.is_success());
     wait_until("nothing is counted any more", SOON, async || {
         warden.status("m").await.is_ok_and(|status| status["backends"][0]["in_flight"] == 0)
     })
@@ -261,27 +267,130 @@ async fn two_at_the_same_time_are_one_and_a_load_is_waited_for() -> Outcome {
 
 #[tokio::test]
 async fn what_is_known_of_memory_goes_along() -> Outcome {
-    let script = json!({"leak_bytes_per_request": 2_000_000});
-    let top = "sampling.interval = \"100ms\"";
-    let warden = Setup::new()?.top(top).fake("m", &script, "")?.start().await?;
+    let script = json!({"leak_kib_per_request": 512});
+    let top = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
+               internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"";
+    let plain =
+        "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
+    let warden = Setup::new()?.top(top).fake("m", &script, plain)?.start().await?;
     warden.until_ready(1).await?;
-    for number in 0..30 {
-        warden.http.post(CHAT, &chat(&format!("a{number}"), "m", "hi", 2, false)).await?;
-    }
+    let ask = async |from: usize| -> Outcome {
+        let requests: Vec<Value> =
+            (from..from + 40).map(|n| chat(&format!("g-{n}"), "m", "hi", 2, false)).collect();
+        swarm::all_whole(&swarm::swarm(&warden.http, &requests, 4).await)
+    };
     let growth = async || -> Result<Value, Trouble> {
         Ok(warden.status("m").await?["backends"][0]["memory"]["growth"][0].clone())
     };
     let work = async || -> Result<u64, Trouble> {
         warden.status("m").await?["backends"][0]["work"]["requests"].as_u64().context("no work")
     };
-    wait_until("it is seen to grow", SOON, async || {
-        growth().await.is_ok_and(|growth| growth["verdict"] != "warming" && !growth["verdict"].is_null())
-    })
-    .await?;
+    let mut asked = 0;
+    while growth().await?["verdict"] != "leaking" {
+        assert!(asked < 2000, "{}", growth().await?);
+        ask(asked).await?;
+        asked += 40;
+    }
     let (before, done) = (growth().await?, work().await?);
     upgrade(&warden).await?;
     let (after, still) = (growth().await?, work().await?);
     assert_eq!(after["verdict"], before["verdict"], "{before} {after}");
     assert!(still >= done, "{done} {still}");
+    // And it is judged on: a few requests more do not make a process of which nothing is known.
+    ask(asked).await?;
+    assert_eq!(growth().await?["verdict"], "leaking");
+    wait_until("its work is counted on", SOON, async || work().await.is_ok_and(|all| all >= done + 40)).await
+}
+
+/// Requests on connections that are kept, over TLS; one that says that it closes is followed by a new one. Any other end is a
+/// failed request.
+async fn keep_asking(
+    identity: Identity,
+    address: SocketAddr,
+    over: Arc<AtomicBool>,
+    pause: Duration,
+) -> Result<usize, Trouble> {
+    let (mut asked, mut tasks) = (0, JoinSet::new());
+    'connections: loop {
+        let stream = identity.connect(address, &["http/1.1"]).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tasks.spawn(async move { drop(connection.await) });
+        loop {
+            let mut request = json_request(CHAT, &chat(&format!("k{asked}"), "m", "hi", 4, asked % 2 == 0))?;
+            request.headers_mut().insert(HOST, "localhost".parse()?);
+            let answer = sender.send_request(request).await.context(format!("request {asked}"))?;
+            let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
+            let (status, body) = (answer.status(), answer.into_body().collect().await?.to_bytes());
+            if !status.is_success() || body.is_empty() {
+                return Err(Trouble::new(format!("request {asked}: {status}")));
+            }
+            asked += 1;
+            if over.load(Ordering::SeqCst) {
+                return Ok(asked);
+            }
+            tokio::time::sleep(pause).await;
+            if closes {
+                continue 'connections;
+            }
+        }
+    }
+}
+
+/// One after another over HTTP/2, on a connection that is made anew when the server says that it takes no more streams.
+async fn keep_asking_over_http2(
+    identity: Identity,
+    address: SocketAddr,
+    over: Arc<AtomicBool>,
+) -> Result<usize, Trouble> {
+    let mut asked = 0;
+    loop {
+        let connection = Http2::over_tls(&identity, address).await?;
+        loop {
+            if over.load(Ordering::SeqCst) {
+                return Ok(asked);
+            }
+            match connection.begin(CHAT, &chat(&format!("h{asked}"), "m", "hi", 20, true)).await {
+                Ok(begun) => {
+                    let answer = begun.whole().await?;
+                    if !answer.done {
+                        return Err(Trouble::new(format!("stream {asked} was cut: {answer:?}")));
+                    }
+                    asked += 1;
+                }
+                // Not sent, or not looked at: HTTP/2 says so, and every client sends it again.
+                Err(trouble) if connection.is_closing() => {
+                    let _said_goodbye = trouble;
+                    break;
+                }
+                Err(trouble) => return Err(trouble),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn clients_that_keep_their_connections_lose_no_request_over_tls_and_http2() -> Outcome {
+    let identity = Identity::new()?;
+    let setup = Setup::new()?;
+    let (cert, key) = identity.put(setup.home.path())?;
+    let top = format!("server.tls_cert = '{}'\nserver.tls_key = '{}'", cert.display(), key.display());
+    let warden = setup.top(&top).fake("m", &json!({"ms_per_token": 2}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let over = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for pause in [0, 0, 1, 3, 10, 30, 100, 300] {
+        let pause = Duration::from_millis(pause);
+        clients.spawn(keep_asking(identity.clone(), warden.address(), Arc::clone(&over), pause));
+    }
+    for _ in 0..2 {
+        clients.spawn(keep_asking_over_http2(identity.clone(), warden.address(), Arc::clone(&over)));
+    }
+    for _ in 0..3 {
+        upgrade(&warden).await?;
+    }
+    over.store(true, Ordering::SeqCst);
+    while let Some(asked) = clients.join_next().await {
+        assert!(asked?? > 0);
+    }
     Ok(())
 }

@@ -129,6 +129,13 @@ pub struct Count {
     work: Work,
 }
 
+impl Count {
+    /// Whether anything runs.
+    pub const fn runs(&self) -> bool {
+        self.in_flight > 0
+    }
+}
+
 /// Places in the slots that requests of another instance have.
 #[derive(Debug)]
 pub struct Shares {

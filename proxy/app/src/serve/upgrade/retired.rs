@@ -37,9 +37,10 @@ impl Retired {
         let nursery = server.nursery().clone();
         let mut ends: Option<Instant> = None;
         let mut told = Vec::new();
-        while !server.has_ended() {
+        // What runs in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
+        while !server.has_ended() || server.fleet().counts().iter().any(warden_supervisor::Count::runs) {
             tokio::select! {
-                () = server.gateway_ended() => {}
+                () = server.gateway_ended(), if !server.has_ended() => {}
                 () = tokio::time::sleep(TELLS) => self.tell(&server, &mut told).await,
                 () = at(ends) => break,
                 exit = nursery.successor_ended() => return ended(exit),
