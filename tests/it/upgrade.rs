@@ -253,10 +253,11 @@ async fn two_at_the_same_time_are_one_and_a_load_is_waited_for() -> Outcome {
     let warden = Setup::new()?.fake("m", &json!({"load_ms": 1500}), "")?.start().await?;
     let program = binaries::llama_warden()?;
     let to = program.to_string_lossy().into_owned();
-    let one = warden.cli(&["upgrade", "--to", &to]);
+    let words = ["upgrade", "--to", to.as_str()];
+    let one = warden.cli(&words);
     let other = async {
         wait_until("one is under way", SOON, async || !programs(&warden).is_empty()).await?;
-        warden.cli(&["upgrade", "--to", &to]).await
+        warden.cli(&words).await
     };
     let (one, other) = tokio::join!(one, other);
     let (one, other) = (one?, other?);

@@ -75,6 +75,7 @@ pub use origin::{Origin, Wire};
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;
+pub use process::heir::Gate;
 pub use process::hints::{no_slot_files, stays_cold};
 pub use process::host::has_gpu;
 pub use process::instance;

@@ -198,7 +198,7 @@ async fn serve_after(
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
         let kept = predecessor.take_over(server.fleet(), &begun).await?;
         server.own();
-        server.beside(predecessor.clone().follow(kept));
+        server.beside(predecessor.clone().follow(kept, server.fleet().clone()));
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");
     } else {
         tell_where(&server);

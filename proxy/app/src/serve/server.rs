@@ -426,6 +426,11 @@ impl Server {
         self.fleet.close_queues();
     }
 
+    /// Cancelled when nothing beside is needed any more.
+    pub(super) fn unneeded(&self) -> CancellationToken {
+        self.gateway_done.clone()
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.gateway_done.is_cancelled()
     }

@@ -26,7 +26,7 @@ use crate::lease::Lease;
 use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::Since;
 use crate::model::{Control, Message};
-use crate::process::heir::{Heir, HeirRecord};
+use crate::process::heir::{Gate, Heir, HeirRecord};
 
 /// How often a fleet is asked again that is busy.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -268,15 +268,49 @@ impl Fleet {
 
     /// What runs here of the processes that were let go.
     pub fn counts(&self) -> Vec<Count> {
+        let of = |handle: Arc<Handle>| {
+            let model = handle.leases.name().to_string();
+            let count = move |(generation, in_flight, work)| Count {
+                model: model.clone(),
+                generation,
+                in_flight,
+                work,
+            };
+            handle.leases.counts().into_iter().map(count)
+        };
+        self.own().into_iter().flat_map(of).collect()
+    }
+
+    /// Where requests for models with processes go now, for the instance before us: what it still has may have to be sent again.
+    pub fn gates(&self) -> Vec<Gate> {
         let view = self.view();
-        let models = view.models.iter().flat_map(|model| {
-            model.backends.iter().filter_map(|backend| {
-                let generation = backend.generation?;
-                let (in_flight, work) = (backend.in_flight, backend.work);
-                Some(Count { model: model.name.to_string(), generation, in_flight, work })
-            })
-        });
-        models.collect()
+        let slots = |generation| {
+            let mut backends = view.models.iter().flat_map(|model| &model.backends);
+            backends.find(|backend| backend.generation == Some(generation)).and_then(|backend| backend.slots)
+        };
+        let mut gates = Vec::new();
+        for handle in self.own() {
+            for cell in handle.leases.open_cells() {
+                let Some(endpoint) = cell.address.endpoint() else { continue };
+                gates.push(Gate {
+                    model: handle.leases.name().to_string(),
+                    generation: cell.id,
+                    endpoint: endpoint.clone(),
+                    facts: cell.facts(),
+                    slots: slots(cell.id),
+                });
+            }
+        }
+        gates.sort_by_key(|gate| gate.generation);
+        gates
+    }
+
+    /// After [`Fleet::let_go`]: these are the gates of the next instance.
+    pub fn follow_gates(&self, gates: &[Gate]) {
+        for handle in self.own() {
+            let of = gates.iter().filter(|gate| gate.model == handle.leases.name().as_str());
+            handle.send(Control::Gates(of.cloned().collect()));
+        }
     }
 
     /// Keeps places for what runs in the instance before us.

@@ -21,9 +21,10 @@ use super::warm::Packed;
 use super::{Control, Message, Model, Report};
 use crate::clock;
 use crate::error::Denied;
+use crate::lease::cell::Cell;
 use crate::lease::queue::Refusal;
 use crate::process::Health;
-use crate::process::heir::{Heir, HeirRecord};
+use crate::process::heir::{Gate, Heir, HeirRecord};
 use crate::view::Modalities;
 
 /// What a model leaves to the instance after us.
@@ -191,6 +192,7 @@ impl Model {
                     }
                     Some(Message::Report(generation, Report::Probed { .. })) => self.doubt_again(generation),
                     Some(Message::Control(Control::Disband)) | None => return,
+                    Some(Message::Control(Control::Gates(gates))) => self.follow_gates(&gates),
                     Some(Message::Control(control)) => self.too_late(control),
                     Some(Message::Report(..) | Message::Looked(..)) => {}
                 },
@@ -214,11 +216,35 @@ impl Model {
                 live.cell.revoke();
             }
         }
+        // What waits goes on when the other instance has told of the next one.
         self.leases.forget(generation);
-        if !self.leases.any_open() {
-            // Its successors are the other instance's, where these may ask again.
-            self.leases.refuse(Some(Refusal::ShuttingDown));
-            self.leases.dismiss(&Denied::ShuttingDown);
+    }
+
+    /// The other instance's processes are those that requests go to from here, too.
+    fn follow_gates(&mut self, gates: &[Gate]) {
+        for cell in self.leases.open_cells() {
+            if !gates.iter().any(|gate| gate.generation == cell.id) {
+                self.leases.close(cell.id);
+            }
+        }
+        for gate in gates {
+            let known = self.lives().find(|live| live.id == gate.generation);
+            let cell = known
+                .map(|live| Arc::clone(&live.cell))
+                .or_else(|| self.guests.get(&gate.generation).cloned());
+            let cell = cell.unwrap_or_else(|| {
+                let cell = Arc::new(Cell::new(gate.generation, gate.endpoint.clone(), gate.facts));
+                self.guests.insert(gate.generation, Arc::clone(&cell));
+                cell
+            });
+            self.leases.open(&cell, self.limit(gate.slots));
+        }
+        // One that is gone there is gone here.
+        let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
+        let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
+        for id in gone.into_iter().filter(|id| self.leases.in_flight(*id) == 0) {
+            self.guests.remove(&id);
+            self.leases.forget(id);
         }
     }
 
@@ -226,7 +252,14 @@ impl Model {
     fn doubt_again(&mut self, generation: GenerationId) {
         let (timeout, pause) = (self.spec.lifecycle.probe_timeout, self.spec.lifecycle.start_probe_interval);
         let process = self.lives().find(|live| live.id == generation).and_then(|live| live.process.clone());
-        let Some(process) = process else { return };
+        let Some(process) = process else {
+            // One of the other instance, which knows whether it lives and tells of its next one.
+            if let Some(cell) = self.guests.get(&generation) {
+                let limit = self.limit(None);
+                self.leases.open(cell, limit);
+            }
+            return;
+        };
         let sent = Instant::now();
         self.help(generation, async move {
             let health = process.probe(timeout).await;

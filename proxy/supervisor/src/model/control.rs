@@ -48,7 +48,7 @@ impl Model {
             }
             Control::Begin => self.begin(),
             // Too late, or for nothing.
-            Control::Thaw | Control::LetGo(_) | Control::Disband => {}
+            Control::Thaw | Control::LetGo(_) | Control::Gates(_) | Control::Disband => {}
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
         }

@@ -17,6 +17,7 @@ use crate::memory::fleet_memory::Returned;
 use crate::memory::tracker::Taken;
 use crate::process::failure::OutOfMemory;
 use crate::process::group::Exit;
+use crate::process::heir::Gate;
 use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
@@ -125,6 +126,8 @@ pub(crate) enum Control {
     LetGo(oneshot::Sender<()>),
     /// The instance before us has let go.
     Begin,
+    /// Where the instance after us sends requests now.
+    Gates(Vec<Gate>),
     /// Nothing runs here any more, and all else is somebody else's.
     Disband,
     Remove,

@@ -84,6 +84,7 @@ mod unit;
 mod warm;
 mod words;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -109,6 +110,7 @@ use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
 use self::warm::Away;
 use crate::clock;
+use crate::lease::cell::Cell;
 use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
 use crate::model::bequeath::ModelWill;
@@ -145,6 +147,8 @@ pub(crate) struct Model {
     end: Option<End>,
     /// Nothing is decided: somebody else is about to go on with the processes.
     frozen: bool,
+    /// Processes of the instance that goes on for us, which requests that are here may be sent to.
+    guests: BTreeMap<GenerationId, Arc<Cell>>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
     /// What it left when it was unloaded.
@@ -214,6 +218,7 @@ impl Model {
             whole: None,
             end: None,
             frozen: false,
+            guests: BTreeMap::new(),
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
             away: Away::default(),

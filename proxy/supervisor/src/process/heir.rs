@@ -44,3 +44,13 @@ pub(crate) struct HeirRecord {
     /// What is known of its memory.
     pub(crate) memory: serde_json::Value,
 }
+
+/// A process that takes requests in another instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gate {
+    pub(crate) model: String,
+    pub(crate) generation: GenerationId,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) facts: ServerFacts,
+    pub(crate) slots: Option<u32>,
+}

@@ -193,6 +193,7 @@ impl Remote {
             | Control::HandOver(_)
             | Control::Thaw
             | Control::LetGo(_)
+            | Control::Gates(_)
             | Control::Begin
             | Control::Learn(..) => {}
         }

@@ -8,11 +8,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_supervisor::{Fleet, FleetWill, Shares, WillPiece};
 
-use super::talk::{Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
+use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
 use crate::exit::Failure;
 
 /// The old program has a deadline of its own, and kills us when that is over: this only keeps us from staying if it is gone.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// It takes a word within this time, or is gone.
+const TAKES: Duration = Duration::from_secs(5);
 
 /// A conversation with the program before us.
 #[derive(Clone, Debug)]
@@ -96,8 +98,35 @@ impl Predecessor {
         Ok(Kept { shares })
     }
 
-    /// Gives places free as requests end there, until none is left or the program is gone.
-    pub(in crate::serve) async fn follow(self, mut kept: Kept) {
+    /// Gives places free as requests end there, and tells where what is there may go, until none is left or the program is gone.
+    pub(in crate::serve) async fn follow(self, kept: Kept, fleet: Fleet) {
+        tokio::select! {
+            () = self.hear_of(kept) => {}
+            () = self.tell_of(&fleet) => {}
+        }
+    }
+
+    async fn tell_of(&self, fleet: &Fleet) {
+        let mut views = fleet.subscribe();
+        let mut told = Vec::new();
+        loop {
+            let gates = fleet.gates();
+            if gates != told {
+                told.clone_from(&gates);
+                let until = Instant::now() + TAKES;
+                if self.talk.say(Gates { gates }, Vec::new(), until).await.is_err() {
+                    // Whether it is gone is heard of beside.
+                    return std::future::pending().await;
+                }
+            }
+            if views.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            views.mark_unchanged();
+        }
+    }
+
+    async fn hear_of(&self, mut kept: Kept) {
         loop {
             match self.talk.hear::<Running>(soon()).await {
                 Ok((running, _)) => kept.shares.update(&running.counts),

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_supervisor::Exit;
+use tokio_util::sync::CancellationToken;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{Exit, Fleet};
 
-use super::talk::{Running, Talk};
+use super::talk::{Gates, Running, Talk};
 use crate::exit::Failure;
 use crate::serve::Server;
 use crate::serve::signals::{Asked, Signals};
@@ -16,6 +17,8 @@ use crate::serve::signals::{Asked, Signals};
 const TELLS: Duration = Duration::from_millis(50);
 /// A word is not waited for any longer.
 const TAKES: Duration = Duration::from_secs(1);
+/// Between two words of the next program may be any time: this only says how long one call waits.
+const HEARS: Duration = Duration::from_secs(3);
 
 /// A conversation in which only one still speaks.
 pub(in crate::serve) struct Retired {
@@ -35,6 +38,9 @@ impl Retired {
         signals: &mut Signals,
     ) -> Result<(), Failure> {
         let nursery = server.nursery().clone();
+        if let Some(talk) = self.talk.clone() {
+            server.beside(follow(talk, server.fleet().clone(), server.unneeded()));
+        }
         let mut ends: Option<Instant> = None;
         let mut told = Vec::new();
         // What runs in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
@@ -57,9 +63,11 @@ impl Retired {
             }
         }
         self.tell(&server, &mut told).await;
+        // The other side takes that for: nothing runs here any more.
+        if let Some(talk) = self.talk.take() {
+            talk.end();
+        }
         server.disband().await;
-        // The other side takes that for: nothing runs there any more.
-        drop(self.talk.take());
         if !nursery.is_root() {
             tracing::info!("the last request has ended; the next program serves");
             return Ok(());
@@ -80,6 +88,23 @@ impl Retired {
             self.talk = None;
         }
         *told = counts;
+    }
+}
+
+/// Where the next program sends requests, those go that are here and have to be sent again.
+async fn follow(talk: Talk, fleet: Fleet, unneeded: CancellationToken) {
+    let hearing = async {
+        loop {
+            match talk.hear::<Gates>(Instant::now() + HEARS).await {
+                Ok((told, _)) => fleet.follow_gates(&told.gates),
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
+                Err(_) => return,
+            }
+        }
+    };
+    tokio::select! {
+        () = hearing => {}
+        () = unneeded.cancelled() => {}
     }
 }
 

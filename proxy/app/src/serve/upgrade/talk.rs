@@ -2,6 +2,7 @@
 //! what changes otherwise needs another number.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_supervisor::{Count, wire};
+use warden_supervisor::{Count, Gate, wire};
 
 use crate::config::resolve::Resolved;
 
@@ -69,6 +70,12 @@ pub(super) enum Word {
     Serves,
 }
 
+/// The new one's last words, whenever that changes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Gates {
+    pub(super) gates: Vec<Gate>,
+}
+
 /// The old one's last words, again and again until nothing runs there.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Running {
@@ -82,6 +89,13 @@ pub(super) struct Talk(Arc<UnixStream>);
 impl Talk {
     pub(super) fn new(stream: UnixStream) -> Self {
         Self(Arc::new(stream))
+    }
+
+    /// Says no more, and hears no more: the other side notices, whoever else still waits here.
+    pub(super) fn end(&self) {
+        if let Err(error) = self.0.shutdown(Shutdown::Both) {
+            tracing::debug!(%error, "the other side was gone before");
+        }
     }
 
     fn copy(&self) -> io::Result<UnixStream> {
