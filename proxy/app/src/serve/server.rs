@@ -83,7 +83,7 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
     ) -> Result<Self, Failure> {
-        Self::start_after(resolved, machine, nursery, None).await
+        Box::pin(Self::start_after(resolved, machine, nursery, None)).await
     }
 
     /// The same with what a program before us left. Nothing of it is touched before that one has let go.
@@ -128,7 +128,7 @@ impl Server {
             None => Gateway::bind(config).await,
         };
         let gateway = gateway.map_err(|error| gateway_failure(&error))?;
-        let public = gateway.sockets().map_err(copied)?;
+        let public = gateway.sockets().map_err(|error| copied(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
@@ -137,10 +137,13 @@ impl Server {
         control.update(live(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
         let listeners = match admin_sockets {
-            Some((unix, tcp)) => inherit(&resolved.admin_socket, unix, tcp, pause).map_err(copied)?,
+            Some((unix, tcp)) => {
+                inherit(&resolved.admin_socket, unix, tcp, pause).map_err(|error| copied(&error))?
+            }
             None => bind(&resolved.admin_socket, resolved.admin_address, pause).await?,
         };
-        let (operators, admin_stays) = (listeners.sockets().map_err(copied)?, listeners.stays());
+        let (operators, admin_stays) =
+            (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
         let admin_address = listeners.address();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = match will {
@@ -514,7 +517,7 @@ fn tries(resolved: &Resolved) -> Tries {
     }
 }
 
-fn copied(error: io::Error) -> Failure {
+fn copied(error: &io::Error) -> Failure {
     Failure::failed(format!("cannot use or copy a listening socket: {error}"))
 }
 

@@ -18,7 +18,7 @@ use warden_policies::lifecycle::Phase;
 use super::loading::Stand;
 use super::unit::{Generation, Role, Unit};
 use super::warm::Packed;
-use super::{Control, Message, Model, Report};
+use super::{Control, Custody, Message, Model, Report};
 use crate::clock;
 use crate::error::Denied;
 use crate::lease::cell::Cell;
@@ -110,7 +110,7 @@ impl Model {
         let Some(heirs) = heirs else {
             return Err(format!("the model `{}`: a process of it cannot be handed over", self.spec.name));
         };
-        self.frozen = true;
+        self.custody = Custody::Frozen;
         Ok(ModelWill { record, heirs })
     }
 
@@ -155,7 +155,7 @@ impl Model {
         for message in stashed {
             drop(self.outbox.send(message));
         }
-        self.frozen = false;
+        self.custody = Custody::Ours;
         match ends {
             Ends::Thawed => {
                 for live in self.lives() {

@@ -145,8 +145,8 @@ pub(crate) struct Model {
     /// What is configured, while its fallback arguments are in place.
     whole: Option<Whole>,
     end: Option<End>,
-    /// Nothing is decided: somebody else is about to go on with the processes.
-    frozen: bool,
+    /// Somebody else may be about to go on with the processes.
+    custody: Custody,
     /// Processes of the instance that goes on for us, which requests that are here may be sent to.
     guests: BTreeMap<GenerationId, Arc<Cell>>,
     replacements: Replacements,
@@ -170,6 +170,14 @@ pub(crate) struct Model {
     dirty: bool,
     /// Grows with everything done in a turn, to see when nothing is left to do.
     steps: u64,
+}
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Custody {
+    Ours,
+    /// Nobody, until it is known who goes on.
+    Frozen,
 }
 
 /// Why the task ends.
@@ -217,7 +225,7 @@ impl Model {
             asks: 0,
             whole: None,
             end: None,
-            frozen: false,
+            custody: Custody::Ours,
             guests: BTreeMap::new(),
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
@@ -257,7 +265,7 @@ impl Model {
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
     pub(crate) async fn run(mut self) {
         loop {
-            if self.frozen && !self.stay_frozen().await {
+            if self.custody == Custody::Frozen && !self.stay_frozen().await {
                 return self.see_off().await;
             }
             self.settle();

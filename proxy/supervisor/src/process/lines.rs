@@ -68,10 +68,10 @@ mod tests {
 
     async fn lines(text: &[u8], longest: usize) -> Vec<String> {
         let mut lines = Vec::new();
-        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
         let reader = Arc::new(pipe::Receiver::from_owned_fd(reader.into()).unwrap());
         let text = text.to_vec();
-        let writing = tokio::task::spawn_blocking(move || std::io::Write::write_all(&mut writer, &text));
+        let writing = tokio::task::spawn_blocking(move || io::Write::write_all(&mut writer, &text));
         follow(reader, longest, CancellationToken::new(), |line| lines.push(line)).await;
         writing.await.unwrap().unwrap();
         lines

@@ -65,12 +65,13 @@ impl Predecessor {
             return Err(strange());
         }
         let mut rest = files.split_off(legacy.public).into_iter();
-        let (admin_socket, last) = (rest.next().ok_or_else(strange)?, rest.next_back().ok_or_else(strange)?);
+        let admin_socket = rest.next().ok_or_else(strange)?;
+        let lock = rest.next_back().ok_or_else(strange)?;
         Ok(Inheritance {
             public: files,
             admin_socket,
             admin_address: rest.next(),
-            lock: last,
+            lock,
             will,
             begun: CancellationToken::new(),
         })

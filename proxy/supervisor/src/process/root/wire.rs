@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn messages_arrive_whole_each_with_its_own_files_and_the_end_is_told() {
         let (one, other) = UnixStream::pair().unwrap();
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = io::pipe().unwrap();
         let long = "x".repeat(20_000);
         send(&one, &("first", 1), &[]).unwrap();
         send(&one, &(&long, 2), &[writer.as_fd()]).unwrap();
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!((text == long, number, files.len()), (true, 2, 1));
         std::fs::File::from(files.into_iter().next().unwrap()).write_all(b"through it").unwrap();
         let mut read = String::new();
-        std::io::BufReader::new(reader).read_to_string(&mut read).unwrap();
+        io::BufReader::new(reader).read_to_string(&mut read).unwrap();
         assert_eq!(read, "through it");
         let (third, _): ((String, u32), _) = receive(&other).unwrap();
         assert_eq!(third.0, "third");
