@@ -71,6 +71,7 @@ mod tls;
 mod top;
 mod tracing;
 mod update;
+mod upgrade;
 mod vram;
 mod warm;
 mod warm_real;

@@ -41,6 +41,11 @@ impl Http2 {
         Ok(Self { sender, origin: format!("https://localhost:{}", address.port()), _driver: driver })
     }
 
+    /// Whether the server has said that it takes no more streams, or is gone.
+    pub fn is_closing(&self) -> bool {
+        self.sender.is_closed() || !self.sender.is_ready()
+    }
+
     /// Asks, and reads up to the first text.
     ///
     /// # Errors

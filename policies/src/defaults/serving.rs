@@ -45,6 +45,10 @@ section!(
         pub body_deadline: Duration = "duration",
         /// An idle connection is closed after this.
         pub keep_alive: Duration = "duration",
+        /// The same once another program has taken our place: a connection that was idle for so long is not missed.
+        retired_keep_alive: Duration = "duration",
+        /// So long an upgrade in place may take before the old program goes on.
+        upgrade_wait: Duration = "duration",
         /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
         linger: Duration = "duration",
         /// Pause after a failure to accept.

@@ -13,12 +13,14 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::growth::Unit;
 use crate::sample::Work;
 use crate::units::exact;
 
 /// One reading of one series.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Point {
     /// Memory in bytes.
     pub(super) level: f64,
@@ -42,7 +44,7 @@ impl Point {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Scale {
     /// Steps to a floor.
     steps: u64,
@@ -55,7 +57,7 @@ struct Scale {
 }
 
 /// The floors of all scales. Its memory is bounded.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Floors {
     scales: Vec<Scale>,
     keep: usize,

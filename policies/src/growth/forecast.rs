@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::growth::{Forecast, Interval};
 use crate::units::exact;
 
 /// Requests per second, averaged with a half-life, so that the present counts most.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rate {
     last: Option<(Duration, u64)>,
     requests: f64,

@@ -2,14 +2,17 @@
 //!
 //! It sorts readings by series and keeps the rate of requests; each series is judged by its own watch.
 
+use serde::{Deserialize, Serialize};
+
 use crate::growth::forecast::{Rate, forecast};
-use crate::growth::series::Watch;
+use crate::growth::series::{Watch, usual};
 use crate::growth::{Forecast, Growth, GrowthPolicy, Prior, Verdict, VerdictChange};
 use crate::sample::{MemoryKind, Sample};
 
 /// Watches all series of one generation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Monitor {
+    #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
     priors: Vec<Prior>,
     declared: Vec<(MemoryKind, u64)>,
@@ -37,6 +40,19 @@ impl Monitor {
             rate: Rate::default(),
             last: None,
         }
+    }
+
+    /// Goes on with what another one of the same generation had seen, which was written down as JSON. False, and nothing is
+    /// changed, if it cannot be read, or judged otherwise than this one does: then it begins anew.
+    pub fn resume(&mut self, written: &serde_json::Value) -> bool {
+        let Ok(mut other) = Self::deserialize(written) else { return false };
+        let whole = other.watches.len() == other.growth.len();
+        if !whole || !other.watches.iter_mut().all(|watch| watch.resumes(&self.policy)) {
+            return false;
+        }
+        other.policy.clone_from(&self.policy);
+        *self = other;
+        true
     }
 
     /// What the server is told to keep in a series, in bytes, beyond the slack of the policy. May be called again when

@@ -19,6 +19,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
@@ -28,15 +30,16 @@ use crate::sample::{MemoryKind, Sample};
 use crate::units::{self, exact};
 
 /// The tests of one scale.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Track {
     last: Option<Finding>,
     /// Findings of the last tests, the newest last.
     recent: VecDeque<Finding>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Watch {
+    #[serde(skip, default = "usual")]
     policy: GrowthPolicy,
     prior: Option<Prior>,
     floors: Floors,
@@ -61,12 +64,39 @@ pub(super) struct Watch {
     warm: bool,
     baseline: Option<f64>,
     /// The level from which a new height counts, and the request at which growth was last seen.
+    #[serde(with = "height")]
     height: f64,
     grew: u64,
     growth: Growth,
 }
 
+/// What stands in for a policy that is not written down.
+pub(super) fn usual() -> GrowthPolicy {
+    crate::defaults().growth.clone()
+}
+
+/// No height yet is written as none: the greatest number there is does not survive being written in decimals.
+mod height {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+    pub(super) fn serialize<S: Serializer>(height: &f64, to: S) -> Result<S::Ok, S::Error> {
+        (*height < f64::MAX).then_some(*height).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Option::<f64>::deserialize(from).map(|height| height.unwrap_or(f64::MAX))
+    }
+}
+
 impl Watch {
+    /// Goes on under a policy, if it was watched by the same lengths of stretches.
+    pub(super) fn resumes(&mut self, policy: &GrowthPolicy) -> bool {
+        self.policy = policy.clone();
+        let scales = policy.scales.max(1) as usize;
+        self.floors.len() == scales && self.tracks.len() == scales
+    }
+
     pub(super) fn new(
         series: MemoryKind,
         declared: u64,

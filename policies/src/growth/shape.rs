@@ -9,6 +9,8 @@
 //!
 //! It sees one stretch at a time and remembers nothing.
 
+use serde::{Deserialize, Serialize};
+
 use std::collections::VecDeque;
 
 use crate::growth::floors::Point;
@@ -17,7 +19,7 @@ use crate::growth::{GrowthPolicy, Interval, Unit};
 use crate::units::exact;
 
 /// What one test of a stretch found.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finding {
     /// Bytes per request.
     pub(super) slope: Interval,

@@ -187,6 +187,16 @@ impl Loading {
         }
     }
 
+    /// Somebody else had loaded a model before we were there, each process on these GPUs: what it holds is known by its next
+    /// reading.
+    pub fn inherited(&mut self, name: &Who, places: Vec<Vec<usize>>, now: Duration) {
+        if let Some(model) = self.models.get_mut(name) {
+            let until = now.saturating_add(self.numbers.first_reading);
+            (model.state, model.settles) = (State::Serves { since: now }, Some(until));
+            model.places = places;
+        }
+    }
+
     /// It is known what a model has taken that was loaded a moment ago.
     fn has_taken(&mut self, model: &Who, held: &Amounts) {
         if self.models.get_mut(model).is_some_and(|model| model.settles.take().is_some()) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -40,6 +41,27 @@ impl Gateway {
         let listener = Listener::open(&config.server.host, config.server.port).await?;
         Bound::new(config, tls.map(Arc::new), listener)
     }
+
+    /// The same with the listening sockets of another instance of ourselves ([`Bound::sockets`]), whose clients go on to connect.
+    ///
+    /// # Errors
+    ///
+    /// A socket cannot be used, or as [`Gateway::bind`].
+    pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<Bound, GatewayError> {
+        let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
+        let listener = Listener::inherit(sockets).map_err(GatewayError::Inherit)?;
+        Bound::new(config, tls.map(Arc::new), listener)
+    }
+}
+
+/// What ends a gateway's work.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// It accepts nobody any more, closes idle connections, and lets running requests finish.
+    pub stop: CancellationToken,
+    /// Another instance has its listening sockets: it accepts nobody any more, and each connection that it has gets an answer to
+    /// one more request, or is closed when it has long been idle.
+    pub retire: CancellationToken,
 }
 
 /// A gateway that listens.
@@ -73,6 +95,15 @@ impl Bound {
         self.listener.addresses()
     }
 
+    /// Copies of the listening sockets, for the instance after us.
+    ///
+    /// # Errors
+    ///
+    /// There are too many open files.
+    pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        self.listener.sockets()
+    }
+
     /// What is going on now.
     pub fn gauges(&self) -> Arc<Gauges> {
         self.gauges.clone()
@@ -96,16 +127,18 @@ impl Bound {
     /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
     /// finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
     /// still runs.
-    pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, stop: CancellationToken) {
-        self.serve_backends(Arc::new(fleet), observer, stop).await;
+    /// What `ends.retire` means stands there.
+    pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, ends: Ends) {
+        self.serve_backends(Arc::new(fleet), observer, ends).await;
     }
 
     pub(crate) async fn serve_backends(
         self,
         backends: Arc<dyn Backends>,
         observer: Arc<dyn Observer>,
-        stop: CancellationToken,
+        ends: Ends,
     ) {
+        let Ends { stop, retire } = ends;
         let (workers, mut listener) = (self.workers, self.listener);
         let config = Arc::new(self.config);
         let shared = Arc::new(Shared {
@@ -117,6 +150,7 @@ impl Bound {
             live: self.control,
             requests: self.requests,
             stop: stop.clone(),
+            retire: retire.clone(),
             started: clock::unix_seconds(),
             prints: PrintKey::new(),
         });
@@ -130,6 +164,7 @@ impl Bound {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
+                () = retire.cancelled() => break,
                 accepted = listener.accept() => accepted,
             };
             match accepted {

@@ -69,7 +69,7 @@ pub use body::request_copy::Recorder;
 pub use client::error::GatewayError;
 pub use client::tls_files::{Certificate, Tls, TlsError};
 pub use config::{GatewayConfig, TlsFiles};
-pub use gateway::{Bound, Gateway};
+pub use gateway::{Bound, Ends, Gateway};
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};

@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     /// Those in flight, and those that ended last.
     pub(crate) requests: Requests,
     pub(crate) stop: CancellationToken,
+    /// Another instance has taken our place: a connection that is here has one more request at most.
+    pub(crate) retire: CancellationToken,
     /// Seconds since 1970.
     pub(crate) started: u64,
     /// What requests are known by.

@@ -60,6 +60,7 @@ pub mod view;
 pub use error::{
     CanaryError, ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError,
 };
+pub use fleet::handover::{Count, FleetWill, Shares, WillPiece};
 pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
 pub use lease::address::Address;
@@ -74,11 +75,16 @@ pub use origin::{Origin, Wire};
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;
+pub use process::heir::Gate;
 pub use process::hints::{no_slot_files, stays_cold};
 pub use process::host::has_gpu;
+pub use process::instance;
 pub use process::needs::Kin;
 pub use process::nursery::{Nursery, NurseryHandle};
 pub use process::private_dir::PrivateDir;
+pub use process::root::ask::Program;
+pub use process::root::wire;
+pub use process::spawn::{SUCCEEDS, Succession};
 pub use process::touch::Said;
 pub use process::{nursery, private_dir};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};

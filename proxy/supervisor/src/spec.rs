@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use warden_policies::admission::{AdmissionMode, AdmissionPolicy};
 use warden_policies::book::Needs;
 use warden_policies::canary;
@@ -21,7 +22,7 @@ use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 use crate::origin::Origin;
 
 /// How to run llama-server for one model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
     /// The llama-server binary.
     pub binary: PathBuf,
@@ -37,7 +38,7 @@ pub struct Command {
 }
 
 /// What to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
     pub command: Command,

@@ -30,6 +30,7 @@ use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 use crate::config::show::Kept;
 use crate::series::Store;
+use crate::serve::upgrade::order::{Orders, Refused};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -184,6 +185,8 @@ pub(crate) struct Admin {
     pub(crate) page: Arc<Desk>,
     /// What memory did.
     pub(crate) series: Store,
+    /// Where another program is asked to take our place.
+    pub(crate) upgrades: Orders,
     /// Ends answers that would go on for ever.
     pub(crate) stop: CancellationToken,
 }
@@ -249,6 +252,16 @@ impl Admin {
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
             Ok(Route::Requests(filter)) => self.requests_answer(filter),
             Ok(Route::CancelRequest { id, number }) => self.cancel_answer(&id, number),
+            Ok(Route::Upgrade(Err(problem))) => error(StatusCode::BAD_REQUEST, &problem),
+            Ok(Route::Upgrade(Ok((to, wait)))) => match self.upgrades.give(to, wait, self.by.clone()).await {
+                Ok(upgraded) => json(StatusCode::OK, &upgraded),
+                Err(Refused::UnderWay) => {
+                    error(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
+                }
+                Err(Refused::Failed(why)) => {
+                    error(StatusCode::CONFLICT, &format!("no upgrade, everything goes on as before: {why}"))
+                }
+            },
             Ok(Route::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
                 Ok(released) => json(StatusCode::OK, &serde_json::json!({ "released": released })),
                 Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),

@@ -31,6 +31,7 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         instance: Arc::new(instance),
         page: Arc::default(),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
+        upgrades: Orders::default(),
         stop: CancellationToken::new(),
     };
     (admin, dir)

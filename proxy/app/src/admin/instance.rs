@@ -11,6 +11,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -33,7 +34,7 @@ const IN_COMMON: &str = "llama-warden-instances";
 /// Our directories, ours alone as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    _runtime: PrivateDir,
+    runtime: PrivateDir,
     pointers: Vec<Pointer>,
 }
 
@@ -43,7 +44,27 @@ impl Claim {
         writable(&dirs.state)?;
         trusted(&machine.temporary_base(), machine.uid)?;
         PrivateDir::sweep(&dirs.runtime_base);
-        Ok(Self { _runtime: private_dir(&dirs.runtime)?, pointers: Vec::new() })
+        Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Vec::new() })
+    }
+
+    /// Goes on with the directories of the program before us. They are its own until [`Self::own`].
+    pub(crate) fn inherit(dirs: &Dirs, lock: OwnedFd) -> Self {
+        Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: Vec::new() }
+    }
+
+    /// For the program after us.
+    pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
+        self.runtime.lock()
+    }
+
+    /// They are ours to take away.
+    pub(crate) fn own(&mut self) {
+        self.runtime.own();
+    }
+
+    /// They are the next program's.
+    pub(crate) fn leave(mut self) {
+        self.runtime.leave();
     }
 
     /// Tells the command line where we are: in the state directory, and as far as possible in a place that everybody knows.

@@ -1,5 +1,8 @@
 //! The admin routes: a method and a path become one value, or a reason why not. Pure.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
@@ -45,6 +48,8 @@ pub(crate) enum Route {
     },
     /// `POST /quarantine/release` of all, `POST /quarantine/release/{which}` of a model or a fingerprint.
     Release(Option<String>),
+    /// `POST /upgrade`, to which program and within what time.
+    Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
 }
 
 /// Why a request means nothing.
@@ -54,6 +59,9 @@ pub(crate) enum Mismatch {
     /// The route exists for another method, which is given.
     Method(&'static str),
 }
+
+/// The route that lets another program take our place.
+pub(crate) const UPGRADE: &str = "/upgrade";
 
 /// In front of what is to be released.
 const RELEASE: &str = "/quarantine/release/";
@@ -67,7 +75,7 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
                                  POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
                                  GET /requests[?model=NAME&state=STATE&limit=COUNT], POST /requests/ID/cancel[?number=NUMBER], \
-                                 POST /quarantine/release[/MODEL or /FINGERPRINT], and for browsers GET /page/";
+                                 POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
@@ -83,6 +91,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/events" => (Route::Events { follow }, "GET"),
         "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
+        UPGRADE => (Route::Upgrade(upgrade(query)), "POST"),
         "/requests" => (Route::Requests(Filter::of(query)), "GET"),
         _ if path.starts_with(REQUEST) => {
             let id = path[REQUEST.len()..].strip_suffix("/cancel").ok_or(Mismatch::NotFound)?;
@@ -116,6 +125,25 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         }
     };
     if method.as_str() == wanted { Ok(route) } else { Err(Mismatch::Method(wanted)) }
+}
+
+/// To which program, and within what time.
+fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
+    let (mut to, mut wait) = (None, None);
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = percent_decoded(value).ok_or_else(|| format!("the value of `{name}` cannot be read"))?;
+        match name {
+            "to" => to = Some(PathBuf::from(value)),
+            "wait" => {
+                let time =
+                    warden_policies::defaults::parse_duration(&value).map_err(|error| error.to_string())?;
+                wait = Some(time);
+            }
+            _ => return Err(format!("there is no `{name}`: it is `to=PROGRAM` and `wait=60s`")),
+        }
+    }
+    Ok((to, wait))
 }
 
 /// Whether a request has what only browsers write.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,11 +14,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer::{Admin, error};
 use super::page;
-use super::route::{from_a_browser_page, has_browsers_marks};
+use super::route::{UPGRADE, from_a_browser_page, has_browsers_marks};
 use crate::exit::Failure;
 
 pub(crate) struct Listeners {
@@ -27,6 +29,22 @@ pub(crate) struct Listeners {
     pause: Duration,
     unix: UnixListener,
     tcp: Option<TcpListener>,
+    /// The next program has the sockets: the file stays.
+    stays: CancellationToken,
+}
+
+/// The sockets of the program before us.
+pub(crate) fn inherit(
+    socket: &Path,
+    unix: OwnedFd,
+    tcp: Option<OwnedFd>,
+    pause: Duration,
+) -> io::Result<Listeners> {
+    let facts = std::fs::symlink_metadata(socket)?;
+    let unix = UnixListener::from_std(unix.into())?;
+    let tcp = tcp.map(|tcp| TcpListener::from_std(tcp.into())).transpose()?;
+    let file = (facts.dev(), facts.ino());
+    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause, stays: CancellationToken::new() })
 }
 
 /// Binds them. `pause` follows a failure to accept. A socket file that nobody listens on any more is replaced.
@@ -45,7 +63,7 @@ pub(crate) async fn bind(
             )
         })?),
     };
-    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause })
+    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause, stays: CancellationToken::new() })
 }
 
 /// The listener, and which file it is.
@@ -91,6 +109,17 @@ impl Listeners {
         self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
+    /// Copies of the sockets for the next program: the Unix one first.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let tcp = self.tcp.as_ref().map(|tcp| tcp.as_fd().try_clone_to_owned());
+        std::iter::once(self.unix.as_fd().try_clone_to_owned()).chain(tcp).collect()
+    }
+
+    /// Cancelled when the next program has the sockets.
+    pub(crate) fn stays(&self) -> CancellationToken {
+        self.stays.clone()
+    }
+
     /// Answers until `admin.stop`; ends when the last answer has.
     pub(crate) async fn serve(self, admin: Admin) {
         let tasks = TaskTracker::new();
@@ -117,7 +146,7 @@ impl Listeners {
         // Whoever looks for a running instance should not find the file of one that has ended.
         // Another's, if ours was removed and made again meanwhile, is not ours to remove.
         let there = std::fs::symlink_metadata(&self.path).ok();
-        if there.is_some_and(|facts| (facts.dev(), facts.ino()) == self.file) {
+        if !self.stays.is_cancelled() && there.is_some_and(|facts| (facts.dev(), facts.ino()) == self.file) {
             drop(std::fs::remove_file(&self.path));
         }
         tasks.close();
@@ -164,6 +193,11 @@ where
                 return Ok(error(StatusCode::FORBIDDEN, message));
             }
             let uri = request.uri();
+            if peer.is_some() && uri.path() == UPGRADE {
+                let message =
+                    "which program runs is decided on the admin socket, which only its owner can open";
+                return Ok(error(StatusCode::FORBIDDEN, message));
+            }
             Ok(admin.answer(request.method(), uri.path(), uri.query(), request.headers()).await)
         }
     });

@@ -42,6 +42,7 @@ mod serve;
 mod status;
 mod top;
 pub(crate) mod update;
+mod upgrade;
 
 /// Keeps llama-server up: proxy, supervisor, builder.
 #[derive(Debug, Parser)]
@@ -64,6 +65,8 @@ enum Command {
     Builds(builds::BuildsCommand),
     /// Renews llama-server: builds what is new, proves it beside the build in use, and brings it in.
     Update(Box<update::UpdateArgs>),
+    /// Lets another program (a newer llama-warden) take the place of a running instance, without a request that fails.
+    Upgrade(upgrade::UpgradeArgs),
     /// Goes back to the build that was in use before.
     Rollback(update::RollbackArgs),
     /// Lists patch sets, judges them in a source, applies, exports.
@@ -207,6 +210,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Status(args) => control::status(&args),
         Command::Top(args) => top::run(*args),
         Command::Restart(args) => control::restart(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Drain(args) => control::drain(&args),
         Command::Reclaim(args) => control::reclaim(&args),
         Command::Canary(command) => canary::run(&command),

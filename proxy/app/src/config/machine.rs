@@ -10,7 +10,7 @@ pub(crate) struct Machine {
     /// Memory that we may use: the machine's, or the container's limit.
     pub(crate) memory: ByteSize,
     pub(crate) uid: u32,
-    /// Our process id: part of the default runtime directory.
+    /// The process id of our instance: part of the default runtime directory.
     pub(crate) pid: u32,
     /// Our own executable, so that it is never taken for a llama-server.
     pub(crate) exe: Option<PathBuf>,
@@ -30,7 +30,7 @@ impl Machine {
             // In a container a share of the host's memory would be more than the container may have.
             memory: ByteSize(warden_sensors::host_totals().map_or(of_host, |totals| totals.total)),
             uid: rustix::process::getuid().as_raw(),
-            pid: std::process::id(),
+            pid: warden_supervisor::instance::id(),
             exe: std::env::current_exe().ok().and_then(|path| path.canonicalize().ok()),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             listed_home: std::env::home_dir(),

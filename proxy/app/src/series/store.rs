@@ -47,6 +47,8 @@ struct Files {
     /// When they are tried again.
     again: Option<Instant>,
     failing: bool,
+    /// They are the next program's.
+    given: bool,
 }
 
 /// What is kept of one memory.
@@ -90,7 +92,7 @@ impl Store {
                 unwritten: Vec::new(),
                 place: "in this process only, so far".to_owned(),
             }),
-            files: Mutex::new(Files { open: None, again: None, failing: false }),
+            files: Mutex::new(Files { open: None, again: None, failing: false, given: false }),
             readers: Arc::new(Semaphore::new(READERS)),
         }))
     }
@@ -105,6 +107,13 @@ impl Store {
 
     fn files(&self) -> MutexGuard<'_, Files> {
         lock(&self.0.files)
+    }
+
+    /// The next program writes from now on. Blocks for a small call.
+    pub(crate) fn give_up(&self) {
+        let files = &mut *self.files();
+        files.open = None;
+        files.given = true;
     }
 
     /// Takes a reading in.
@@ -140,7 +149,7 @@ impl Store {
         let files = &mut *self.files();
         let now = unix();
         self.kept().live.forget_quiet(now.saturating_mul(1000));
-        if files.open.is_none() && !self.open(files, now) {
+        if files.given || files.open.is_none() && !self.open(files, now) {
             return;
         }
         let Some((disk, marks)) = &mut files.open else { return };

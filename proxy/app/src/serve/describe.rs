@@ -7,6 +7,9 @@ use warden_supervisor::{EventKind, LedgerEntry};
 /// What happened, without model and generation: the caller has those.
 pub(crate) fn describe(kind: &EventKind) -> String {
     match kind {
+        EventKind::TakenOver { pid, replica } => {
+            format!("taken over from the program before: process {pid}, replica {replica}")
+        }
         EventKind::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
         EventKind::Ready { start_ms, slots } => match slots {
             Some(slots) => format!("ready after {start_ms} ms with {slots} slots"),

@@ -14,7 +14,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warden_supervisor::nursery::{self, NurseryHandle};
+use tokio::sync::{mpsc, oneshot};
+use warden_supervisor::nursery::{self, Nursery, NurseryHandle};
+use warden_supervisor::{Succession, instance};
 
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
@@ -37,6 +39,7 @@ mod reload;
 mod renewing;
 mod server;
 mod signals;
+pub(crate) mod upgrade;
 
 pub(crate) use describe::describe;
 use folders::Folders;
@@ -44,6 +47,11 @@ use renewing::Renewing;
 pub(crate) use server::Server;
 use signals::Asked;
 pub(crate) use signals::Signals;
+use upgrade::new::Predecessor;
+use upgrade::old;
+use upgrade::order::{Order, Upgraded};
+use upgrade::retired::Retired;
+use upgrade::talk::Place as Where;
 
 /// How to read the configuration, now and at every reload.
 #[derive(Clone, Debug)]
@@ -95,7 +103,15 @@ impl Plan {
 
 /// Serves until told to end. Call it on the main thread.
 pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
-    with_nursery(|nursery| serve(plan, nursery))
+    let Some(Succession { root, to_root, handover }) = Succession::ours() else {
+        return with_nursery(|nursery| serve(plan, nursery, None));
+    };
+    instance::succeed(root);
+    let both = nursery::of_root(to_root);
+    let both =
+        both.map_err(|error| Failure::failed(format!("cannot listen to the first instance: {error}")))?;
+    let predecessor = Predecessor::new(handover);
+    with_this_nursery(both, |nursery| serve(plan, nursery, Some(predecessor)))
 }
 
 /// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
@@ -108,13 +124,20 @@ where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), Failure>> + Send + 'static,
 {
+    with_this_nursery(nursery::channel(), work)
+}
+
+fn with_this_nursery<F, W>((nursery, handle): (Nursery, NurseryHandle), work: F) -> Result<(), Failure>
+where
+    F: FnOnce(NurseryHandle) -> W + Send + 'static,
+    W: Future<Output = Result<(), Failure>> + Send + 'static,
+{
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
-    let (nursery, handle) = nursery::channel();
     let stop = StopOnDrop(handle.clone());
     let work = runtime.spawn(async move {
         let _stop = stop;
@@ -136,7 +159,20 @@ impl Drop for StopOnDrop {
     }
 }
 
-async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
+async fn serve(plan: Plan, nursery: NurseryHandle, predecessor: Option<Predecessor>) -> Result<(), Failure> {
+    let served = Box::pin(serve_after(plan, nursery, predecessor.as_ref())).await;
+    if let (Err(problem), Some(predecessor)) = (&served, &predecessor) {
+        // It goes on, and tells whoever asked for us; if it has let go already, nobody listens.
+        predecessor.disappoint(problem).await;
+    }
+    served
+}
+
+async fn serve_after(
+    plan: Plan,
+    nursery: NurseryHandle,
+    predecessor: Option<&Predecessor>,
+) -> Result<(), Failure> {
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;
     let machine = Machine::read();
@@ -152,19 +188,25 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     let deadline = resolved.server.shutdown_deadline;
     let mut renewing = Renewing::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
-    let mut server = Box::pin(Server::start(resolved, &machine, nursery)).await?;
+    let inheritance = match predecessor {
+        Some(predecessor) => Some(predecessor.greet(Where::of(&resolved)).await?),
+        None => None,
+    };
+    let begun = inheritance.as_ref().map(|left| left.begun.clone());
+    let mut server = Box::pin(Server::start_after(resolved, &machine, nursery, inheritance)).await?;
     let views = server.fleet().subscribe();
-    // Whoever started us may have closed our output: that is no reason not to serve.
-    for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
-        drop(out::line(&format!("listening on {}://{address}", server.scheme())));
-    }
-    drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
-    if let Some(address) = server.admin_address() {
-        drop(out::line(&format!("admin address http://{address}")));
+    if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
+        let kept = predecessor.take_over(server.fleet(), &begun).await?;
+        server.own();
+        server.beside(predecessor.clone().follow(kept, server.fleet().clone()));
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");
+    } else {
+        tell_where(&server);
     }
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
+    let mut orders = server.orders();
     loop {
         tokio::select! {
             problem = &mut first => {
@@ -177,6 +219,13 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
                     folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
                     renewing.set(server.renews_every());
                 }
+                Asked::Upgrade => {
+                    let (reply, _nobody) = oneshot::channel();
+                    if let Some(retired) = upgrade(&server, None, None, "a signal (USR2)", reply).await {
+                        renewing.leave();
+                        return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                    }
+                }
             },
             () = renewing.go_on() => {}
             () = folders.changed() => {
@@ -184,6 +233,13 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
                 folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
             }
             problem = server.ended() => return Err(problem),
+            Some(order) = ordered(orders.as_mut()) => {
+                let Order { to, wait, by, reply } = order;
+                if let Some(retired) = upgrade(&server, to, wait, &by, reply).await {
+                    renewing.leave();
+                    return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                }
+            }
         }
     }
     renewing.leave();
@@ -193,6 +249,49 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
         () = signals.end() => {}
     }
     Ok(())
+}
+
+async fn ordered(orders: Option<&mut mpsc::Receiver<Order>>) -> Option<Order> {
+    match orders {
+        Some(orders) => orders.recv().await,
+        None => None,
+    }
+}
+
+/// Where clients and operators find us.
+fn tell_where(server: &Server) {
+    // Whoever started us may have closed our output: that is no reason not to serve.
+    for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
+        drop(out::line(&format!("listening on {}://{address}", server.scheme())));
+    }
+    drop(out::line(&format!("admin socket {}", server.admin_socket().display())));
+    if let Some(address) = server.admin_address() {
+        drop(out::line(&format!("admin address http://{address}")));
+    }
+}
+
+/// Lets another program take our place. What is left to do if it has; nothing has changed otherwise.
+async fn upgrade(
+    server: &Server,
+    to: Option<PathBuf>,
+    wait: Option<Duration>,
+    by: &str,
+    reply: oneshot::Sender<Result<Upgraded, String>>,
+) -> Option<Retired> {
+    server.fleet().note_asked(None, "upgrade", by);
+    match Box::pin(old::hand_over(server, to, wait)).await {
+        Ok((upgraded, retired)) => {
+            // Who asked may have left.
+            drop(reply.send(Ok(upgraded)));
+            Some(retired)
+        }
+        Err(why) => {
+            tracing::error!("no upgrade, everything goes on as before: {why}");
+            server.fleet().note_asked(None, &format!("upgrade, which failed: {why}"), by);
+            drop(reply.send(Err(why)));
+            None
+        }
+    }
 }
 
 async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {

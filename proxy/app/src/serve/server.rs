@@ -1,14 +1,18 @@
 //! One running instance: gateway, fleet and admin, started in the order in which failures are cheapest to tell.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
+use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -17,13 +21,16 @@ use super::live::live;
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
+use super::upgrade::new::Inheritance;
+use super::upgrade::order::{Order, Orders};
+use super::upgrade::talk::Place;
 use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::page::holds::plans;
-use crate::admin::server::bind;
+use crate::admin::server::{bind, inherit};
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
@@ -49,13 +56,22 @@ pub(crate) struct Server {
     tls: Option<Arc<Tls>>,
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
-    accepting: CancellationToken,
+    ends: Ends,
     gateway_done: CancellationToken,
     /// Ends admin and watchers.
     stop: CancellationToken,
     tasks: TaskTracker,
+    /// What is written down of the fleet, and the end of that.
+    books: Books,
     exporting: Exporting,
     claim: Claim,
+    /// For the program after us: the public sockets, and those of the operator.
+    public: Vec<OwnedFd>,
+    operators: Vec<OwnedFd>,
+    /// Cancelled when the operator's sockets are the next program's.
+    admin_stays: CancellationToken,
+    /// Orders to upgrade.
+    orders: Option<mpsc::Receiver<Order>>,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
 }
@@ -67,7 +83,34 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
     ) -> Result<Self, Failure> {
-        let mut claim = Claim::take(&resolved.dirs, machine)?;
+        Box::pin(Self::start_after(resolved, machine, nursery, None)).await
+    }
+
+    /// The same with what a program before us left. Nothing of it is touched before that one has let go.
+    pub(super) async fn start_after(
+        resolved: Resolved,
+        machine: &Machine,
+        nursery: NurseryHandle,
+        mut inheritance: Option<Inheritance>,
+    ) -> Result<Self, Failure> {
+        let begun = inheritance.as_ref().map(|left| left.begun.clone());
+        let begun = begun.unwrap_or_else(|| {
+            let now = CancellationToken::new();
+            now.cancel();
+            now
+        });
+        let (legacy, will) = match inheritance.take() {
+            Some(Inheritance { public, admin_socket, admin_address, lock, will, .. }) => {
+                (Some((public, admin_socket, admin_address, lock)), Some(will))
+            }
+            None => (None, None),
+        };
+        let (sockets, mut claim) = match legacy {
+            Some((public, socket, address, lock)) => {
+                (Some((public, socket, address)), Claim::inherit(&resolved.dirs, lock))
+            }
+            None => (None, Claim::take(&resolved.dirs, machine)?),
+        };
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
@@ -76,21 +119,40 @@ impl Server {
             Some(collector) => config.traced(collector.numbers.ratio),
             None => config,
         };
-        let gateway = Gateway::bind(config).await.map_err(|error| gateway_failure(&error))?;
+        let (public, admin_sockets) = match sockets {
+            Some((public, socket, address)) => (Some(public), Some((socket, address))),
+            None => (None, None),
+        };
+        let gateway = match public {
+            Some(public) => Gateway::inherit(config, public),
+            None => Gateway::bind(config).await,
+        };
+        let gateway = gateway.map_err(|error| gateway_failure(&error))?;
+        let public = gateway.sockets().map_err(|error| copied(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
         let (control, requests) = (gateway.control(), gateway.requests());
         let tls = gateway.tls();
         control.update(live(&resolved, &recorders));
-        let listeners =
-            bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
+        let pause = resolved.server.accept_pause;
+        let listeners = match admin_sockets {
+            Some((unix, tcp)) => {
+                inherit(&resolved.admin_socket, unix, tcp, pause).map_err(|error| copied(&error))?
+            }
+            None => bind(&resolved.admin_socket, resolved.admin_address, pause).await?,
+        };
+        let (operators, admin_stays) =
+            (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
         let admin_address = listeners.address();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
-        let fleet = Fleet::start(resolved.fleet.clone(), nursery.clone()).await?;
+        let fleet = match will {
+            Some(will) => Fleet::start_after(resolved.fleet.clone(), nursery.clone(), will).await?,
+            None => Fleet::start(resolved.fleet.clone(), nursery.clone()).await?,
+        };
         let metrics = Arc::new(Metrics::new());
-        let (stop, accepting, gateway_done) =
-            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let (stop, ends, gateway_done) =
+            (CancellationToken::new(), Ends::default(), CancellationToken::new());
         let instance = Instance {
             pid: machine.pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -103,6 +165,16 @@ impl Server {
         };
         claim.announce(&resolved.dirs.state, machine.meeting_places().first(), &instance)?;
         let tasks = TaskTracker::new();
+        // What only one program may do begins when that is us.
+        let once = |task: BoxFuture<'static, ()>| {
+            let (begun, stop) = (begun.clone(), stop.clone());
+            async move {
+                tokio::select! {
+                    () = begun.cancelled() => task.await,
+                    () = stop.cancelled() => {}
+                }
+            }
+        };
         let now = Told {
             budgets: budgets(&resolved.fleet.models),
             servers: resolved.servers(machine),
@@ -114,12 +186,15 @@ impl Server {
         };
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
-        tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), file, stop.clone()));
-        if let Some(job) = unmeasured {
-            tasks.spawn(job.run(fleet.clone(), stop.clone()));
-        }
         let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
-        tasks.spawn(series::record(kept.clone(), fleet.clone(), stop.clone()));
+        let books = Books { tasks: TaskTracker::new(), closed: stop.child_token(), series: kept.clone() };
+        books.tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), file, books.closed.clone()));
+        if let Some(job) = unmeasured {
+            tasks.spawn(once(job.run(fleet.clone(), stop.clone()).boxed()));
+        }
+        let recording = series::record(kept.clone(), fleet.clone(), books.closed.clone());
+        books.tasks.spawn(once(recording.boxed()));
+        let (upgrades, orders) = Orders::new();
         let admin = Admin {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
@@ -132,14 +207,15 @@ impl Server {
             instance: Arc::new(instance),
             page: Arc::default(),
             series: kept,
+            upgrades,
             stop: stop.clone(),
         };
-        tasks.spawn(listeners.serve(admin));
+        tasks.spawn(once(listeners.serve(admin).boxed()));
         let (tracer, exporter) =
             resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
-        let exporting = Exporting::start(exporter, stop.clone());
+        let exporting = Exporting::start(exporter);
         let watcher = Watcher { metrics, access: access.clone(), fleet: fleet.clone(), tracer };
-        let served = gateway.serve(fleet.clone(), Arc::new(watcher), accepting.clone());
+        let served = gateway.serve(fleet.clone(), Arc::new(watcher), ends.clone());
         if let Some(tls) = tls.clone() {
             let (every, warn) = (resolved.server.tls_check, resolved.server.tls_warn);
             tasks.spawn(certificate::watch(tls, gauges.clone(), every, warn, stop.clone()));
@@ -147,6 +223,7 @@ impl Server {
         let done = gateway_done.clone().drop_guard();
         tasks.spawn(async move {
             let _done = done;
+            begun.cancelled().await;
             served.await;
         });
         Ok(Self {
@@ -161,12 +238,17 @@ impl Server {
             recorders,
             tls,
             told: tell,
-            accepting,
+            ends,
             gateway_done,
             stop,
             tasks,
+            books,
             exporting,
             claim,
+            public,
+            operators,
+            admin_stays,
+            orders: Some(orders),
             nursery,
         })
     }
@@ -258,6 +340,11 @@ impl Server {
         Ok(())
     }
 
+    /// Where orders to upgrade arrive, for whoever carries them out. Once.
+    pub(super) fn orders(&mut self) -> Option<mpsc::Receiver<Order>> {
+        self.orders.take()
+    }
+
     /// How often llama-server is renewed; zero: never.
     pub(crate) const fn renews_every(&self) -> Duration {
         self.resolved.update.every
@@ -270,7 +357,7 @@ impl Server {
 
     /// Stops accepting, lets running requests end up to the deadline, stops the children.
     pub(crate) async fn stop(self, deadline: Duration) {
-        self.accepting.cancel();
+        self.ends.stop.cancel();
         // The fleet waits for leases; the gateway's own last bytes to clients get the same time.
         let fleet = self.fleet.shutdown(deadline);
         let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());
@@ -278,10 +365,113 @@ impl Server {
         self.stop.cancel();
         self.tasks.close();
         // Admin answers and watchers end by the token; a client that does not read must not hold us.
-        let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, self.tasks.wait());
+        self.books.tasks.close();
+        let all = async { tokio::join!(self.tasks.wait(), self.books.tasks.wait()) };
+        let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, all);
         let _ = tokio::join!(tasks, self.exporting.end());
         self.access.flush();
         drop(self.claim);
+    }
+}
+
+/// For an upgrade: the program before us, and the one after.
+impl Server {
+    /// How long an upgrade may take.
+    pub(super) const fn upgrade_wait(&self) -> Duration {
+        self.resolved.server.upgrade_wait
+    }
+
+    /// How long a program may take to tell its version.
+    pub(super) const fn version_timeout(&self) -> Duration {
+        self.resolved.child.version_timeout
+    }
+
+    pub(super) const fn nursery(&self) -> &NurseryHandle {
+        &self.nursery
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place::of(&self.resolved)
+    }
+
+    /// How many of them are public, and all sockets with the lock of the directory.
+    pub(super) fn sockets(&self) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let copies = self.public.iter().chain(&self.operators).map(OwnedFd::try_clone);
+        let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
+        Ok((self.public.len(), all?))
+    }
+
+    /// Everything is ours from now on.
+    pub(super) fn own(&mut self) {
+        self.claim.own();
+    }
+
+    /// A task that ends with us.
+    pub(super) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.tasks.spawn(task));
+    }
+
+    /// What is written down of the fleet is written by the next program.
+    pub(super) async fn close_books(&self) {
+        self.books.close(self.resolved.upstream.connect_timeout).await;
+    }
+
+    /// The next program accepts clients and operators.
+    pub(super) fn retire(&self) {
+        self.ends.retire.cancel();
+        self.admin_stays.cancel();
+        self.stop.cancel();
+    }
+
+    /// No connection is kept for another request.
+    pub(super) fn stop_accepting(&self) {
+        self.ends.stop.cancel();
+        self.fleet.close_queues();
+    }
+
+    /// Cancelled when nothing beside is needed any more.
+    pub(super) fn unneeded(&self) -> CancellationToken {
+        self.gateway_done.clone()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.gateway_done.is_cancelled()
+    }
+
+    pub(super) async fn gateway_ended(&self) {
+        self.gateway_done.cancelled().await;
+    }
+
+    /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
+    pub(super) async fn disband(self) {
+        self.tasks.close();
+        let limit = self.resolved.upstream.connect_timeout;
+        let tasks = tokio::time::timeout(limit, self.tasks.wait());
+        let fleet = tokio::time::timeout(limit, self.fleet.disband());
+        let _ = tokio::join!(tasks, fleet, self.exporting.end());
+        self.access.flush();
+        self.claim.leave();
+    }
+}
+
+/// What is written down of the fleet: by one program at a time.
+struct Books {
+    tasks: TaskTracker,
+    closed: CancellationToken,
+    series: series::Store,
+}
+
+impl Books {
+    async fn close(&self, limit: Duration) {
+        self.closed.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
+            tracing::warn!("not all that memory did could be written in time");
+        }
+        let series = self.series.clone();
+        // A disk that hangs must not keep the next program from serving.
+        let given = tokio::task::spawn_blocking(move || series.give_up());
+        let _late = tokio::time::timeout(limit, given).await;
     }
 }
 
@@ -295,19 +485,22 @@ fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> 
 struct Exporting {
     tasks: TaskTracker,
     patience: Duration,
+    stop: CancellationToken,
 }
 
 impl Exporting {
-    fn start(exporter: Option<Exporter>, stop: CancellationToken) -> Self {
+    fn start(exporter: Option<Exporter>) -> Self {
+        let stop = CancellationToken::new();
         let (tasks, patience) =
             (TaskTracker::new(), exporter.as_ref().map_or(Duration::ZERO, Exporter::patience));
         if let Some(exporter) = exporter {
-            tasks.spawn(exporter.run(stop));
+            tasks.spawn(exporter.run(stop.clone()));
         }
-        Self { tasks, patience }
+        Self { tasks, patience, stop }
     }
 
     async fn end(&self) {
+        self.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(self.patience, self.tasks.wait()).await.is_err() {
             tracing::warn!("the last spans could not be sent in time");
@@ -322,6 +515,10 @@ fn tries(resolved: &Resolved) -> Tries {
         version_timeout: resolved.child.version_timeout,
         numbers: resolved.fleet.canary,
     }
+}
+
+fn copied(error: &io::Error) -> Failure {
+    Failure::failed(format!("cannot use or copy a listening socket: {error}"))
 }
 
 fn gateway_failure(error: &GatewayError) -> Failure {

@@ -6,6 +6,7 @@
 //! | another one within a second | the same one: `timeout` and shells send to the process and to its group |
 //! | another one later | end at once |
 //! | HUP | reload; but with the terminal that we were started on just gone, end, as llama-server does |
+//! | USR2 | the program that lies at our own path takes our place, as by `llama-warden upgrade` |
 //!
 //! A service has no terminal, so for it HUP is always a reload; so it is under `nohup`, and for whoever sends it by hand
 //! while the terminal is there.
@@ -31,6 +32,8 @@ const JUST: Duration = Duration::from_secs(5);
 pub(crate) enum Asked {
     End,
     Reload,
+    /// The program that lies at our own path is to take our place.
+    Upgrade,
 }
 
 /// The signals that we listen to from the start on.
@@ -38,6 +41,7 @@ pub(crate) struct Signals {
     term: Signal,
     int: Signal,
     hup: Signal,
+    usr2: Signal,
     _child: Signal,
     terminal: Option<Terminal>,
     last: Last,
@@ -56,6 +60,7 @@ impl Signals {
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
+            usr2: listen(SignalKind::user_defined2())?,
             // Never waited for. But whoever started us may have had it ignored, and that is inherited: then the kernel
             // would reap our children itself, and nobody could tell how they ended.
             _child: listen(SignalKind::child())?,
@@ -96,6 +101,7 @@ impl Signals {
             let asked = tokio::select! {
                 _ = self.term.recv() => Asked::End,
                 _ = self.int.recv() => Asked::End,
+                _ = self.usr2.recv() => Asked::Upgrade,
                 _ = self.hup.recv() => match &self.terminal {
                     Some(terminal) if terminal.has_just_gone(Instant::now()) => {
                         tracing::info!("the terminal is gone");
@@ -110,7 +116,7 @@ impl Signals {
                     continue;
                 }
             };
-            if matches!(asked, Asked::Reload) || self.last.is_new(Instant::now()) {
+            if !matches!(asked, Asked::End) || self.last.is_new(Instant::now()) {
                 return asked;
             }
         }

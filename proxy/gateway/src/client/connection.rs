@@ -5,12 +5,14 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use crate::answer::answer_body::AnswerBody;
 use crate::backend::backends::BoxFuture;
@@ -42,6 +44,15 @@ impl Service<Request<Incoming>> for PerRequest {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
+        if shared.retire.is_cancelled() {
+            // Its next request is the other instance's. The client is told with this answer, and does not write into a connection
+            // that is being closed.
+            return Box::pin(async move {
+                let mut answer = exchange::answer(shared, state, peer, request).await?;
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                Ok(answer)
+            });
+        }
         // Made where it stays: one around it would hold it twice, and one that is made on the stack is copied as a whole for each
         // request.
         let place = Box::new_uninit();
@@ -65,7 +76,7 @@ enum End {
 pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer, io: ClientIo) {
     let of_all = shared.clone();
     let config = &of_all.config;
-    let (stop, gauges) = (shared.stop.clone(), shared.gauges.clone());
+    let (stop, retire, gauges) = (shared.stop.clone(), shared.retire.clone(), shared.gauges.clone());
     let limited = &gauges.limited;
     let title_case = dropin::is(&shared);
     let ip = peer.ip;
@@ -86,6 +97,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
         .server
         .header_timeout
         .min(config.server.keep_alive)
+        .min(config.server.retired_keep_alive)
         .min(config.server.send_timeout)
         .max(LEAST_LOOK);
     let watch = sleep_until(Instant::now() + look);
@@ -104,7 +116,8 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             }
             () = &mut watch => {
                 let now = Instant::now();
-                let due = due(&state, config);
+                let keep_alive = keep_alive(&retire, config);
+                let due = due_by(&state, config, keep_alive);
                 // Looked at often enough for a head that begins between two looks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
@@ -161,8 +174,18 @@ pub(crate) struct Due {
 
 /// Which clock runs, and when it runs out.
 pub(crate) fn due(state: &ConnState, config: &GatewayConfig) -> Option<Due> {
+    due_by(state, config, config.server.keep_alive)
+}
+
+/// How long a connection may be idle.
+fn keep_alive(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
+    let usual = config.server.keep_alive;
+    if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }
+}
+
+fn due_by(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<Due> {
     let phase = match state.phase() {
-        Phase::Idle(since) => Some(Due { at: since + config.server.keep_alive, limit: Limit::KeepAlive }),
+        Phase::Idle(since) => Some(Due { at: since + keep_alive, limit: Limit::KeepAlive }),
         Phase::Head(since) => Some(Due { at: since + config.server.header_timeout, limit: Limit::HeadTime }),
         Phase::Busy(until) => until.map(|at| Due { at, limit: Limit::Overdue }),
     };

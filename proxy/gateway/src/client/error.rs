@@ -48,6 +48,9 @@ pub enum GatewayError {
     /// Certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Sockets of the instance before cannot be used.
+    #[error("cannot go on with the listening sockets of the program before: {0}")]
+    Inherit(io::Error),
     /// Anything else.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
     Listen { address: SocketAddr, source: io::Error },
@@ -83,6 +86,7 @@ mod tests {
             GatewayError::InUse { address },
             GatewayError::NotOurs { address },
             GatewayError::NotPermitted { address },
+            GatewayError::Inherit(source()),
             GatewayError::Listen { address, source: source() },
             GatewayError::Threads { threads: 64, source: source() },
         ];

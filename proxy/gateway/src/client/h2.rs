@@ -7,7 +7,7 @@
 //!      |     no window for `send_timeout` -> reset by us
 //!      |     cancelled, and no window to say so -> the same
 //!      |  more resets in `reset_window` than allowed --> GOAWAY; running streams end, no new ones
-//!      |  stop ---------------------------------------> GOAWAY; the same
+//!      |  stop, retire -------------------------------> GOAWAY; the same
 //!      +-- ends with the last stream
 //! ```
 //!
@@ -246,7 +246,7 @@ impl Drop for StreamBody {
 
 /// Serves a connection to its end.
 pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientIo, Arc<ConnState>)) {
-    let (config, stop) = (&shared.config, shared.stop.clone());
+    let (config, stop, retire) = (&shared.config, shared.stop.clone(), shared.retire.clone());
     let limits = &config.server;
     let streams = Streams::new();
     let (tasks, gone) = (TaskTracker::new(), CancellationToken::new());
@@ -277,7 +277,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, (io, state): (ClientI
                 tracing::debug!(%error, peer = %ip, "a client's HTTP/2 connection ended");
                 why(&error)
             }),
-            () = stop.cancelled(), if !stopping => {
+            () = async { tokio::select! { () = stop.cancelled() => {} () = retire.cancelled() => {} } }, if !stopping => {
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
             }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::task::Poll;
 
 use tokio::net::{TcpListener, TcpStream, lookup_host};
@@ -33,6 +34,28 @@ impl Listener {
             all.addresses.push(address);
         }
         Ok(all)
+    }
+
+    /// Goes on with the sockets of another instance of ourselves.
+    ///
+    /// # Errors
+    /// There is none, or one of them is no listening socket.
+    pub(crate) fn inherit(sockets: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
+        for socket in sockets {
+            let listener = TcpListener::from_std(socket.into())?;
+            all.addresses.push(listener.local_addr()?);
+            all.listeners.push(listener);
+        }
+        if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
+    }
+
+    /// Copies of the sockets, for another instance of ourselves.
+    ///
+    /// # Errors
+    /// There are too many open files.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
     /// Their addresses, in the order of the hosts, with the port that was chosen.

@@ -54,7 +54,7 @@ use warden_supervisor::{
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
 use crate::backend::backends::{BackendLease, Backends, BoxFuture};
 use crate::backend::pool::Pool;
-use crate::{Control, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record, Requests};
+use crate::{Control, Ends, Gateway, GatewayConfig, Gauges, Live, ModelRules, Observer, Record, Requests};
 
 /// What is known of a new build.
 const NEW: ServerFacts = ServerFacts {
@@ -501,6 +501,8 @@ struct Rig {
     control: Control,
     requests: Requests,
     stop: CancellationToken,
+    /// Another instance has taken over.
+    retire: CancellationToken,
     serving: JoinSet<()>,
 }
 
@@ -547,15 +549,26 @@ impl Rig {
         });
         let records = Arc::new(Records::default());
         let bound = Gateway::bind(plan.config).await.unwrap();
-        let (address, gauges, stop) = (bound.local_addr(), bound.gauges(), CancellationToken::new());
+        let (address, gauges, ends) = (bound.local_addr(), bound.gauges(), Ends::default());
         let (control, requests) = (bound.control(), bound.requests());
         let rules = Arc::new(ModelRules { on_death: plan.on_death, ..ModelRules::default() });
         let models = plan.models.iter().map(|model| (ModelName::new(model), rules.clone())).collect();
         control.update(Live { models, ..Live::default() });
         let tls = bound.tls();
         let mut serving = JoinSet::new();
-        serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), stop.clone()));
-        Self { address, backends, records, gauges, tls, control, requests, stop, serving }
+        serving.spawn(bound.serve_backends(Arc::new(Shell(backends.clone())), records.clone(), ends.clone()));
+        Self {
+            address,
+            backends,
+            records,
+            gauges,
+            tls,
+            control,
+            requests,
+            stop: ends.stop,
+            retire: ends.retire,
+            serving,
+        }
     }
 
     async fn client(&self) -> Peer<TcpStream> {

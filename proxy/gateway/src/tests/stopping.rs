@@ -78,3 +78,43 @@ async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
         }
     }
 }
+
+#[tokio::test]
+async fn whoever_retires_answers_one_more_request_on_each_connection_and_says_so() {
+    let go = Arc::new(Semaphore::new(0));
+    let signal = go.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let go = signal.clone();
+        async move {
+            while peer.request().await.is_some() {
+                go.acquire().await.unwrap().forget();
+                peer.send(&json_answer(r#"{"late":true}"#)).await;
+            }
+        }
+    });
+    let mut rig = Rig::start(&[&upstream]).await;
+    let (mut used, mut fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
+    used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    used.response().await;
+    running.send(&post("/v1/completions", "{}")).await;
+    eventually("it runs", || upstream.open() == 1).await;
+    eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
+    rig.retire.cancel();
+    // Neither that was idle nor that was never used is closed under its next request.
+    for client in [&mut used, &mut fresh] {
+        client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        let (head, _) = client.response().await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(head.to_lowercase().contains("connection: close"), "{head}");
+        assert!(client.rest().await.is_empty());
+    }
+    assert_eq!(rig.serving.len(), 1, "it waits for the running one");
+    go.add_permits(1);
+    let (head, body) = running.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && body == br#"{"late":true}"#, "{head}");
+    // Its answer had begun before; the next one is the last.
+    running.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(running.response().await.0.to_lowercase().contains("connection: close"));
+    timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    rig.is_clean().await;
+}

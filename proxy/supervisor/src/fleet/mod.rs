@@ -1,6 +1,7 @@
 //! All models by name: the entry point of everything.
 
 mod canary;
+pub mod handover;
 mod roster;
 mod shadow;
 mod trial;
@@ -22,6 +23,7 @@ use warden_policies::{GenerationId, ModelName, QuickMap, ServerFacts};
 
 pub use self::canary::CanaryRoute;
 use self::canary::{Canaries, with_canaries};
+use self::handover::FleetWill;
 use self::roster::{Handle, Roster};
 use crate::clock;
 use crate::error::{ControlError, Denied, FleetError, ResolveError};
@@ -31,7 +33,7 @@ use crate::lease::queue::coming::Coming;
 use crate::lease::queue::{Leases, Refusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::Loader;
-use crate::model::context::Context;
+use crate::model::context::{Context, Since};
 use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
@@ -63,6 +65,8 @@ struct Inner {
     loader_ends: CancellationToken,
     ending: AtomicBool,
     canaries: Canaries,
+    /// What an instance before us left of models that are not there yet.
+    will: std::sync::Mutex<Option<FleetWill>>,
     /// Held by whoever changes the roster.
     change: Mutex<Change>,
 }
@@ -89,7 +93,28 @@ impl Fleet {
         Self::start_in(config, Arc::new(Host::new(nursery))).await
     }
 
+    /// The same with the processes of an instance before us. Nothing is decided about anything before [`Fleet::begin`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::start`].
+    pub async fn start_after(
+        config: FleetConfig,
+        nursery: NurseryHandle,
+        will: FleetWill,
+    ) -> Result<Self, FleetError> {
+        Self::start_with(config, Arc::new(Host::new(nursery)), Some(will)).await
+    }
+
     pub(crate) async fn start_in(config: FleetConfig, world: Arc<dyn World>) -> Result<Self, FleetError> {
+        Self::start_with(config, world, None).await
+    }
+
+    async fn start_with(
+        config: FleetConfig,
+        world: Arc<dyn World>,
+        will: Option<FleetWill>,
+    ) -> Result<Self, FleetError> {
         let config = absolute(config);
         check(&config)?;
         directories::prepare_runtime(&config.runtime_dir)?;
@@ -106,7 +131,9 @@ impl Fleet {
             told,
             config.watch.sensors.read_limit,
         );
-        let context = Context::new(world, journal, ledger, &config, loading, common);
+        let since = will.as_ref().map_or_else(Since::now, FleetWill::since);
+        let begun = since.begun.clone();
+        let context = Context::new(world, journal, ledger, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
@@ -116,6 +143,7 @@ impl Fleet {
                 loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
                 canaries: Canaries::default(),
+                will: std::sync::Mutex::new(will),
                 change: Mutex::new(Change {
                     config: empty.clone(),
                     configured: empty,
@@ -124,7 +152,13 @@ impl Fleet {
                 }),
             }),
         };
-        fleet.inner.tasks.spawn(loader.run(fleet.inner.loader_ends.clone()));
+        let ends = fleet.inner.loader_ends.clone();
+        fleet.inner.tasks.spawn(async move {
+            tokio::select! {
+                () = begun.cancelled() => loader.run(ends).await,
+                () = ends.cancelled() => {}
+            }
+        });
         Box::pin(fleet.take_over(config)).await?;
         Ok(fleet)
     }
@@ -525,8 +559,15 @@ impl Fleet {
         leases.set_quarantine(spec.quarantine);
         leases.set_canary(spec.canary_of.is_some());
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
-        let (mut model, sender) =
-            Model::new(Arc::clone(context), Arc::clone(&leases), Arc::clone(&logs), spec.clone(), watch);
+        let will = lock(&self.inner.will).as_mut().and_then(|will| will.take(spec.name.as_str()));
+        let (mut model, sender) = Model::new(
+            Arc::clone(context),
+            Arc::clone(&leases),
+            Arc::clone(&logs),
+            spec.clone(),
+            watch,
+            will,
+        );
         if after_others {
             model.wait_for_room();
         }

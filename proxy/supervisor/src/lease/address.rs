@@ -14,6 +14,16 @@ pub enum Address {
     Remote(Arc<Origin>),
 }
 
+impl Address {
+    /// Where a process of ours listens.
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        match self {
+            Self::Process(endpoint) => Some(endpoint),
+            Self::Remote(_) => None,
+        }
+    }
+}
+
 impl From<Endpoint> for Address {
     fn from(endpoint: Endpoint) -> Self {
         Self::Process(endpoint)

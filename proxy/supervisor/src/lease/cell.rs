@@ -64,11 +64,22 @@ impl Cell {
         }
     }
 
+    /// What it had done and been told before we had it.
+    pub(crate) fn inherit(&self, work: Work, saves_for_us: bool) {
+        *lock(&self.work) = work;
+        self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
+    }
+
+    /// Work that another instance had it do.
+    pub(crate) fn add_work(&self, work: Work) {
+        *lock(&self.work) += work;
+    }
+
     pub(crate) fn work(&self) -> Work {
         *lock(&self.work)
     }
 
-    pub(super) fn facts(&self) -> ServerFacts {
+    pub(crate) fn facts(&self) -> ServerFacts {
         *lock(&self.facts)
     }
 

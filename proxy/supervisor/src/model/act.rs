@@ -248,22 +248,12 @@ impl Model {
         with_socket.command.args.extend(flags(&endpoint));
         report_file::announce(&mut with_socket.command, &socket, recipe.memory_report);
         reclaim_file::announce(&mut with_socket.command, &socket, recipe.reclaim);
+        if let Some(live) = self.live_mut(id) {
+            live.started_with = Some(with_socket.command.clone());
+        }
         let world = Arc::clone(&self.context.world);
         let longest = self.watch.child.log_line_bytes;
-        let logs = Arc::clone(&self.logs);
-        let outbox = self.outbox.clone();
-        let given = discreet::known(&with_socket.command);
-        let sink: Sink = Arc::new(move |stream, text| {
-            if declared_memory::is_telling(&text) {
-                drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
-            }
-            let alarms = failure::is_crash(&text);
-            logs.push(generation, stream, given.hide(text));
-            if alarms {
-                // Behind the line, which is looked for then.
-                drop(outbox.send(Message::Report(generation, Report::Alarmed)));
-            }
-        });
+        let sink = self.sink(generation, &with_socket.command);
         let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
         let gpus = self.place_of(replica).into_iter();
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
@@ -318,8 +308,25 @@ impl Model {
         });
     }
 
+    /// What becomes of each line of a generation's output.
+    pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> Sink {
+        let (logs, outbox) = (Arc::clone(&self.logs), self.outbox.clone());
+        let given = discreet::known(command);
+        Arc::new(move |stream, text| {
+            if declared_memory::is_telling(&text) {
+                drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
+            }
+            let alarms = failure::is_crash(&text);
+            logs.push(generation, stream, given.hide(text));
+            if alarms {
+                // Behind the line, which is looked for then.
+                drop(outbox.send(Message::Report(generation, Report::Alarmed)));
+            }
+        })
+    }
+
     /// What is known of a generation that is about to be made.
-    fn tracker(&self, generation: GenerationId, command: &Command) -> MemoryTracker {
+    pub(super) fn tracker(&self, generation: GenerationId, command: &Command) -> MemoryTracker {
         let context = &self.context;
         let key = leak_history::key(command);
         let common = lock(&context.common).clone();

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use warden_policies::share::{Arbiter, Reach, ReplacementSlot, ReplacementSlotId};
 use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
@@ -39,9 +40,30 @@ pub(crate) struct Context {
     pub(crate) leaks: Mutex<BTreeMap<GpuIndex, String>>,
     arbiter: Mutex<Arbiter>,
     pub(crate) epoch: Instant,
+    /// Cancelled once we own what an instance before us may have left.
+    pub(crate) begun: CancellationToken,
     generations: AtomicU64,
     /// Models that were removed and still have processes.
     pub(crate) leaving: AtomicUsize,
+}
+
+/// Where it goes on.
+#[derive(Debug)]
+pub(crate) struct Since {
+    /// When the fleet began.
+    pub(crate) epoch: Instant,
+    /// The last generation made.
+    pub(crate) generations: u64,
+    pub(crate) begun: CancellationToken,
+}
+
+impl Since {
+    /// At the beginning.
+    pub(crate) fn now() -> Self {
+        let begun = CancellationToken::new();
+        begun.cancel();
+        Self { epoch: Instant::now(), generations: 0, begun }
+    }
 }
 
 /// The right to replace a process now. Dropping it lets the next one go.
@@ -65,6 +87,7 @@ impl Context {
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
         common: Arc<Mutex<Common>>,
+        since: Since,
     ) -> Self {
         Self {
             world,
@@ -79,8 +102,9 @@ impl Context {
             common,
             leaks: Mutex::default(),
             arbiter: Mutex::new(Arbiter::new()),
-            epoch: Instant::now(),
-            generations: AtomicU64::new(0),
+            epoch: since.epoch,
+            begun: since.begun,
+            generations: AtomicU64::new(since.generations),
             leaving: AtomicUsize::new(0),
         }
     }

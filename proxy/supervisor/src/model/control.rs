@@ -12,7 +12,7 @@ use super::message::By;
 use super::operators::{Drain, Restart};
 use super::recipe::recipe;
 use super::unit::{Role, Unit};
-use super::{Control, End, Model};
+use super::{Control, End, Message, Model};
 use crate::clock;
 use crate::error::ControlError;
 use crate::spec::{ModelSpec, Watch};
@@ -39,6 +39,16 @@ impl Model {
             Control::Never { why, by_room } => self.never_loaded(&why, by_room),
             Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Point(_, reply) => drop(reply.send(false)),
+            Control::HandOver(reply) => {
+                let will = self.bequeath();
+                if let Err(Ok(_)) = reply.send(will) {
+                    // Nobody waits for it any more.
+                    drop(self.outbox.send(Message::Control(Control::Thaw)));
+                }
+            }
+            Control::Begin => self.begin(),
+            // Too late, or for nothing.
+            Control::Thaw | Control::LetGo(_) | Control::Gates(_) | Control::Disband => {}
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
         }

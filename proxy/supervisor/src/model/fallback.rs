@@ -42,6 +42,16 @@ impl Model {
         true
     }
 
+    /// The instance before us had taken the fallback arguments, and the processes that it left have them.
+    pub(super) fn be_less(&mut self) {
+        let Some(Fallback { args, needs }) = self.spec.fallback.clone() else { return };
+        let command = self.spec.command.clone();
+        self.spec.command.args.extend(args);
+        let needs = std::mem::replace(&mut self.spec.loading.needs, needs);
+        self.whole = Some(Whole { command, needs });
+        self.apply_loading();
+    }
+
     /// Starts found too little memory, although others made room.
     pub(super) fn settle_fallback(&mut self) {
         let short = self.units.iter().find_map(|unit| {

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ModelName, ServerFacts};
 
+use super::bequeath::ModelWill;
 use super::recipe::Recipe;
 use super::warm::pack::Parcel;
 use super::warm::unpack::Unpacked;
@@ -16,6 +17,7 @@ use crate::memory::fleet_memory::Returned;
 use crate::memory::tracker::Taken;
 use crate::process::failure::OutOfMemory;
 use crate::process::group::Exit;
+use crate::process::heir::Gate;
 use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
@@ -116,6 +118,18 @@ pub(crate) enum Control {
     },
     /// So much is known of a binary now.
     Learn(PathBuf, ServerFacts),
+    /// Everything that the instance after us needs; from now on nothing is decided.
+    HandOver(oneshot::Sender<Result<ModelWill, String>>),
+    /// It does not come to that.
+    Thaw,
+    /// It has taken over.
+    LetGo(oneshot::Sender<()>),
+    /// The instance before us has let go.
+    Begin,
+    /// Where the instance after us sends requests now.
+    Gates(Vec<Gate>),
+    /// Nothing runs here any more, and all else is somebody else's.
+    Disband,
     Remove,
     /// End by this time, as far as leases are concerned.
     Shutdown(Instant),

@@ -40,6 +40,7 @@
 //! | `look` | whether a new process would find what it needs, and when that changes |
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
+//! | `bequeath`, `inherit` | handing the processes over to the next instance, taking them over from the one before |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `replace_mode` | in sequence or by overlap |
@@ -52,6 +53,7 @@
 //! | `words` | sentences for events |
 
 mod act;
+pub(crate) mod bequeath;
 pub(crate) mod context;
 mod control;
 mod degrade;
@@ -59,6 +61,7 @@ mod experience;
 mod fallback;
 mod health;
 mod idle;
+mod inherit;
 mod judge;
 mod loading;
 mod look;
@@ -81,6 +84,7 @@ mod unit;
 mod warm;
 mod words;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -106,8 +110,10 @@ use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
 use self::warm::Away;
 use crate::clock;
+use crate::lease::cell::Cell;
 use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
+use crate::model::bequeath::ModelWill;
 use crate::model::context::Context;
 use crate::spec::{ModelSpec, Watch};
 use crate::view::event::EventKind;
@@ -139,6 +145,10 @@ pub(crate) struct Model {
     /// What is configured, while its fallback arguments are in place.
     whole: Option<Whole>,
     end: Option<End>,
+    /// Somebody else may be about to go on with the processes.
+    custody: Custody,
+    /// Processes of the instance that goes on for us, which requests that are here may be sent to.
+    guests: BTreeMap<GenerationId, Arc<Cell>>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
     /// What it left when it was unloaded.
@@ -160,6 +170,14 @@ pub(crate) struct Model {
     dirty: bool,
     /// Grows with everything done in a turn, to see when nothing is left to do.
     steps: u64,
+}
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Custody {
+    Ours,
+    /// Nobody, until it is known who goes on.
+    Frozen,
 }
 
 /// Why the task ends.
@@ -184,6 +202,7 @@ impl Model {
         logs: Arc<LogRing>,
         spec: ModelSpec,
         watch: Watch,
+        will: Option<ModelWill>,
     ) -> (Self, mpsc::UnboundedSender<Message>) {
         let (outbox, inbox) = mpsc::unbounded_channel();
         let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
@@ -206,6 +225,8 @@ impl Model {
             asks: 0,
             whole: None,
             end: None,
+            custody: Custody::Ours,
+            guests: BTreeMap::new(),
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
             away: Away::default(),
@@ -225,7 +246,10 @@ impl Model {
         model.set_replicas();
         model.keep_turns();
         model.join_loading();
-        if model.wanted {
+        if let Some(will) = will {
+            model.inherit(will);
+        }
+        if model.wanted && model.context.begun.is_cancelled() {
             // Here and not by its task, so that models ask in the order of the configuration.
             model.may_start();
         }
@@ -241,6 +265,9 @@ impl Model {
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
     pub(crate) async fn run(mut self) {
         loop {
+            if self.custody == Custody::Frozen && !self.stay_frozen().await {
+                return self.see_off().await;
+            }
             self.settle();
             if std::mem::take(&mut self.dirty) && self.shown {
                 self.context.publisher.update(self.show());
@@ -276,6 +303,10 @@ impl Model {
     }
 
     fn settle(&mut self) {
+        if !self.context.begun.is_cancelled() {
+            // The processes are still another instance's.
+            return;
+        }
         for _ in 0..ROUNDS {
             let before = self.steps;
             self.settle_once();

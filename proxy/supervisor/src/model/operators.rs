@@ -43,6 +43,11 @@ pub(super) struct Operators {
 }
 
 impl Operators {
+    /// Nobody waits.
+    pub(super) fn are_still(&self) -> bool {
+        self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
+    }
+
     /// Who asked a generation for memory, if somebody who waits has said so.
     pub(super) fn who_reclaims(&self, generation: GenerationId) -> Option<String> {
         let asked = self.reclaims.iter().filter(|waiting| waiting.generations.contains(&generation));

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::spec::{Command, ModelSpec, Socket, SpawnRequest};
 
 /// What a process is made of. Two equal ones mean that nothing needs a new process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recipe {
     pub(super) request: SpawnRequest,
     pub(super) memory_report: bool,

@@ -76,7 +76,10 @@ impl Model {
         live.process = Some(Arc::clone(&process));
         // A generation is spawned once.
         drop(live.cell.process.set(Arc::downgrade(&process)));
-        live.spawned = Instant::now();
+        let adopted = live.adopted.is_some();
+        if !adopted {
+            live.spawned = Instant::now();
+        }
         match live.pending {
             Some(Pending::Kill) => process.kill(),
             Some(Pending::Terminate) => process.terminate(),
@@ -85,7 +88,13 @@ impl Model {
         if starting {
             live.timers.probe = Some(Instant::now());
         }
-        self.tell(Some(generation), EventKind::Starting { pid: process.pid(), replica });
+        let pid = process.pid();
+        let event = if adopted {
+            EventKind::TakenOver { pid, replica }
+        } else {
+            EventKind::Starting { pid, replica }
+        };
+        self.tell(Some(generation), event);
         self.changed();
         self.await_exit(generation, process);
     }
@@ -404,7 +413,10 @@ impl Model {
         // How long loading takes is what the next start is judged by.
         let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
         let start = now.saturating_duration_since(live.spawned).saturating_sub(warming);
-        live.memory.ready(&command, &props, &lines, available);
+        let (start, adopted) = (live.adopted.unwrap_or(start), live.adopted.is_some());
+        if !adopted {
+            live.memory.ready(&command, &props, &lines, available);
+        }
         live.health.ready(&command, &props, start);
         if let Some(tokens) = props.n_ctx {
             live.cell.pulses.set_context(tokens);
@@ -424,7 +436,9 @@ impl Model {
         self.arrived(id);
         // The lease gate opens in here, before anybody is told.
         self.step(id, Event::ProbeReady);
-        self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+        if !adopted {
+            self.tell(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+        }
         self.judge_offload(id, false);
     }
 }

@@ -52,6 +52,10 @@ impl Model {
     }
 
     pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
+        if !self.context.begun.is_cancelled() {
+            // Whose verdict would count is still another instance.
+            return;
+        }
         let (watch, leases) = (self.watch, Arc::clone(&self.leases));
         let Some(unit) = self.unit_mut(id) else { return };
         if !matches!(unit.phase(), Phase::Ready | Phase::Suspect | Phase::Draining) {

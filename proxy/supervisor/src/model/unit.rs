@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::cooldown::Held;
@@ -21,6 +22,7 @@ use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
 use crate::process::needs::Sight;
 use crate::process::slot_files::SlotFiles;
+use crate::spec::Command;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Names a unit within its model; never reused.
@@ -143,6 +145,10 @@ pub(super) struct Generation {
     pub(super) pending: Option<Pending>,
     pub(super) timed_out: bool,
     pub(super) spawned: Instant,
+    /// An instance before us made it, and it took so long to load.
+    pub(super) adopted: Option<Duration>,
+    /// With what exactly it was started.
+    pub(super) started_with: Option<Command>,
     pub(super) ready: Option<Instant>,
     pub(super) slots: Option<u32>,
     /// When it is probed, read and judged next.
@@ -206,6 +212,8 @@ impl Generation {
             pending: None,
             timed_out: false,
             spawned: Instant::now(),
+            adopted: None,
+            started_with: None,
             ready: None,
             slots: None,
             timers: Timers::default(),

@@ -8,6 +8,7 @@ use std::path::Path;
 use warden_policies::GenerationId;
 
 use crate::error::FleetError;
+use crate::process::instance;
 use crate::process::slot_files;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
 use crate::spec::FleetConfig;
@@ -51,7 +52,7 @@ fn sweep(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();
-        let dead = |pid: u32| pid != std::process::id() && !Path::new(&format!("/proc/{pid}")).exists();
+        let dead = |pid: u32| pid != instance::id() && !Path::new(&format!("/proc/{pid}")).exists();
         if name.to_str().and_then(maker).is_some_and(dead) {
             slot_files::remove(&entry.path());
             drop(fs::remove_file(entry.path()));

@@ -4,12 +4,14 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use warden_policies::ServerFacts;
 
 use crate::spec::Socket;
 
 /// Where a generation listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Endpoint {
     /// A Unix socket: other users of the machine cannot reach the backend.
     Unix(PathBuf),

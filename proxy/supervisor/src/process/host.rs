@@ -1,13 +1,17 @@
 //! The real world: children of this host, asked over their sockets, read by the sensors.
 
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use rustix::process::Pid;
+use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
@@ -17,11 +21,12 @@ use warden_sensors::{BackendMetrics, backend_metrics};
 use crate::clock;
 use crate::error::SpawnError;
 use crate::process::backend_http::BackendHttp;
-use crate::process::child::Child;
+use crate::process::child::{Child, Created};
 use crate::process::endpoint::Endpoint;
 use crate::process::failure::OutOfMemory;
 use crate::process::gpus::GpuRoom;
 use crate::process::group::Exit;
+use crate::process::heir::Heir;
 use crate::process::hints::{api_key, build_number, tells_metrics};
 use crate::process::needs::read_ahead::{ReadAhead, read_ahead};
 use crate::process::needs::{self, Sight};
@@ -30,6 +35,7 @@ use crate::process::own_port::OwnPort;
 use crate::process::population::{Birth, Population};
 use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
+use crate::process::root::family::Family;
 use crate::process::settings::Setting;
 use crate::process::{
     Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
@@ -60,6 +66,70 @@ impl Host {
     }
 }
 
+/// What was there when a child was made.
+struct Surroundings {
+    desk: Option<Desk>,
+    /// Somebody else reads its output, and has it, until we are told.
+    is_others: bool,
+    before: Option<Baseline>,
+    birth: Birth,
+}
+
+impl Host {
+    /// A child with all that is known of how it is asked, its output being read.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
+    fn process(
+        &self,
+        command: &Command,
+        socket: &Path,
+        endpoint: &Endpoint,
+        child: Child,
+        surroundings: Surroundings,
+        longest_line: usize,
+        sink: Sink,
+    ) -> Arc<dyn Process> {
+        let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
+        let (mut readers, over, begun) = (JoinSet::new(), CancellationToken::new(), CancellationToken::new());
+        if surroundings.is_others {
+            child.hand_over();
+        } else {
+            begun.cancel();
+        }
+        let output = child.take_output().map(|(stdout, stderr)| (Arc::new(stdout), Arc::new(stderr)));
+        if let Some((stdout, stderr)) = output.clone() {
+            let (to_out, to_err) = (Arc::clone(&sink), sink);
+            let of = |pipe, stream, to: Sink| {
+                let (begun, over) = (begun.clone(), over.clone());
+                async move {
+                    begun.cancelled().await;
+                    lines::follow(pipe, longest_line, over, move |line| to(stream, line)).await;
+                }
+            };
+            readers.spawn(of(stdout, Stream::Stdout, to_out));
+            readers.spawn(of(stderr, Stream::Stderr, to_err));
+        }
+        let child = Arc::new(child);
+        Arc::new(HostProcess {
+            http: BackendHttp::new(endpoint, api_key(command), OwnPort::of(endpoint, &child)),
+            report: Source::of(command, socket),
+            desk: surroundings.desk.map(Arc::new),
+            tells: tells_metrics(command),
+            child,
+            readers: tokio::sync::Mutex::new(readers),
+            over,
+            output,
+            family: self.nursery.family().cloned(),
+            bequeathed: Mutex::default(),
+            begun,
+            gpus: Arc::clone(&self.gpus),
+            before: surroundings.before,
+            birth: surroundings.birth,
+            kills,
+            gpu_here: self.has_gpu(),
+        })
+    }
+}
+
 impl World for Host {
     fn spawn(
         &self,
@@ -70,40 +140,47 @@ impl World for Host {
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
-            let key = api_key(&request.command);
-            let report = Source::of(&request.command, &socket);
-            let tells = tells_metrics(&request.command);
             directories::restore(&socket);
-            let desk = Desk::make(&request.command, &socket).map(Arc::new);
+            let made_of = request.command.clone();
+            let desk = Desk::make(&made_of, &socket);
             let birth = Birth::new(&self.population);
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
             let child = self.nursery.spawn(request).await?;
-            let kills = Mutex::new(warden_sensors::OomKills::read(child.pid()));
-            let mut readers = JoinSet::new();
-            if let Some((stdout, stderr)) = child.take_output() {
-                let (to_out, to_err) = (Arc::clone(&sink), sink);
-                readers.spawn(lines::read(stdout, longest_line, move |line| to_out(Stream::Stdout, line)));
-                readers.spawn(lines::read(stderr, longest_line, move |line| to_err(Stream::Stderr, line)));
-            }
-            let child = Arc::new(child);
-            let http = BackendHttp::new(&endpoint, key, OwnPort::of(&endpoint, &child));
-            let readers = tokio::sync::Mutex::new(readers);
-            let (gpus, gpu_here) = (Arc::clone(&self.gpus), self.has_gpu());
-            Ok(Arc::new(HostProcess {
-                child,
-                readers,
-                http,
-                report,
-                desk,
-                tells,
-                gpus,
-                before,
-                birth,
-                kills,
-                gpu_here,
-            }) as Arc<dyn Process>)
+            let surroundings = Surroundings { desk, is_others: false, before, birth };
+            Ok(self.process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
         })
+    }
+
+    fn adopt(
+        &self,
+        heir: Heir,
+        longest_line: usize,
+        sink: Sink,
+    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+        Box::pin(async move {
+            let Heir { record, files } = heir;
+            let binary = record.command.binary.clone();
+            let gone = || SpawnError::NurseryGone { binary: binary.clone() };
+            let client = self.nursery.root().cloned().ok_or_else(gone)?;
+            let leader = Pid::from_raw(record.pid).ok_or_else(gone)?;
+            let mut files = files.into_iter();
+            let pidfd = files.next().ok_or_else(gone)?;
+            let output = files.next().zip(files.next());
+            let child = Child::of_root(Created { id: record.child, leader, client }, pidfd, output)?;
+            // What the GPUs held before it was made is not known here: estimates of VRAM begin anew.
+            let (socket, endpoint) = (record.socket, record.endpoint);
+            let desk = Desk::reopen(&record.command, &socket);
+            let surroundings =
+                Surroundings { desk, is_others: true, before: None, birth: Birth::new(&self.population) };
+            Ok(self.process(&record.command, &socket, &endpoint, child, surroundings, longest_line, sink))
+        })
+    }
+
+    fn thaw(&self, child: u64) {
+        if let Some(family) = self.nursery.family() {
+            family.forget(child);
+        }
     }
 
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
@@ -198,6 +275,14 @@ pub fn has_gpu() -> bool {
 struct HostProcess {
     child: Arc<Child>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
+    /// Somebody else reads its output from now on.
+    over: CancellationToken,
+    output: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
+    /// Where it is kept for whoever goes on with it, if it is ours.
+    family: Option<Arc<Family>>,
+    bequeathed: Mutex<Option<u64>>,
+    /// Its output is ours to read from now on.
+    begun: CancellationToken,
     http: BackendHttp,
     report: Option<Source>,
     /// Where it is asked to give memory back.
@@ -266,6 +351,38 @@ impl Process for HostProcess {
 
     fn is_running(&self) -> bool {
         self.child.is_running()
+    }
+
+    fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
+        let id = match (self.child.of_root_id(), &self.family) {
+            (Some(id), _) => id,
+            (None, Some(family)) => {
+                let id = family.keep(Arc::clone(&self.child));
+                *lock(&self.bequeathed) = Some(id);
+                id
+            }
+            (None, None) => return None,
+        };
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().ok();
+        let mut files = vec![copy(self.child.pidfd())?];
+        if let Some((stdout, stderr)) = &self.output {
+            files.extend([copy(stdout.as_fd())?, copy(stderr.as_fd())?]);
+        }
+        Some((id, files))
+    }
+
+    fn bequeathed(&self) -> Option<u64> {
+        lock(&self.bequeathed).take()
+    }
+
+    fn claim(&self) {
+        self.child.claim();
+        self.begun.cancel();
+    }
+
+    fn let_go(&self) {
+        self.child.hand_over();
+        self.over.cancel();
     }
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {

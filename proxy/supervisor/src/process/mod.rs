@@ -4,6 +4,8 @@
 //! | file | job |
 //! |---|---|
 //! | `nursery`, `spawn`, `child`, `group` | the main thread forks; a child's output, signals, end and reaping |
+//! | `root`, `instance` | the process that forks for those that follow us; the process id that they keep |
+//! | `heir` | what a process is to whoever goes on with it |
 //! | `own_port` | nothing is sent to another program that has come by the child's port |
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
@@ -24,8 +26,10 @@ pub(crate) mod endpoint;
 pub(crate) mod failure;
 pub(crate) mod gpus;
 pub(crate) mod group;
+pub(crate) mod heir;
 pub(crate) mod hints;
 pub(crate) mod host;
+pub mod instance;
 pub(crate) mod lines;
 pub(crate) mod needs;
 pub mod nursery;
@@ -34,6 +38,7 @@ pub(crate) mod population;
 pub mod private_dir;
 pub(crate) mod reclaim_file;
 pub(crate) mod report_file;
+pub(crate) mod root;
 pub(crate) mod settings;
 pub(crate) mod slot_files;
 pub(crate) mod slot_talk;
@@ -42,6 +47,7 @@ pub(crate) mod spawn;
 pub(crate) mod touch;
 
 use std::fmt::Debug;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +64,7 @@ use crate::process::endpoint::Endpoint;
 use crate::process::failure::OutOfMemory;
 use crate::process::gpus::Devices;
 use crate::process::group::Exit;
+use crate::process::heir::Heir;
 use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::settings::Setting;
@@ -209,6 +216,18 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
     /// What it holds now.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
+    /// Prepares it for whoever goes on with it: by which number the root knows it, and its files. `None`: it cannot be.
+    fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
+        None
+    }
+    /// By which number it was prepared, if it is a child of ours.
+    fn bequeathed(&self) -> Option<u64> {
+        None
+    }
+    /// The instance before us has let it go: it dies with us from now on.
+    fn claim(&self) {}
+    /// Somebody else goes on with it: its output is read no more, and it is not killed with us.
+    fn let_go(&self) {}
     /// Asks it to give back what it hoards. It may look for so long for a good moment for each part.
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed>;
 }
@@ -225,6 +244,18 @@ pub(crate) trait World: Send + Sync + Debug {
         longest_line: usize,
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>>;
+    /// Goes on with a process of the instance before us.
+    fn adopt(
+        &self,
+        heir: Heir,
+        _longest_line: usize,
+        _sink: Sink,
+    ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
+        let binary = heir.record.command.binary;
+        Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
+    }
+    /// Nobody goes on with a child that was prepared for that.
+    fn thaw(&self, _child: u64) {}
     /// What a process made of this needs. `running` is one of the same binary.
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight>;
     /// Brings the model's files into the page cache, as far as that goes within the limit and memory allows it.

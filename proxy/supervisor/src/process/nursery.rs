@@ -8,18 +8,30 @@
 //!                      |  fork, exec                    ^
 //!                      +--------- the child ------------+
 //! ```
+//!
+//! Who goes on for an earlier instance has that one's main thread do it: [`crate::process::root`].
 
-use std::sync::mpsc;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, mpsc};
 
+use rustix::process::Signal;
 use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
 use crate::process::child::Child;
-use crate::process::spawn::{Spawned, spawn};
+use crate::process::group::Exit;
+use crate::process::root::ask::Program;
+use crate::process::root::client::Client;
+use crate::process::root::desk;
+use crate::process::root::family::Family;
+use crate::process::spawn::{Spawned, spawn, spawn_successor};
 use crate::spec::SpawnRequest;
 
 enum Order {
     Spawn(Box<SpawnRequest>, oneshot::Sender<Result<Spawned, SpawnError>>),
+    Succeed(Box<(Program, [OwnedFd; 2])>, oneshot::Sender<Result<Spawned, SpawnError>>),
     Stop,
 }
 
@@ -33,21 +45,45 @@ pub struct Nursery {
 #[derive(Clone, Debug)]
 pub struct NurseryHandle {
     orders: mpsc::Sender<Order>,
+    forks: Forks,
+}
+
+#[derive(Clone, Debug)]
+enum Forks {
+    /// Our main thread.
+    Here(Arc<Family>),
+    /// That of the first instance.
+    Root(Arc<Client>),
 }
 
 /// A nursery and a handle to it.
 pub fn channel() -> (Nursery, NurseryHandle) {
     let (sender, receiver) = mpsc::channel();
-    (Nursery { orders: receiver }, NurseryHandle { orders: sender })
+    (Nursery { orders: receiver }, NurseryHandle { orders: sender, forks: Forks::Here(Arc::default()) })
+}
+
+/// The same for a successor: the main thread has nothing to do, and the handle has the root do it.
+///
+/// # Errors
+///
+/// No thread can be started.
+pub fn of_root(root: UnixStream) -> io::Result<(Nursery, NurseryHandle)> {
+    let (sender, receiver) = mpsc::channel();
+    let forks = Forks::Root(Client::connect(root)?);
+    Ok((Nursery { orders: receiver }, NurseryHandle { orders: sender, forks }))
 }
 
 impl Nursery {
     /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the calling thread
     /// ends, not when this returns.
     pub fn run(self) {
-        while let Ok(Order::Spawn(request, reply)) = self.orders.recv() {
+        while let Ok(order) = self.orders.recv() {
             // A caller that left meanwhile drops the child, which kills it.
-            drop(reply.send(spawn(&request)));
+            match order {
+                Order::Spawn(request, reply) => drop(reply.send(spawn(&request))),
+                Order::Succeed(next, reply) => drop(reply.send(spawn_successor(&next.0, &next.1))),
+                Order::Stop => return,
+            }
         }
     }
 }
@@ -59,6 +95,9 @@ impl NurseryHandle {
     ///
     /// The program cannot be started, or the main thread no longer takes orders.
     pub async fn spawn(&self, request: SpawnRequest) -> Result<Child, SpawnError> {
+        if let Forks::Root(root) = &self.forks {
+            return root.spawn(request).await;
+        }
         let binary = request.command.binary.clone();
         let (reply, answer) = oneshot::channel();
         if self.orders.send(Order::Spawn(Box::new(request), reply)).is_err() {
@@ -66,6 +105,94 @@ impl NurseryHandle {
         }
         let spawned = answer.await.map_err(|_| SpawnError::NurseryGone { binary })??;
         Child::watch(spawned)
+    }
+
+    /// Creates the instance after us, with its end of the hand-over. Dropping the child kills it, until it is told to serve.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started.
+    pub async fn succeed(&self, program: Program, handover: Option<OwnedFd>) -> Result<Child, SpawnError> {
+        let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
+        let Some(handover) = handover else { return Err(failed(io::ErrorKind::InvalidInput.into())) };
+        if let Forks::Root(root) = &self.forks {
+            return root.succeed(program, Some(handover)).await;
+        }
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let binary = program.binary.clone();
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Succeed(Box::new((program, [theirs.into(), handover])), reply);
+        if self.orders.send(order).is_err() {
+            return Err(SpawnError::NurseryGone { binary });
+        }
+        let gone = |_| SpawnError::NurseryGone { binary: binary.clone() };
+        let child = Child::watch(answer.await.map_err(gone)??)?;
+        desk::open(ours, self.clone(), tokio::runtime::Handle::current())
+            .map_err(|source| SpawnError::Exec { binary, source })?;
+        Ok(child)
+    }
+
+    /// The child that was made by [`Self::succeed`] serves from now on. It lives as long as the root does.
+    pub fn serves(&self, child: Child) {
+        match (&self.forks, child.of_root_id()) {
+            (Forks::Here(family), _) => {
+                let id = family.keep(Arc::new(child));
+                let _nobody = family.serves(id);
+            }
+            (Forks::Root(root), Some(id)) => {
+                child.hand_over();
+                root.serves(id);
+            }
+            (Forks::Root(_), None) => {}
+        }
+    }
+
+    /// Whether it is our main thread that forks: then we stay for those after us.
+    pub fn is_root(&self) -> bool {
+        matches!(self.forks, Forks::Here(_))
+    }
+
+    /// Waits for the end of whoever serves in our place. Never, if nobody does.
+    pub async fn successor_ended(&self) -> Exit {
+        match &self.forks {
+            Forks::Here(family) => family.ended().await,
+            Forks::Root(_) => std::future::pending().await,
+        }
+    }
+
+    /// Tells whoever serves in our place to end.
+    pub fn end_successor(&self) {
+        self.pass_on(Signal::TERM);
+    }
+
+    /// Tells whoever serves in our place to read its configuration again.
+    pub fn reload_successor(&self) {
+        self.pass_on(Signal::HUP);
+    }
+
+    /// Tells whoever serves in our place to let the program go on that lies at its path now.
+    pub fn upgrade_successor(&self) {
+        self.pass_on(Signal::USR2);
+    }
+
+    fn pass_on(&self, signal: Signal) {
+        if let Some(family) = self.family() {
+            family.pass_on(signal);
+        }
+    }
+
+    pub(crate) fn family(&self) -> Option<&Arc<Family>> {
+        match &self.forks {
+            Forks::Here(family) => Some(family),
+            Forks::Root(_) => None,
+        }
+    }
+
+    pub(crate) fn root(&self) -> Option<&Arc<Client>> {
+        match &self.forks {
+            Forks::Here(_) => None,
+            Forks::Root(root) => Some(root),
+        }
     }
 
     /// Ends [`Nursery::run`].

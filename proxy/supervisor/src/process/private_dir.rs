@@ -14,6 +14,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileType};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,8 @@ const ATTEMPTS: usize = 10;
 pub struct PrivateDir {
     path: PathBuf,
     lock: File,
+    /// Another process of the same instance has it.
+    is_others: bool,
 }
 
 impl PrivateDir {
@@ -79,10 +82,33 @@ impl PrivateDir {
             if is_at(&lock, &path.join(LOCK)) {
                 // Only now: before, it may have been another's.
                 fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
-                return Ok(Some(Self { path: path.to_owned(), lock }));
+                return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
         }
         Err(io::Error::other("others make and remove it all the time"))
+    }
+
+    /// Goes on with the one of the program before us, whose lock this is. It stays that one's until [`Self::own`].
+    pub fn inherit(path: &Path, lock: OwnedFd) -> Self {
+        Self { path: path.to_owned(), lock: File::from(lock), is_others: true }
+    }
+
+    /// A copy of its lock, for the program after us.
+    ///
+    /// # Errors
+    /// There are too many open files.
+    pub fn lock(&self) -> io::Result<OwnedFd> {
+        self.lock.as_fd().try_clone_to_owned()
+    }
+
+    /// It is ours to take away.
+    pub fn own(&mut self) {
+        self.is_others = false;
+    }
+
+    /// It is the program's after us, and stays.
+    pub fn leave(&mut self) {
+        self.is_others = true;
     }
 
     /// Its path.
@@ -108,6 +134,9 @@ impl PrivateDir {
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
+        if self.is_others {
+            return;
+        }
         clear(&self.path, &self.lock);
     }
 }

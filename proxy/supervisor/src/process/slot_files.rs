@@ -10,6 +10,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
@@ -43,6 +44,8 @@ struct Place {
     token: String,
     /// Tells others that our files are in use; in a directory of our own nobody else looks.
     mark: Mutex<Option<File>>,
+    /// Somebody else has it from now on.
+    left: AtomicBool,
 }
 
 /// The directory of the generation that listens on this socket: equally unique.
@@ -61,7 +64,14 @@ impl SlotFiles {
             None => (beside(socket), true),
         };
         let token = format!("{:016x}", rand::random::<u64>());
-        Self { place: Some(Place { path, own, token, mark: Mutex::default() }) }
+        Self { place: Some(Place { path, own, token, mark: Mutex::default(), left: AtomicBool::new(false) }) }
+    }
+
+    /// Whether somebody else has the directory, for the same process: then nothing of it is removed.
+    pub(crate) fn set_others(&self, is_others: bool) {
+        if let Some(place) = &self.place {
+            place.left.store(is_others, Ordering::Relaxed);
+        }
     }
 
     /// There is one until it is dropped.
@@ -74,7 +84,7 @@ impl SlotFiles {
     /// # Errors
     /// It cannot be made.
     pub(crate) fn announce(&self, command: &mut Command) -> io::Result<bool> {
-        let Some(Place { path, own, token, mark }) = &self.place else { return Ok(false) };
+        let Some(Place { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
             sweep(path);
             *mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(hang_out(path, token)?);
@@ -171,7 +181,10 @@ impl Drop for SlotFiles {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let Self { path, own, token, mark } = self;
+        let Self { path, own, token, mark, left } = self;
+        if left.load(Ordering::Relaxed) {
+            return;
+        }
         if *own {
             return remove(path);
         }

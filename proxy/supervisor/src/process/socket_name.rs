@@ -4,17 +4,19 @@ use std::path::{Path, PathBuf};
 
 use warden_policies::{GenerationId, ModelName};
 
+use crate::process::instance;
+
 /// The longest path of a Unix socket on Linux: `sun_path` has 108 bytes, and one ends the text.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
 /// The socket of a generation: a name that no other process ever had, because llama-server cannot listen on a socket file
-/// that exists. Our process id keeps runs apart that end without cleaning up.
+/// that exists. The instance's process id keeps runs apart that end without cleaning up.
 pub(crate) fn socket(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const SHORT: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
     let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
     let short: String = last.chars().take(SHORT).map(tame).collect();
-    directory.join(format!("{short}-{}-{generation}.sock", std::process::id()))
+    directory.join(format!("{short}-{}-{generation}.sock", instance::id()))
 }
 
 /// The process id in the name of a socket that [`socket`] made, or of the memory report or the directory for slots beside it.

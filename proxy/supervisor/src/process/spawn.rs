@@ -4,15 +4,18 @@
 //! mask and SIGHUP ignored, and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
 
 use crate::error::SpawnError;
 use crate::process::group::Group;
+use crate::process::root::ask::Program;
 use crate::spec::SpawnRequest;
 
 /// A process and the reading ends of its output. Dropping it kills the process's group.
@@ -21,6 +24,83 @@ pub(crate) struct Spawned {
     pub(crate) group: Group,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
+}
+
+/// Where the instance after us is told which of its files are the hand-over's, and who the root is: a process id and two files.
+pub const SUCCEEDS: &str = "WARDEN_SUCCEEDS";
+
+/// Creates the instance after us: like any child it dies with this thread, and leads a group of its own. Unlike them it has our
+/// standard files and our way with SIGHUP, and inherits these two files.
+pub(crate) fn spawn_successor(program: &Program, files: &[OwnedFd; 2]) -> Result<Spawned, SpawnError> {
+    let [root, handover] = files.each_ref().map(AsRawFd::as_raw_fd);
+    let own = rustix::process::getpid();
+    let mut command = Command::new(&program.binary);
+    command.arg0(&program.called).args(&program.args).process_group(0);
+    command.env(SUCCEEDS, format!("{} {root} {handover}", own.as_raw_nonzero()));
+    inherit(&mut command, own, [root, handover]);
+    let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
+    let child = command.stdin(Stdio::null()).spawn().map_err(failed)?;
+    Ok(Spawned { group: Group::new(Pid::from_child(&child)), stdout: None, stderr: None })
+}
+
+#[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
+fn inherit(command: &mut Command, parent: Pid, files: [RawFd; 2]) {
+    // SAFETY: as in `prepare`: system calls alone. The files are open in the parent until the program runs.
+    unsafe {
+        command.pre_exec(move || {
+            die_with(parent)?;
+            mark_all_files();
+            for file in files {
+                if libc::fcntl(file, libc::F_SETFD, 0) == -1 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// What a successor was given by its root: [`SUCCEEDS`].
+#[derive(Debug)]
+pub struct Succession {
+    /// The root's process id.
+    pub root: u32,
+    /// The connection to it.
+    pub to_root: UnixStream,
+    /// The connection to the program before.
+    pub handover: UnixStream,
+}
+
+impl Succession {
+    /// What the environment says of it; `None` for whoever succeeds nobody. Once, before anything else is opened.
+    pub fn ours() -> Option<Self> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        let told = std::env::var(SUCCEEDS).ok()?;
+        let mut numbers = told.split(' ').map(str::parse::<i32>);
+        let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        // What the root starts for itself inherits the words, but not the files.
+        let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
+        let distinct = to_root > 2 && handover > 2 && to_root != handover;
+        if !is_child || !distinct || TAKEN.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let (to_root, handover) = (take(to_root)?, take(handover)?);
+        Some(Self { root: u32::try_from(root).ok()?, to_root, handover })
+    }
+}
+
+/// Takes a file that was inherited by its number, if it is a socket.
+#[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
+fn take(file: RawFd) -> Option<UnixStream> {
+    // SAFETY: fcntl only looks at a number, and refuses one that is no open file.
+    if unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
+        return None;
+    }
+    // SAFETY: the file is open, and this is called once for each of two numbers that our parent opened for us, before
+    // anything else is opened: nobody else owns it.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let is_socket = rustix::net::sockopt::socket_type(&file).is_ok();
+    is_socket.then(|| UnixStream::from(file))
 }
 
 /// Forks and executes; returns when the new program runs or could not be run.
@@ -62,8 +142,22 @@ fn prepare(command: &mut Command, parent: Pid) {
 }
 
 /// Runs in the child between fork and exec: system calls only.
-#[expect(unsafe_code, reason = "libc's signal sets and close_range have no safe wrapper")]
+#[expect(unsafe_code, reason = "libc's signal() has no safe wrapper")]
 fn before_exec(parent: Pid) -> io::Result<()> {
+    die_with(parent)?;
+    // What rotates our log may send SIGHUP to every process of a service, and llama-server would die of it. It handles
+    // INT and TERM alone, so an ignored HUP, which is inherited through exec, stays ignored.
+    // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
+    if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    mark_all_files();
+    Ok(())
+}
+
+/// The child dies with the thread that forked it, and no signal is blocked. System calls only.
+#[expect(unsafe_code, reason = "libc's signal sets have no safe wrapper")]
+fn die_with(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before the line above; then nobody would ever kill us.
     if rustix::process::getppid() != Some(parent) {
@@ -75,18 +169,17 @@ fn before_exec(parent: Pid) -> io::Result<()> {
         libc::sigemptyset(none.as_mut_ptr());
         libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
     }
-    // What rotates our log may send SIGHUP to every process of a service, and llama-server would die of it. It handles
-    // INT and TERM alone, so an ignored HUP, which is inherited through exec, stays ignored.
-    // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
-    if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
-        return Err(io::Error::last_os_error());
-    }
+    Ok(())
+}
+
+/// No file but the standard ones goes on to the program. A system call only.
+#[expect(unsafe_code, reason = "close_range has no safe wrapper")]
+fn mark_all_files() {
     // SAFETY: it only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel before 5.11 refuses,
     // and then only what others opened without the flag is inherited.
     unsafe {
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
     }
-    Ok(())
 }
 
 /// Best effort: without it only the kernel's choice of a victim is worse.

@@ -180,6 +180,7 @@ impl Remote {
                 return Next::End(clock::after(Instant::now(), Duration::MAX));
             }
             Control::Shutdown(until) => return Next::End(until),
+            Control::Disband => return Next::End(Instant::now()),
             Control::Apply(..)
             | Control::Load(..)
             | Control::Unload(_)
@@ -189,6 +190,11 @@ impl Remote {
             | Control::Come
             | Control::ClearAway
             | Control::Never { .. }
+            | Control::HandOver(_)
+            | Control::Thaw
+            | Control::LetGo(_)
+            | Control::Gates(_)
+            | Control::Begin
             | Control::Learn(..) => {}
         }
         Next::Go

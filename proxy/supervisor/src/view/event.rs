@@ -66,6 +66,13 @@ pub enum EventKind {
         /// Which replica.
         replica: u32,
     },
+    /// The instance goes on in another program, and with a process that there was.
+    TakenOver {
+        /// Its process id.
+        pid: u32,
+        /// Which replica.
+        replica: u32,
+    },
     /// It serves requests.
     Ready {
         /// Milliseconds since its creation.
@@ -371,6 +378,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
     let generation = generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
     match kind {
         EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
+        EventKind::TakenOver { pid, .. } => tracing::info!(model, generation, pid, "taken over"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
         EventKind::Suspect { crash: Some(line), .. } => {
             let line = warden_policies::secrets::text(line);

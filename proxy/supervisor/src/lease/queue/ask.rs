@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::GenerationId;
 use warden_policies::dispatch::{Answer, Grant, LeaseKind, Ticket};
+use warden_policies::{GenerationId, Work};
 
 use super::{Leases, Outbox, State, Waiter};
 use crate::clock;
@@ -144,6 +144,24 @@ impl Leases {
         let cell = state.occupy(generation, kind)?;
         drop(state);
         Some(self.lease_on(cell, kind, Duration::ZERO))
+    }
+
+    /// A place for a request that runs in another instance, which may be one too many for the slots that there are.
+    pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
+        let mut state = lock(&self.state);
+        let kind = [LeaseKind::Slot, LeaseKind::Aux]
+            .into_iter()
+            .find(|kind| state.dispatch.take(generation, *kind))?;
+        let cell = state.occupy(generation, kind)?;
+        drop(state);
+        Some(self.lease_on(cell, kind, Duration::ZERO))
+    }
+
+    /// Work that another instance had a process do.
+    pub(crate) fn add_work(&self, generation: GenerationId, work: Work) {
+        if let Some(entry) = lock(&self.state).generations.get(&generation) {
+            entry.cell.add_work(work);
+        }
     }
 
     async fn wait_for(

@@ -395,6 +395,21 @@ impl Leases {
         lock(&self.state).generations.get(&generation).and_then(|entry| entry.idle_since)
     }
 
+    /// What runs of each generation that was opened and lives, and what it has done.
+    pub(crate) fn counts(&self) -> Vec<(GenerationId, u32, Work)> {
+        let state = lock(&self.state);
+        let count =
+            |(id, entry): (&GenerationId, &Entry)| (*id, state.dispatch.in_flight(*id), entry.cell.work());
+        state.generations.iter().map(count).collect()
+    }
+
+    /// The generations that take leases.
+    pub(crate) fn open_cells(&self) -> Vec<Arc<Cell>> {
+        let state = lock(&self.state);
+        let open = state.generations.iter().filter(|(id, _)| state.dispatch.is_open(**id));
+        open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
+    }
+
     /// Work done by a generation that was opened and lives.
     pub(crate) fn work(&self, generation: GenerationId) -> Option<Work> {
         lock(&self.state).generations.get(&generation).map(|entry| entry.cell.work())

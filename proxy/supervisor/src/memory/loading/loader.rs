@@ -165,6 +165,7 @@ impl Loader {
                 loading.remade(&who, now);
             }
             Told::Kept => loading.kept(&who),
+            Told::Inherited(places) => loading.inherited(&who, places, now),
             Told::Loaded => loading.loaded(&who, now),
             Told::Read(reading) => loading.read(&who, reading),
             Told::Leaves => loading.leaves(&who),

@@ -32,6 +32,8 @@ pub(crate) enum Told {
     Remade(u64),
     /// No process with them comes: it has what it had.
     Kept,
+    /// An instance before us has loaded it, each process on these GPUs.
+    Inherited(Vec<Vec<usize>>),
     /// All its processes serve.
     Loaded,
     /// What they hold.
@@ -142,6 +144,7 @@ impl Debug for Told {
             Self::Is(_) => "Is",
             Self::Remade(_) => "Remade",
             Self::Kept => "Kept",
+            Self::Inherited(_) => "Inherited",
             Self::Loaded => "Loaded",
             Self::Read(_) => "Read",
             Self::Leaves => "Leaves",

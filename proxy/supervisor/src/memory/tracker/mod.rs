@@ -8,6 +8,7 @@
 //! ```
 
 mod confirm;
+mod kept;
 mod show;
 
 use std::sync::Arc;

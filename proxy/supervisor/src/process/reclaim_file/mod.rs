@@ -119,6 +119,15 @@ impl Desk {
         }
     }
 
+    /// The one that a process was told of, which runs already. Blocks for a small call.
+    pub(crate) fn reopen(command: &Command, socket: &Path) -> Option<Self> {
+        let path = beside(socket);
+        let told = command.env.iter().rfind(|(name, _)| name == VARIABLE);
+        let told = told.is_some_and(|(_, told)| Path::new(told) == path);
+        let file = told.then(|| OpenOptions::new().read(true).write(true).open(&path).ok())?;
+        file.map(|file| Self { file })
+    }
+
     /// Who can be asked now. Blocks for some small calls.
     pub(crate) fn parts(&self) -> Parts {
         Parts { heap: !self.answers(Part::Heap).is_empty(), cuda: !self.answers(Part::Cuda).is_empty() }

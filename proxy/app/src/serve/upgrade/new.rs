@@ -1,0 +1,152 @@
+//! The new program's side: it gets all it needs, sees whether that answers, and waits to be told to go.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warden_supervisor::{Fleet, FleetWill, Shares, WillPiece};
+
+use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
+use crate::exit::Failure;
+
+/// The old program has a deadline of its own, and kills us when that is over: this only keeps us from staying if it is gone.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// It takes a word within this time, or is gone.
+const TAKES: Duration = Duration::from_secs(5);
+
+/// A conversation with the program before us.
+#[derive(Clone, Debug)]
+pub(in crate::serve) struct Predecessor {
+    talk: Talk,
+}
+
+/// What it left.
+#[derive(Debug)]
+pub(in crate::serve) struct Inheritance {
+    pub(in crate::serve) public: Vec<OwnedFd>,
+    pub(in crate::serve) admin_socket: OwnedFd,
+    pub(in crate::serve) admin_address: Option<OwnedFd>,
+    pub(in crate::serve) lock: OwnedFd,
+    pub(in crate::serve) will: FleetWill,
+    /// Cancelled when all of it is ours.
+    pub(in crate::serve) begun: CancellationToken,
+}
+
+impl Predecessor {
+    pub(in crate::serve) fn new(stream: UnixStream) -> Self {
+        Self { talk: Talk::new(stream) }
+    }
+
+    /// Tells it why it has to go on.
+    pub(in crate::serve) async fn disappoint(&self, problem: &Failure) {
+        let message = problem.lines().join("; ");
+        let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+        // Either word is understood where it waits for one; it may be gone, too.
+        let _said = self.talk.say(Hello::CannotCome { message }, Vec::new(), soon()).await;
+    }
+
+    /// Tells that we could take over, and gets what there is.
+    pub(in crate::serve) async fn greet(&self, place: Place) -> Result<Inheritance, Failure> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let hello = Hello::Comes { protocol: PROTOCOL, version, place };
+        let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
+        self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
+        let (legacy, files) = self.talk.hear::<Legacy>(soon()).await.map_err(lost)?;
+        let mut pieces = Vec::new();
+        for _ in 0..legacy.pieces {
+            pieces.push(self.talk.hear::<WillPiece>(soon()).await.map_err(lost)?);
+        }
+        let strange = || Failure::failed("what the program before us hands over cannot be understood");
+        let will = FleetWill::from_pieces(pieces).ok_or_else(strange)?;
+        let mut files = files;
+        if files.len() < legacy.public + 2 {
+            return Err(strange());
+        }
+        let mut rest = files.split_off(legacy.public).into_iter();
+        let admin_socket = rest.next().ok_or_else(strange)?;
+        let lock = rest.next_back().ok_or_else(strange)?;
+        Ok(Inheritance {
+            public: files,
+            admin_socket,
+            admin_address: rest.next(),
+            lock,
+            will,
+            begun: CancellationToken::new(),
+        })
+    }
+
+    /// All is there: waits to be told to go, and takes over. Returns the places that are kept for what runs in the program before us.
+    pub(in crate::serve) async fn take_over(
+        &self,
+        fleet: &Fleet,
+        begun: &CancellationToken,
+    ) -> Result<Kept, Failure> {
+        let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
+        if !fleet.has_adopted(soon()).await {
+            let message = "not all llama-servers answer the next program".to_owned();
+            let _said = self.talk.say(Word::Cannot { message: message.clone() }, Vec::new(), soon()).await;
+            return Err(Failure::failed(message));
+        }
+        self.talk.say(Word::Ready, Vec::new(), soon()).await.map_err(lost)?;
+        let (running, _) = self.talk.hear::<Running>(soon()).await.map_err(lost)?;
+        let mut shares = fleet.shares();
+        shares.update(&running.counts);
+        fleet.begin();
+        begun.cancel();
+        self.talk.say(Word::Serves, Vec::new(), soon()).await.map_err(lost)?;
+        Ok(Kept { shares })
+    }
+
+    /// Gives places free as requests end there, and tells where what is there may go, until none is left or the program is gone.
+    pub(in crate::serve) async fn follow(self, kept: Kept, fleet: Fleet) {
+        tokio::select! {
+            () = self.hear_of(kept) => {}
+            () = self.tell_of(&fleet) => {}
+        }
+    }
+
+    async fn tell_of(&self, fleet: &Fleet) {
+        let mut views = fleet.subscribe();
+        let mut told = Vec::new();
+        loop {
+            let gates = fleet.gates();
+            if gates != told {
+                told.clone_from(&gates);
+                let until = Instant::now() + TAKES;
+                if self.talk.say(Gates { gates }, Vec::new(), until).await.is_err() {
+                    // Whether it is gone is heard of beside.
+                    return std::future::pending().await;
+                }
+            }
+            if views.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+            views.mark_unchanged();
+        }
+    }
+
+    async fn hear_of(&self, mut kept: Kept) {
+        loop {
+            match self.talk.hear::<Running>(soon()).await {
+                Ok((running, _)) => kept.shares.update(&running.counts),
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
+                Err(_) => {
+                    tracing::info!("the program before us has nothing left to do");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Places in slots.
+#[derive(Debug)]
+pub(in crate::serve) struct Kept {
+    shares: Shares,
+}
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}

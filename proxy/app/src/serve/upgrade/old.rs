@@ -1,0 +1,133 @@
+//! The old program's side: until the new one says that it is ready, nothing is given up.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_supervisor::Child;
+
+use super::order::Upgraded;
+use super::talk::{Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
+use super::{program, retired::Retired};
+use crate::serve::Server;
+
+/// How long the new one may take from `go` until it has said that it serves: it has all it needs.
+const BEGINS: Duration = Duration::from_secs(10);
+
+/// Lets another program take our place. On success nothing is left to do but what [`Retired`] does.
+///
+/// # Errors
+///
+/// Why not, in words; then everything goes on as before.
+pub(in crate::serve) async fn hand_over(
+    server: &Server,
+    to: Option<PathBuf>,
+    wait: Option<Duration>,
+) -> Result<(Upgraded, Retired), String> {
+    let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
+    let binary = program::choose(to)?;
+    let to = program::version(&binary, server.version_timeout()).await?;
+    let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
+    let shown = binary.display().to_string();
+    let next = program::called_as_we_are(binary);
+    tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
+    // Dropped, it is killed: whatever goes wrong from here on, nothing of it stays.
+    let child = server.nursery().succeed(next, Some(theirs.into())).await;
+    let child = child.map_err(|error| error.to_string())?;
+    let talk = Talk::new(ours);
+    greeted(&talk, &server.place(), until).await?;
+
+    let frozen = Instant::now();
+    let will = server.fleet().bequeath(until).await.map_err(|busy| format!("busy: {busy}"))?;
+    let processes = will.processes();
+    let thaw = Thaw(Some(server));
+    let sent = send(server, &talk, will, until).await;
+    sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
+    match talk.hear::<Word>(until).await {
+        Ok((Word::Ready, _)) => {}
+        Ok((Word::Cannot { message }, _)) => return Err(message),
+        Ok((Word::Serves, _)) => return Err("the next program says what it should not".to_owned()),
+        Err(error) => return Err(late("did not get ready", &error)),
+    }
+    thaw.not_any_more();
+    let frozen_ms = u64::try_from(frozen.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let upgraded = Upgraded { from: env!("CARGO_PKG_VERSION").to_owned(), to, processes, frozen_ms };
+    Ok((upgraded, go(server, talk, child).await))
+}
+
+/// From here on there is no way back: the new one owns all.
+async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
+    server.close_books().await;
+    server.fleet().let_go().await;
+    server.nursery().serves(child);
+    let until = Instant::now() + BEGINS;
+    let counts = server.fleet().counts();
+    if let Err(error) = talk.say(Running { counts }, Vec::new(), until).await {
+        tracing::error!(%error, "the next program is not there any more");
+    }
+    server.retire();
+    match talk.hear::<Word>(until).await {
+        Ok((Word::Serves, _)) => tracing::info!("upgrade: the next program serves"),
+        // Its end is noticed by whoever made it, and is the end of all.
+        Ok(_) => tracing::error!("the next program says what it should not"),
+        Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
+    }
+    Retired::new(talk)
+}
+
+async fn greeted(talk: &Talk, place: &Place, until: Instant) -> Result<(), String> {
+    match talk.hear::<Hello>(until).await {
+        Ok((Hello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
+        Ok((Hello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
+            "by its configuration the next program would be somewhere else ({theirs:?} instead of {place:?}): that takes a restart"
+        )),
+        Ok((Hello::Comes { protocol, version, .. }, _)) => Err(format!(
+            "version {version} hands over in another way ({protocol} instead of {PROTOCOL}): that takes a restart"
+        )),
+        Ok((Hello::CannotCome { message }, _)) => Err(format!("the next program cannot start: {message}")),
+        Err(error) => Err(late("did not start", &error)),
+    }
+}
+
+fn late(what: &str, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::TimedOut => format!("the next program {what} in time"),
+        std::io::ErrorKind::UnexpectedEof => format!("the next program {what}: it has ended"),
+        _ => format!("the next program {what}: {error}"),
+    }
+}
+
+async fn send(
+    server: &Server,
+    talk: &Talk,
+    will: warden_supervisor::FleetWill,
+    until: Instant,
+) -> std::io::Result<()> {
+    let (public, files) = server.sockets()?;
+    let pieces: Vec<_> = will.into_pieces().collect();
+    talk.say(Legacy { public, pieces: pieces.len() }, files, until).await?;
+    for (piece, files) in pieces {
+        let files: Vec<OwnedFd> = files;
+        talk.say(piece, files, until).await?;
+    }
+    Ok(())
+}
+
+/// Unless it comes to the hand-over, the fleet goes on.
+struct Thaw<'a>(Option<&'a Server>);
+
+impl Thaw<'_> {
+    fn not_any_more(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        if let Some(server) = self.0 {
+            server.fleet().thaw();
+        }
+    }
+}

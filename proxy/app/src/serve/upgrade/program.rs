@@ -1,0 +1,101 @@
+//! Whether a file may take our place: a program that only we or root can change, and that says it is llama-warden.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use warden_supervisor::Program;
+
+/// What the kernel writes behind the path of a program whose file was replaced.
+const DELETED: &[u8] = b" (deleted)";
+
+/// The file to go on with: the one that is named, or the one that lies at our own path now.
+pub(super) fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
+    let path = match named {
+        Some(path) => path,
+        None => own_path().ok_or("it is not known where our own program is: name one with --to")?,
+    };
+    let shown = path.display();
+    let path = path.canonicalize().map_err(|error| format!("cannot use {shown}: {error}"))?;
+    trusted(&path)?;
+    Ok(path)
+}
+
+fn own_path() -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.into_os_string().into_vec();
+    let path = path.strip_suffix(DELETED).map(<[u8]>::to_vec).unwrap_or(path);
+    Some(PathBuf::from(OsString::from_vec(path)))
+}
+
+/// Whoever can change the file could run anything as us.
+fn trusted(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    let facts = path.metadata().map_err(|error| format!("cannot use {shown}: {error}"))?;
+    let own = rustix::process::geteuid().as_raw();
+    match () {
+        () if !facts.is_file() => Err(format!("{shown} is no file")),
+        () if facts.mode() & 0o111 == 0 => Err(format!("{shown} is not executable (`chmod +x`)")),
+        () if facts.uid() != own && facts.uid() != 0 => {
+            Err(format!("{shown} belongs to somebody else: it has to be ours or root's"))
+        }
+        () if facts.mode() & 0o022 != 0 => {
+            Err(format!("others can write to {shown}: take that away (`chmod go-w`)"))
+        }
+        () => Ok(()),
+    }
+}
+
+/// What it says of its version, asked within a limit.
+pub(super) async fn version(path: &Path, limit: Duration) -> Result<String, String> {
+    let shown = path.display();
+    let mut command = tokio::process::Command::new(path);
+    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let said = match tokio::time::timeout(limit, command.output()).await {
+        Err(_) => return Err(format!("{shown} did not tell its version within {limit:?}")),
+        Ok(Err(error)) => return Err(format!("cannot run {shown}: {error}")),
+        Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
+    };
+    let version = said.trim().strip_prefix("llama-warden ").map(str::to_owned);
+    version.ok_or_else(|| format!("{shown} does not say that it is llama-warden when asked for `--version`"))
+}
+
+/// It, called as we were.
+pub(super) fn called_as_we_are(binary: PathBuf) -> Program {
+    let mut words = std::env::args_os();
+    let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
+    // Under another name it would be another program: llama-server's.
+    let called = if called.as_bytes().is_empty() { OsString::from("llama-warden") } else { called };
+    Program { binary, called, args: words.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_a_program_that_nobody_else_can_change_may_take_our_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("next");
+        assert!(choose(Some(file.clone())).unwrap_err().contains("No such file"));
+        std::fs::write(&file, "#!/bin/sh\n").unwrap();
+        let with = |mode| {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            choose(Some(file.clone()))
+        };
+        assert!(with(0o644).unwrap_err().contains("not executable"));
+        assert!(with(0o775).unwrap_err().contains("others can write"));
+        assert!(with(0o757).unwrap_err().contains("others can write"));
+        assert_eq!(with(0o755).unwrap(), file.canonicalize().unwrap());
+        assert!(choose(Some(dir.path().to_owned())).unwrap_err().contains("no file"));
+    }
+
+    #[test]
+    fn our_own_path_is_that_of_the_file_that_lies_there_now() {
+        assert!(choose(None).unwrap().is_absolute());
+    }
+}

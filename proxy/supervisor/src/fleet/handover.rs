@@ -1,0 +1,346 @@
+//! The fleet goes on in another instance of ourselves, with the processes that there are.
+//!
+//! ```text
+//!   this one:  serves ── freeze ── will ──────────────────── let go ── sees its requests off ── disbanded
+//!                                    │                         ^ │ counts, until there are none
+//!   the next:               starts ──┴── adopts, probes ── ready ┴── begins ── decides ...
+//! ```
+//!
+//! Between the freezing and the letting go nobody decides anything; requests go on here as ever.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use warden_policies::lifecycle::Phase;
+use warden_policies::{GenerationId, Work};
+
+use super::Fleet;
+use super::roster::Handle;
+use crate::lease::Lease;
+use crate::model::bequeath::{ModelWill, WillRecord};
+use crate::model::context::Since;
+use crate::model::{Control, Message};
+use crate::process::heir::{Gate, Heir, HeirRecord};
+
+/// How often a fleet is asked again that is busy.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What a fleet leaves to the next one.
+#[derive(Debug)]
+pub struct FleetWill {
+    record: FleetRecord,
+    models: Vec<ModelWill>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct FleetRecord {
+    /// When the first fleet began, by the machine's clock that never jumps.
+    began: Duration,
+    generations: u64,
+}
+
+/// One piece of a will as it is written: all of them, with the files of each, are the will.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WillPiece(Piece);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Piece {
+    Fleet(FleetRecord),
+    Model(WillRecord),
+    /// A process of the last model, with its files.
+    Process(Box<HeirRecord>),
+}
+
+impl FleetWill {
+    /// As it is sent: each piece with its files, which are at most three.
+    pub fn into_pieces(self) -> impl Iterator<Item = (WillPiece, Vec<OwnedFd>)> {
+        let model = |will: ModelWill| {
+            let heirs = will.heirs.into_iter();
+            let heirs = heirs.map(|heir| (Piece::Process(Box::new(heir.record)), heir.files));
+            std::iter::once((Piece::Model(will.record), Vec::new())).chain(heirs)
+        };
+        std::iter::once((Piece::Fleet(self.record), Vec::new()))
+            .chain(self.models.into_iter().flat_map(model))
+            .map(|(piece, files)| (WillPiece(piece), files))
+    }
+
+    /// Put together again. `None` if the pieces are not a whole.
+    pub fn from_pieces(pieces: impl IntoIterator<Item = (WillPiece, Vec<OwnedFd>)>) -> Option<Self> {
+        let mut pieces = pieces.into_iter();
+        let (WillPiece(Piece::Fleet(record)), _) = pieces.next()? else { return None };
+        let mut models: Vec<ModelWill> = Vec::new();
+        for (WillPiece(piece), files) in pieces {
+            match piece {
+                Piece::Fleet(_) => return None,
+                Piece::Model(record) => models.push(ModelWill { record, heirs: Vec::new() }),
+                Piece::Process(record) => {
+                    models.last_mut()?.heirs.push(Heir { record: *record, files });
+                }
+            }
+        }
+        Some(Self { record, models })
+    }
+
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.models.iter().map(|model| model.heirs.len()).sum()
+    }
+
+    pub(super) fn since(&self) -> Since {
+        let run = now_of_machine().saturating_sub(self.record.began);
+        let now = Instant::now();
+        Since {
+            epoch: now.checked_sub(run).unwrap_or(now),
+            generations: self.record.generations,
+            begun: tokio_util::sync::CancellationToken::new(),
+        }
+    }
+
+    pub(super) fn take(&mut self, model: &str) -> Option<ModelWill> {
+        let index = self.models.iter().position(|will| will.record.name == model)?;
+        Some(self.models.swap_remove(index))
+    }
+}
+
+/// Time since the machine was started: the same for all of its processes.
+fn now_of_machine() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or_default(),
+        u32::try_from(now.tv_nsec).unwrap_or_default(),
+    )
+}
+
+/// What runs of a generation in another instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Count {
+    model: String,
+    generation: GenerationId,
+    in_flight: u32,
+    /// All that was done so far.
+    work: Work,
+}
+
+impl Count {
+    /// Whether anything runs.
+    pub const fn runs(&self) -> bool {
+        self.in_flight > 0
+    }
+}
+
+/// Places in the slots that requests of another instance have.
+#[derive(Debug)]
+pub struct Shares {
+    fleet: Fleet,
+    held: HashMap<GenerationId, (Vec<Lease>, Work)>,
+}
+
+impl Fleet {
+    /// Stops deciding, and says what there is. Requests go on. Waits for what is under way, until the deadline.
+    ///
+    /// # Errors
+    ///
+    /// What is still under way then, in words. All goes on as before.
+    pub async fn bequeath(&self, deadline: Instant) -> Result<FleetWill, String> {
+        let inner = &self.inner;
+        if inner.ending.swap(true, Ordering::SeqCst) {
+            return Err("everything ends".to_owned());
+        }
+        let run = inner.context.epoch.elapsed();
+        loop {
+            let busy = match self.freeze().await {
+                Ok(models) => {
+                    let began = now_of_machine().saturating_sub(run);
+                    let began = began.saturating_sub(inner.context.epoch.elapsed().saturating_sub(run));
+                    let generations = inner.context.last_generation().0;
+                    let record = FleetRecord { began, generations };
+                    return Ok(FleetWill { record, models });
+                }
+                Err(busy) => busy,
+            };
+            self.send_all(|| Control::Thaw);
+            if Instant::now() >= deadline {
+                inner.ending.store(false, Ordering::SeqCst);
+                return Err(busy);
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+
+    async fn freeze(&self) -> Result<Vec<ModelWill>, String> {
+        let mut change = self.inner.change.lock().await;
+        change.leaving.retain(|handle| !handle.is_gone());
+        if !change.canaries.is_empty() {
+            return Err("another build is being tried (`llama-warden canary stop`)".to_owned());
+        }
+        if let Some(leaving) = change.leaving.first() {
+            return Err(format!("the model `{}`, which was removed, still ends", leaving.leases.name()));
+        }
+        let mut wills = Vec::new();
+        for handle in self.own() {
+            let (reply, answer) = oneshot::channel();
+            handle.send(Control::HandOver(reply));
+            match answer.await {
+                Ok(Ok(will)) => wills.push(will),
+                Ok(Err(busy)) => return Err(busy),
+                Err(_) => return Err(format!("the model `{}` has ended", handle.leases.name())),
+            }
+        }
+        Ok(wills)
+    }
+
+    /// Those of the roster that have processes here.
+    fn own(&self) -> Vec<Arc<Handle>> {
+        let roster = self.inner.roster.load();
+        roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
+    }
+
+    fn send_all(&self, control: impl Fn() -> Control) {
+        for handle in self.own() {
+            drop(handle.sender.send(Message::Control(control())));
+        }
+    }
+
+    /// It did not come to the hand-over: everything goes on.
+    pub fn thaw(&self) {
+        self.send_all(|| Control::Thaw);
+        self.inner.ending.store(false, Ordering::SeqCst);
+    }
+
+    /// The next instance has the processes from now on. What has a lease here, or waits for one, goes on.
+    pub async fn let_go(&self) {
+        self.inner.loader_ends.cancel();
+        for handle in self.own() {
+            let (reply, done) = oneshot::channel();
+            handle.send(Control::LetGo(reply));
+            // Fails only if its task has ended.
+            let _gone = done.await;
+        }
+    }
+
+    /// After [`Self::let_go`], when nothing runs here any more: ends all tasks. The processes live on.
+    pub async fn disband(&self) {
+        self.send_all(|| Control::Disband);
+        let until = Instant::now();
+        for handle in self.inner.roster.load().handles().filter(|handle| handle.is_remote) {
+            handle.send(Control::Shutdown(until));
+        }
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+
+    /// After [`Self::let_go`]: nobody new is let in, for whom there is no slot at once.
+    pub fn close_queues(&self) {
+        let now = Instant::now();
+        self.send_all(|| Control::Shutdown(now));
+    }
+
+    /// Waits until all processes of the instance before answer. False at the deadline.
+    pub async fn has_adopted(&self, deadline: Instant) -> bool {
+        let mut views = self.subscribe();
+        loop {
+            let view = views.borrow_and_update().clone();
+            let mut backends = view.models.iter().flat_map(|model| &model.backends);
+            if backends.all(|backend| backend.generation.is_none() || backend.phase == Phase::Ready) {
+                return true;
+            }
+            drop(view);
+            let changed = tokio::time::timeout_at(deadline, views.changed()).await;
+            if !matches!(changed, Ok(Ok(()))) {
+                return false;
+            }
+        }
+    }
+
+    /// The instance before us has let go: decisions are ours, and so are its processes.
+    pub fn begin(&self) {
+        self.inner.context.begun.cancel();
+        self.send_all(|| Control::Begin);
+    }
+
+    /// What runs here of the processes that were let go.
+    pub fn counts(&self) -> Vec<Count> {
+        let of = |handle: Arc<Handle>| {
+            let model = handle.leases.name().to_string();
+            let count = move |(generation, in_flight, work)| Count {
+                model: model.clone(),
+                generation,
+                in_flight,
+                work,
+            };
+            handle.leases.counts().into_iter().map(count)
+        };
+        self.own().into_iter().flat_map(of).collect()
+    }
+
+    /// Where requests for models with processes go now, for the instance before us: what it still has may have to be sent again.
+    pub fn gates(&self) -> Vec<Gate> {
+        let view = self.view();
+        let slots = |generation| {
+            let mut backends = view.models.iter().flat_map(|model| &model.backends);
+            backends.find(|backend| backend.generation == Some(generation)).and_then(|backend| backend.slots)
+        };
+        let mut gates = Vec::new();
+        for handle in self.own() {
+            for cell in handle.leases.open_cells() {
+                let Some(endpoint) = cell.address.endpoint() else { continue };
+                gates.push(Gate {
+                    model: handle.leases.name().to_string(),
+                    generation: cell.id,
+                    endpoint: endpoint.clone(),
+                    facts: cell.facts(),
+                    slots: slots(cell.id),
+                });
+            }
+        }
+        gates.sort_by_key(|gate| gate.generation);
+        gates
+    }
+
+    /// After [`Fleet::let_go`]: these are the gates of the next instance.
+    pub fn follow_gates(&self, gates: &[Gate]) {
+        for handle in self.own() {
+            let of = gates.iter().filter(|gate| gate.model == handle.leases.name().as_str());
+            handle.send(Control::Gates(of.cloned().collect()));
+        }
+    }
+
+    /// Keeps places for what runs in the instance before us.
+    pub fn shares(&self) -> Shares {
+        Shares { fleet: self.clone(), held: HashMap::new() }
+    }
+}
+
+impl Shares {
+    /// So much runs there now.
+    pub fn update(&mut self, counts: &[Count]) {
+        let roster = self.fleet.inner.roster.load_full();
+        for count in counts {
+            let known = roster.resolve(Some(&count.model)).ok();
+            let Some(handle) = known.and_then(|model| roster.get(&model)) else { continue };
+            let entry = self.held.entry(count.generation);
+            let (leases, done) = entry.or_insert_with(|| (Vec::new(), count.work));
+            handle.leases.add_work(count.generation, count.work - *done);
+            *done = count.work;
+            let wanted = usize::try_from(count.in_flight).unwrap_or(usize::MAX);
+            leases.truncate(wanted);
+            while leases.len() < wanted {
+                let Some(lease) = handle.leases.take_for_another(count.generation) else { break };
+                leases.push(lease);
+            }
+        }
+    }
+
+    /// How many places are kept.
+    pub fn held(&self) -> usize {
+        self.held.values().map(|(leases, _)| leases.len()).sum()
+    }
+}

@@ -1,0 +1,83 @@
+//! What is known of the memory of a process, written down for the instance that goes on with it.
+
+use serde::{Deserialize, Serialize};
+use warden_policies::book::held::Held;
+use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::growth::Monitor;
+use warden_policies::health::Offload;
+use warden_policies::sample::{HostMemory, Vram};
+
+use super::MemoryTracker;
+
+/// All that cannot be read again of the process itself.
+#[derive(Serialize)]
+struct Written<'a> {
+    begun: u64,
+    taken: u64,
+    host: Option<HostMemory>,
+    host_at_ready: Option<HostMemory>,
+    vram: &'a [Vram],
+    vram_at_ready: &'a [Vram],
+    largest_prompt: u64,
+    tokens: (u64, u64),
+    offload: Offload,
+    held: &'a [Held],
+    declared: &'a DeclaredMemory,
+    reclaims: u64,
+    monitor: &'a Monitor,
+}
+
+#[derive(Deserialize)]
+struct Read {
+    begun: u64,
+    taken: u64,
+    host: Option<HostMemory>,
+    host_at_ready: Option<HostMemory>,
+    vram: Vec<Vram>,
+    vram_at_ready: Vec<Vram>,
+    largest_prompt: u64,
+    tokens: (u64, u64),
+    offload: Offload,
+    held: Vec<Held>,
+    declared: DeclaredMemory,
+    reclaims: u64,
+    monitor: serde_json::Value,
+}
+
+impl MemoryTracker {
+    /// What whoever goes on with the process has to know of it.
+    pub(crate) fn bequeath(&self) -> serde_json::Value {
+        let written = Written {
+            begun: self.begun,
+            taken: self.taken,
+            host: self.host,
+            host_at_ready: self.host_at_ready,
+            vram: &self.vram,
+            vram_at_ready: &self.vram_at_ready,
+            largest_prompt: self.largest_prompt,
+            tokens: self.tokens,
+            offload: self.offload,
+            held: &self.held,
+            declared: &self.declared,
+            reclaims: self.reclaims,
+            monitor: &self.monitor,
+        };
+        serde_json::to_value(written).unwrap_or_default()
+    }
+
+    /// Goes on with that. False: another version has written what this one does not understand, or judges otherwise, so that it
+    /// is watched from now on only.
+    pub(crate) fn inherit(&mut self, written: &serde_json::Value) -> bool {
+        let Ok(read) = Read::deserialize(written) else { return false };
+        let resumed = self.monitor.resume(&read.monitor);
+        self.begun = read.begun.max(read.taken);
+        self.taken = read.taken;
+        (self.host, self.host_at_ready) = (read.host, read.host_at_ready);
+        (self.vram, self.vram_at_ready) = (read.vram, read.vram_at_ready);
+        (self.largest_prompt, self.tokens) = (read.largest_prompt, read.tokens);
+        (self.offload, self.held, self.declared) = (read.offload, read.held, read.declared);
+        self.reclaims = read.reclaims;
+        self.allow();
+        resumed
+    }
+}

@@ -1,0 +1,125 @@
+//! Going on with the processes of the instance before us: they are looked at like new ones, and nothing is decided about them
+//! until that instance has let them go.
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{Effect, Event};
+
+use super::bequeath::ModelWill;
+use super::health::HealthTracker;
+use super::loading::Stand;
+use super::recipe::{Recipe, recipe};
+use super::unit::{Generation, Role};
+use super::{Model, Report};
+use crate::lease::cell::Cell;
+use crate::memory::loading::Told;
+use crate::process::heir::Heir;
+use crate::sync::lock;
+use bytes::Bytes;
+use std::sync::Arc;
+
+impl Model {
+    /// Takes over what the instance before us had of the model.
+    pub(super) fn inherit(&mut self, will: ModelWill) {
+        let ModelWill { record, heirs } = will;
+        self.wanted |= record.wanted;
+        self.cooldown = record.cooldown;
+        self.crashes = record.crashes;
+        (self.experience.n_ctx, self.experience.modalities) = (record.n_ctx, record.modalities);
+        if heirs.is_empty() {
+            return;
+        }
+        if record.fell_back {
+            self.be_less();
+        }
+        for (path, body) in record.settings {
+            let by = heirs[0].record.generation;
+            self.leases.settings.set(by, &path, Bytes::from(body));
+        }
+        // They have it already.
+        let _known = self.leases.settings.take_fresh();
+        self.stand = Stand::In { places: record.places.clone(), told: true, asking: None, beside: true };
+        self.tell_loading(Told::Inherited(record.places));
+        for heir in heirs {
+            self.adopt(heir);
+        }
+    }
+
+    fn adopt(&mut self, heir: Heir) {
+        let record = heir.record.clone();
+        let generation = record.generation;
+        let current = self.current(record.replica).map(|unit| unit.id);
+        // One more than there are to be now: it drains when it is ours.
+        let id = current.unwrap_or_else(|| self.add_unit(record.replica, Role::Current));
+        let cell = Arc::new(Cell::new(generation, record.endpoint.clone(), record.facts));
+        cell.inherit(record.work, record.saves_for_us);
+        // What cannot be read was made by other rules, and is made anew.
+        let made_of = serde_json::from_value::<Recipe>(record.made_of).unwrap_or_else(|_| {
+            let mut other = recipe(&self.spec);
+            other.request.command = record.command.clone();
+            other
+        });
+        let mut memory = self.tracker(generation, &made_of.request.command);
+        if !memory.inherit(&record.memory) {
+            tracing::warn!(
+                model = %self.spec.name, %generation,
+                "what the instance before knew of the process's memory cannot be read: it is judged from now on"
+            );
+        }
+        let health = HealthTracker::new(&lock(&self.context.common), &made_of.request.command);
+        let mut live = Generation::new(generation, record.socket.clone(), cell, made_of, memory, health);
+        live.spawned = self.context.epoch + record.spawned;
+        live.adopted = Some(record.loading);
+        live.started_with = Some(record.command.clone());
+        live.slot_files = self.slot_files(&record.socket);
+        if let Some(files) = &live.slot_files {
+            files.set_others(true);
+        }
+        self.experience.load_time = Some(record.loading);
+        let (now, policy) = (self.context.now(), self.spec.lifecycle);
+        let Some(unit) = self.unit_mut(id) else { return };
+        unit.live = Some(live);
+        let effects = unit.machine.step(Event::Up, now, &policy);
+        for effect in effects.into_iter().filter(|effect| *effect != Effect::Spawn) {
+            self.carry_out(id, effect);
+        }
+        let sink = self.sink(generation, &record.command);
+        let world = Arc::clone(&self.context.world);
+        let (context, limit) = (Arc::clone(&self.context), self.watch.sensors.read_limit);
+        let longest = self.watch.child.log_line_bytes;
+        let (needed, outbox) = (self.spec.command.clone(), self.outbox.clone());
+        let born = self.live(id).map(|live| Arc::clone(&live.cell));
+        self.help(generation, async move {
+            let sight = world.look(needed, None).await;
+            if let (Some(kin), Some(cell)) = (sight.kin, born) {
+                let _first = cell.kin.set(kin);
+            }
+            drop(outbox.send(super::Message::Report(generation, Report::Looked(sight))));
+            context.fleet_memory.born(generation, &world.free(limit).await);
+            Report::Spawned(world.adopt(heir, longest, sink).await)
+        });
+        self.changed();
+    }
+
+    /// The instance before us has let go: the processes are ours.
+    pub(super) fn begin(&mut self) {
+        let now = Instant::now();
+        for unit in &mut self.units {
+            if let Some(live) = &mut unit.live {
+                if let Some(process) = &live.process {
+                    process.claim();
+                }
+                if let Some(files) = &live.slot_files {
+                    files.set_others(false);
+                }
+                if live.ready.is_some() {
+                    live.timers.sample = Some(now);
+                }
+            }
+        }
+        self.set_replicas();
+        if self.wanted {
+            self.may_start();
+        }
+        self.changed();
+    }
+}

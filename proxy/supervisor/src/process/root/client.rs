@@ -1,0 +1,155 @@
+//! The successor's side: what it has the root do.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::process::Pid;
+use tokio::sync::oneshot;
+
+use super::ask::{Answer, Ask, ChildId, Program};
+use super::wire;
+use crate::error::SpawnError;
+use crate::process::child::{Child, Created};
+use crate::process::group::Exit;
+use crate::spec::SpawnRequest;
+use crate::sync::lock;
+
+type Waiting = HashMap<u64, oneshot::Sender<(Answer, Vec<OwnedFd>)>>;
+
+/// A connection to the root.
+#[derive(Debug)]
+pub(crate) struct Client {
+    stream: UnixStream,
+    writing: Mutex<()>,
+    next: AtomicU64,
+    waiting: Mutex<Waiting>,
+}
+
+impl Client {
+    /// Over the socket that the root gave us.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started.
+    pub(crate) fn connect(stream: UnixStream) -> io::Result<Arc<Self>> {
+        let client = Arc::new(Self {
+            stream,
+            writing: Mutex::default(),
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+        });
+        let listening = Arc::clone(&client);
+        thread::Builder::new().name("root".to_owned()).spawn(move || listening.listen())?;
+        Ok(client)
+    }
+
+    fn listen(&self) {
+        while let Ok((answer, files)) = wire::receive::<Answer>(&self.stream) {
+            let waiting = lock(&self.waiting).remove(&answer.number());
+            // Who left meanwhile: a child that was made for it is dropped, and so killed, by `Forget`.
+            let lost = match waiting {
+                Some(waiting) => waiting.send((answer, files)).err(),
+                None => Some((answer, files)),
+            };
+            if let Some((Answer::Created { child, .. }, _)) = lost {
+                self.tell(&Ask::Forget { child });
+            }
+        }
+        // The root is gone, and the kernel ends us with it.
+        lock(&self.waiting).clear();
+    }
+
+    fn say(&self, ask: &Ask, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let _one = lock(&self.writing);
+        wire::send(&self.stream, ask, files)
+    }
+
+    fn tell(&self, ask: &Ask) {
+        if let Err(error) = self.say(ask, &[]) {
+            tracing::error!(%error, "the first instance does not listen");
+        }
+    }
+
+    async fn ask(
+        &self,
+        ask: impl FnOnce(u64) -> Ask,
+        files: &[BorrowedFd<'_>],
+    ) -> Option<(Answer, Vec<OwnedFd>)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let (reply, answer) = oneshot::channel();
+        lock(&self.waiting).insert(number, reply);
+        if self.say(&ask(number), files).is_err() {
+            lock(&self.waiting).remove(&number);
+            return None;
+        }
+        answer.await.ok()
+    }
+
+    /// Has the root create a process.
+    pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<Child, SpawnError> {
+        let binary = request.command.binary.clone();
+        let answer = self.ask(|number| Ask::Spawn { number, request: Box::new(request) }, &[]).await;
+        self.created(binary, answer)
+    }
+
+    /// Has the root create the instance after us.
+    pub(crate) async fn succeed(
+        self: &Arc<Self>,
+        program: Program,
+        handover: Option<OwnedFd>,
+    ) -> Result<Child, SpawnError> {
+        let binary = program.binary.clone();
+        let files: Vec<BorrowedFd<'_>> = handover.iter().map(|file| file.as_fd()).collect();
+        let answer = self.ask(|number| Ask::Succeed { number, program }, &files).await;
+        self.created(binary, answer)
+    }
+
+    fn created(
+        self: &Arc<Self>,
+        binary: PathBuf,
+        answer: Option<(Answer, Vec<OwnedFd>)>,
+    ) -> Result<Child, SpawnError> {
+        match answer {
+            Some((Answer::Created { child, pid, .. }, files)) => {
+                let Some(leader) = Pid::from_raw(pid) else { return Err(SpawnError::NurseryGone { binary }) };
+                let mut files = files.into_iter();
+                let Some(pidfd) = files.next() else { return Err(SpawnError::NurseryGone { binary }) };
+                let output = files.next().zip(files.next());
+                let of_root = Created { id: child, leader, client: Arc::clone(self) };
+                Child::of_root(of_root, pidfd, output)
+            }
+            Some((Answer::Failed { errno, message, .. }, _)) => {
+                let source = errno.map_or_else(|| io::Error::other(message), io::Error::from_raw_os_error);
+                Err(SpawnError::Exec { binary, source })
+            }
+            _ => Err(SpawnError::NurseryGone { binary }),
+        }
+    }
+
+    /// How a child has ended, when it has.
+    pub(crate) async fn reap(&self, child: ChildId) -> Exit {
+        match self.ask(|number| Ask::Reap { number, child }, &[]).await {
+            Some((Answer::Reaped { exit, .. }, _)) => exit,
+            _ => Exit::Unknown,
+        }
+    }
+
+    pub(crate) fn signal(&self, child: ChildId, kill: bool) {
+        self.tell(&Ask::Signal { child, kill });
+    }
+
+    pub(crate) fn forget(&self, child: ChildId) {
+        self.tell(&Ask::Forget { child });
+    }
+
+    /// The child serves from now on, and we do not.
+    pub(crate) fn serves(&self, child: ChildId) {
+        self.tell(&Ask::Serves { child });
+    }
+}

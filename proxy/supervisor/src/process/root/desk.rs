@@ -1,0 +1,132 @@
+//! Answers one successor, on threads of its own: what one question waits for (a program on a disk that hangs) holds up no
+//! other.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use super::ask::{Answer, Ask};
+use super::wire;
+use crate::error::SpawnError;
+use crate::process::child::Child;
+use crate::process::group::Exit;
+use crate::process::nursery::NurseryHandle;
+use crate::sync::lock;
+
+/// Begins to answer, until the other side is gone.
+pub(crate) fn open(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
+    let desk =
+        Arc::new(Desk { stream, writing: Mutex::default(), nursery, runtime, tasks: TaskTracker::new() });
+    thread::Builder::new().name("desk".to_owned()).spawn(move || desk.run()).map(drop)
+}
+
+struct Desk {
+    stream: UnixStream,
+    /// One answer is written at a time.
+    writing: Mutex<()>,
+    nursery: NurseryHandle,
+    runtime: Handle,
+    tasks: TaskTracker,
+}
+
+impl Desk {
+    fn run(self: Arc<Self>) {
+        loop {
+            match wire::receive::<Ask>(&self.stream) {
+                Ok((ask, files)) => self.take(ask, files),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
+                Err(error) => {
+                    tracing::error!(%error, "cannot understand the instance that serves");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, ask: Ask, files: Vec<OwnedFd>) {
+        let Some(family) = self.nursery.family() else { return };
+        match ask {
+            Ask::Signal { child, kill } => {
+                if let Some(child) = family.child(child) {
+                    if kill { child.kill() } else { child.terminate() }
+                }
+            }
+            Ask::Forget { child } => family.forget(child),
+            Ask::Serves { child } => {
+                // The one before goes on to its last request, and is reaped then.
+                if let Some(before) = family.serves(child) {
+                    let family = Arc::clone(family);
+                    self.begin(async move { family.see_off(before).await });
+                }
+            }
+            Ask::Spawn { number, request } => {
+                let desk = Arc::clone(self);
+                self.beside(number, async move { desk.nursery.spawn(*request).await });
+            }
+            Ask::Succeed { number, program } => {
+                let (desk, handover) = (Arc::clone(self), files.into_iter().next());
+                self.beside(number, async move { desk.nursery.succeed(program, handover).await });
+            }
+            Ask::Reap { number, child } => {
+                let (desk, child) = (Arc::clone(self), family.child(child));
+                self.begin(async move {
+                    let exit = match child {
+                        Some(child) => child.wait().await,
+                        None => Exit::Unknown,
+                    };
+                    desk.answer(&Answer::Reaped { number, exit }, &[]);
+                });
+            }
+        }
+    }
+
+    fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.tasks.spawn_on(task, &self.runtime));
+    }
+
+    /// Creates a process and tells of it, without holding up the next question.
+    fn beside(
+        self: &Arc<Self>,
+        number: u64,
+        creating: impl Future<Output = Result<Child, SpawnError>> + Send + 'static,
+    ) {
+        let desk = Arc::clone(self);
+        self.begin(async move {
+            match creating.await {
+                Ok(child) => desk.created(number, child),
+                Err(error) => {
+                    let errno = std::error::Error::source(&error)
+                        .and_then(|source| source.downcast_ref::<io::Error>())
+                        .and_then(io::Error::raw_os_error);
+                    desk.answer(&Answer::Failed { number, errno, message: error.to_string() }, &[]);
+                }
+            }
+        });
+    }
+
+    fn created(&self, number: u64, child: Child) {
+        let Some(family) = self.nursery.family() else { return };
+        let output = child.take_output();
+        let child = Arc::new(child);
+        let pid = i32::try_from(child.pid()).unwrap_or_default();
+        let id = family.keep(Arc::clone(&child));
+        let mut files = vec![child.pidfd()];
+        if let Some((stdout, stderr)) = &output {
+            files.extend([stdout.as_fd(), stderr.as_fd()]);
+        }
+        self.answer(&Answer::Created { number, child: id, pid }, &files);
+    }
+
+    fn answer(&self, answer: &Answer, files: &[BorrowedFd<'_>]) {
+        let _one = lock(&self.writing);
+        if let Err(error) = wire::send(&self.stream, answer, files) {
+            // Its end is seen elsewhere.
+            tracing::debug!(%error, "the instance that serves takes no answer");
+        }
+    }
+}
