@@ -137,6 +137,13 @@ impl Attempts<'_> {
         }
     }
 
+    /// Makes a question of ours a part of what it is asked for. Its own span would tell nobody anything.
+    pub(crate) fn asks_beside(&mut self, message: &mut Message) {
+        if let Some(trace) = &mut self.record.trace {
+            message.follow(trace.asks_beside());
+        }
+    }
+
     /// Notes that what was sent came to nothing.
     pub(crate) fn failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {

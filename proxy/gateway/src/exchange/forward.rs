@@ -77,6 +77,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let unread = ClientBody::unread(&body);
     let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
         .map_err(|refusal| unread.refused(refusal))?;
+    exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
     let named =
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;

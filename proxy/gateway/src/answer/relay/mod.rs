@@ -308,7 +308,7 @@ impl Relay {
 
     /// The error comes with the next poll: hyper throws away what it has not sent yet when it meets one, and it sends
     /// before it polls again.
-    fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
+    pub(super) fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
         self.breaking = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
