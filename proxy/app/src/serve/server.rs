@@ -292,26 +292,21 @@ fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> 
 }
 
 /// Spans on their way to a collector, if there is one: they get a little time of their own when all else has ended.
-struct Exporting {
-    tasks: TaskTracker,
-    patience: Duration,
-}
+struct Exporting(TaskTracker);
 
 impl Exporting {
     fn start(exporter: Option<Exporter>, stop: CancellationToken) -> Self {
-        let (tasks, patience) =
-            (TaskTracker::new(), exporter.as_ref().map_or(Duration::ZERO, Exporter::patience));
+        let tasks = TaskTracker::new();
         if let Some(exporter) = exporter {
             tasks.spawn(exporter.run(stop));
         }
-        Self { tasks, patience }
+        Self(tasks)
     }
 
+    /// It ends in time by itself, and counts what it could not send.
     async fn end(&self) {
-        self.tasks.close();
-        if tokio::time::timeout(self.patience, self.tasks.wait()).await.is_err() {
-            tracing::warn!("the last spans could not be sent in time");
-        }
+        self.0.close();
+        self.0.wait().await;
     }
 }
 

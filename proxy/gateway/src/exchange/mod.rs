@@ -183,7 +183,8 @@ impl Exchange {
     }
 }
 
-/// Answers one request, always: hyper wants to hear of errors, and there are none.
+/// Answers one request, always: hyper wants to hear of errors, and there are none. Inlined, so that its future is made where it stays.
+#[inline]
 pub(crate) async fn answer(
     shared: Arc<Shared>,
     conn: Arc<ConnState>,
@@ -277,7 +278,18 @@ fn receive(
     );
     flight.record.trace = trace;
     let origin = parts.headers.get(ORIGIN).cloned();
-    let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, body: None, renamed: None };
+    let exchange = Exchange {
+        shared,
+        live,
+        drop_in,
+        conn,
+        route,
+        request_id,
+        origin,
+        flight,
+        body: None,
+        renamed: None,
+    };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 

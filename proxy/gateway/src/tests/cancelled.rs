@@ -248,7 +248,9 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
     // More than all sockets hold.
     let text = "x".repeat(500_000);
     let event = |delta: &str, finish: &str| {
-        format!("data: {{\"choices\":[{{\"finish_reason\":{finish},\"index\":0,\"delta\":{delta}}}],\"created\":7,\"id\":\"c\",\"model\":\"m\",\"object\":\"chat.completion.chunk\"}}\n\n")
+        format!(
+            "data: {{\"choices\":[{{\"finish_reason\":{finish},\"index\":0,\"delta\":{delta}}}],\"created\":7,\"id\":\"c\",\"model\":\"m\",\"object\":\"chat.completion.chunk\"}}\n\n"
+        )
     };
     let says = event(&format!("{{\"content\":\"{text}\"}}"), "null");
     let ends = format!("{}data: [DONE]\n\n", event("{}", "\"stop\""));

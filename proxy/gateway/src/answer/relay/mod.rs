@@ -332,14 +332,11 @@ impl Relay {
             }
             let begins = before == 0 && events.seen() > 0;
             if begins {
-                self.flight.progress.answers();
+                self.flight.begins(self.generates);
             }
-            if begins && self.generates {
-                self.flight.speaks(Instant::now());
-            }
-            if let Some(meter) = &self.meter {
-                let work = meter.work(Some(events.seen()));
-                self.flight.progress.counted(&self.voice.as_ref().map_or(work, |voice| voice.work(work)));
+            if self.generates {
+                let seen = events.seen();
+                self.flight.progress.generated(self.voice.as_ref().map_or(seen, |voice| voice.tokens(seen)));
             }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {
