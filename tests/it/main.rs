@@ -14,7 +14,6 @@ mod clients;
 mod continued;
 mod crash;
 mod cure;
-mod dependencies;
 mod diagnose;
 mod diagnose_hangs;
 mod diagnose_target;
