@@ -7,16 +7,21 @@
 //! The size of a tensor is the distance to the next one, so types that this module has never heard of have a size, too.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// Bytes before the first tensor, at most. The largest vocabularies take 20 MiB.
 const HEAD: u64 = 256 << 20;
 /// Entries and tensors, at most. The largest models have some thousands.
-const COUNT: u64 = 1 << 20;
+const COUNT: u64 = 1 << 17;
 /// Bytes of a name or of a text that is kept.
 const TEXT: u64 = 64 << 10;
+/// Bytes of all names and texts that are kept. The largest models have some hundred KiB.
+const TEXTS: u64 = 16 << 20;
 /// Numbers of an array that is kept: one for each layer.
 const NUMBERS: u64 = 4096;
 /// Parts of a model that is split over files.
@@ -141,12 +146,14 @@ fn read_one(path: &Path) -> Result<Facts, GgufError> {
         }
         _ => GgufError::Io { path: path.to_owned(), source },
     };
-    let file = File::open(path).map_err(io)?;
+    // A pipe would wait for somebody who writes to it.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(io)?;
     let facts = file.metadata().map_err(io)?;
     if !facts.is_file() {
         return Err(GgufError::NotGguf { path: path.to_owned(), why: "it is no file" });
     }
-    let mut head = Head { inner: BufReader::new(file), at: 0, size: facts.len() };
+    let mut head = Head { inner: BufReader::new(file), at: 0, size: facts.len(), kept: 0 };
     parsed(&mut head).map_err(|fault| match fault {
         Fault::Io(source) => io(source),
         Fault::Other(why) => GgufError::NotGguf { path: path.to_owned(), why },
@@ -174,6 +181,8 @@ struct Head {
     at: u64,
     /// Of the whole file.
     size: u64,
+    /// Bytes of texts that are kept.
+    kept: u64,
 }
 
 impl Head {
@@ -215,6 +224,10 @@ impl Head {
         if length > TEXT {
             self.skip(length)?;
             return Ok(String::new());
+        }
+        self.kept += length;
+        if self.kept > TEXTS {
+            return Err(Fault::Odd(format!("its names are longer than {} MiB", TEXTS >> 20)));
         }
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         self.inner.read_exact(&mut bytes)?;

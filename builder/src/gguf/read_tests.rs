@@ -1,5 +1,7 @@
 //! A whole file is read; a file that is damaged, or no GGUF file, gives an error that says what is wrong.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::gguf::{Gguf, Value};
 
@@ -105,5 +107,59 @@ fn a_model_that_is_split_is_read_as_one() {
     std::fs::rename(first, &renamed).unwrap();
     for odd in [renamed, second] {
         assert!(read(&odd).unwrap_err().to_string().contains("one of 2 parts"));
+    }
+}
+
+#[test]
+fn a_pipe_waits_for_nobody_and_texts_without_end_are_not_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let told = read(&path).unwrap_err();
+    assert!(matches!(told, GgufError::NotGguf { .. }), "{told}");
+    // 20 MiB of texts, none of which is long.
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend_from_slice(&0_u64.to_le_bytes());
+    bytes.extend_from_slice(&400_u64.to_le_bytes());
+    for n in 0..400_u64 {
+        bytes.extend_from_slice(&8_u64.to_le_bytes());
+        bytes.extend_from_slice(&n.to_le_bytes());
+        bytes.extend_from_slice(&TEXT_TYPE.to_le_bytes());
+        bytes.extend_from_slice(&(50_u64 << 10).to_le_bytes());
+        bytes.resize(bytes.len() + (50 << 10), 0xff);
+    }
+    let told = read_bytes(&bytes).unwrap_err().to_string();
+    assert!(told.contains("16 MiB"), "{told}");
+}
+
+proptest! {
+    /// Whatever the bytes are: an answer, soon, and no size beyond that of the file.
+    #[test]
+    fn any_bytes_are_read_or_refused(
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>(), 0..4_u8), 0..12),
+        words in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u64>()), 0..3),
+    ) {
+        let mut bytes = model();
+        for (at, word) in words {
+            let at = at.index(bytes.len() - 8);
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        for (at, byte, how) in changes {
+            let at = at.index(bytes.len());
+            match how {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                2 => drop(bytes.remove(at)),
+                _ => bytes.truncate(at.max(8)),
+            }
+            bytes.resize(bytes.len().max(9), 0);
+        }
+        match read_bytes(&bytes) {
+            Ok(facts) => {
+                let sum = facts.tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes));
+                prop_assert!(sum.is_some_and(|sum| sum <= bytes.len() as u64), "{:?}", facts);
+            }
+            Err(told) => prop_assert!(told.to_string().contains("m.gguf"), "{}", told),
+        }
     }
 }

@@ -27,8 +27,10 @@ section!(
         timeout: Duration = "duration",
         /// Pause before the second attempt; each further one is twice as long.
         retry_pause: Duration = "duration",
-        /// The longest pause between two attempts, whatever the collector asks for.
+        /// The longest pause between two attempts where the collector names none.
         retry_pause_cap: Duration = "duration",
+        /// The longest time for which a collector that names one is left alone.
+        retry_after_cap: Duration = "duration",
         /// Spans that could not be sent for so long are dropped.
         retry_for: Duration = "duration",
         /// How long the end of the program waits for the last spans to be sent.

@@ -15,6 +15,8 @@ mod events_file;
 mod exit;
 mod log_writer;
 mod logging;
+#[cfg(test)]
+mod mutated;
 mod otel;
 mod out;
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! What the command line writes: the only module that prints. Results go to standard output, all else to standard error.
+//!
+//! A name, or a line of a log, may be anybody's: a model's file has texts that llama-server prints. A terminal gets nothing of them that
+//! it would obey instead of showing it; files and programs get all of it as it is.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 use warden_policies::secrets;
@@ -11,18 +15,43 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
     write(&format!("{text}\n"))
 }
 
-/// Text of a result as it is.
+/// Text of a result.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
+    write_raw(&shown(text, io::stdout().is_terminal()))
+}
+
+fn write_raw(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| Failure::Pipe)
+}
+
+/// As a terminal is to show it, if it is for one.
+fn shown(text: &str, on_terminal: bool) -> Cow<'_, str> {
+    if on_terminal && text.contains(is_obeyed) {
+        Cow::Owned(text.replace(is_obeyed, "?"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// Control characters of both sets, and what turns the direction of a line so that it looks like another one.
+fn is_obeyed(letter: char) -> bool {
+    let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
+}
+
+/// One line of words for a terminal, whoever wrote it.
+pub(crate) fn tame(line: &str) -> Cow<'_, str> {
+    shown(line, true)
 }
 
 /// A result in the place of the last one: on a terminal alone on the screen, else behind it and an empty line.
 pub(crate) fn picture(text: &str) -> Result<(), Failure> {
     if io::stdout().is_terminal() {
         // From the top, each line to its end, and what is left of the last picture below: no flicker.
+        let text = tame(text);
         let lines: String = text.lines().flat_map(|line| [line, "\x1b[K\n"]).collect();
-        return write(&format!("\x1b[H{lines}\x1b[J"));
+        return write_raw(&format!("\x1b[H{lines}\x1b[J"));
     }
     write(&format!("{text}\n"))
 }
@@ -37,10 +66,11 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
 /// A line for people. If nobody reads it, nothing is lost.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();
+    let text = shown(text, out.is_terminal());
     drop(writeln!(out, "{text}"));
 }
 
-/// Text for people, as it is: progress on one line.
+/// Text for people, as it is: progress on one line. Whoever has words of others in it makes them [`tame`].
 pub(crate) fn error_text(text: &str) {
     let mut out = io::stderr().lock();
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
@@ -79,6 +109,15 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_shows_what_it_would_obey_and_programs_get_it_as_it_is() {
+        let evil = "a\x1b]0;title\x07 \x1b[2J\u{9b}31m b\rc\u{7f}\u{202e}d\n\te é 模";
+        let tamed = shown(evil, true);
+        assert_eq!(tamed, "a?]0;title? ?[2J?31m b?c??d\n\te é 模");
+        assert_eq!(shown(evil, false), evil);
+        assert_eq!(tame("plain"), "plain");
+    }
 
     #[test]
     fn a_table_has_aligned_columns_and_no_trailing_space() {

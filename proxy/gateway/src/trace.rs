@@ -196,6 +196,13 @@ impl Trace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
+    /// The `traceparent` for a question of ours beside what the client asked: it belongs to the continuation that it is for, and not to
+    /// the server that is gone.
+    pub(crate) fn asks_beside(&mut self) -> Option<HeaderValue> {
+        let span = self.parent();
+        HeaderValue::from_str(&self.context.traceparent(span)).ok()
+    }
+
     /// The attempt that is under way is over.
     pub(crate) fn answered(&mut self, failed: Option<&'static str>) {
         let now = self.started.elapsed();

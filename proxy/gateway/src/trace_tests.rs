@@ -132,3 +132,19 @@ fn a_request_that_is_tried_for_ever_is_told_with_its_first_parts() {
     }
     assert_eq!(trace.parts.len(), MOST);
 }
+
+#[test]
+fn a_question_of_ours_belongs_to_the_continuation_and_not_to_the_server_that_is_gone() {
+    let (mut trace, _) = begun(&[("traceparent", GIVEN)], 1.0);
+    let own = trace.context.span.to_string();
+    let beside = |trace: &mut Trace| trace.asks_beside().unwrap().to_str().unwrap().to_owned();
+    assert!(beside(&mut trace).contains(&own), "before that, to the request");
+    trace.asks(peer);
+    trace.goes_on("died");
+    trace.asks(peer);
+    let parts = trace.parts.len();
+    let value = beside(&mut trace);
+    assert!(value.contains(&trace.parts[1].span.to_string()), "{value}");
+    assert_eq!(trace.parts[1].kind, Kind::Continuation);
+    assert_eq!(trace.parts.len(), parts, "it is no part");
+}

@@ -140,6 +140,11 @@ impl Metrics {
         self.own.spans.get_or_create(&labels).inc_by(count as u64);
     }
 
+    #[cfg(test)]
+    pub(crate) fn spans_so_far(&self, fate: Fate) -> u64 {
+        self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
+    }
+
     /// The picture of the fleet has changed.
     pub(crate) fn fleet_changed(&self, view: &FleetView) {
         self.reports.count(view);

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixSocket};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +21,9 @@ use super::answer::{Admin, error};
 use super::page;
 use super::route::{UPGRADE, from_a_browser_page, has_browsers_marks};
 use crate::exit::Failure;
+
+/// Connections that wait to be taken, as std has it.
+const BACKLOG: u32 = 128;
 
 pub(crate) struct Listeners {
     path: PathBuf,
@@ -96,11 +99,21 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), Failure>
             Err(problem) => return Err(cannot(&problem)),
         }
     }
-    let listener = UnixListener::bind(socket).map_err(|problem| cannot(&problem))?;
+    let listener = private(socket).map_err(|problem| cannot(&problem))?;
     std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o600))
         .map_err(|problem| cannot(&problem))?;
     let made = std::fs::symlink_metadata(socket).map_err(|problem| cannot(&problem))?;
     Ok((listener, (made.dev(), made.ino())))
+}
+
+/// A socket that is nobody else's from its first moment: who connected before its mode is changed would be served afterwards. On Linux it
+/// gets the mode that its descriptor has.
+fn private(socket: &Path) -> io::Result<UnixListener> {
+    let made = UnixSocket::new_stream()?;
+    // Elsewhere that is no right of a socket, and the mode is changed as soon as it has a name.
+    let _elsewhere = rustix::fs::fchmod(&made, rustix::fs::Mode::from_raw_mode(0o600));
+    made.bind(socket)?;
+    made.listen(BACKLOG)
 }
 
 impl Listeners {
@@ -236,6 +249,15 @@ mod tests {
         let Err(failure) = bind(&socket, None, PAUSE).await else { panic!("bound twice") };
         assert!(failure.to_string().contains("already running"), "{failure}");
         drop(living);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_socket_is_its_owners_from_its_first_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("admin.sock");
+        let _listener = private(&socket).unwrap();
+        assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[tokio::test]

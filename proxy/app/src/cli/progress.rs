@@ -111,7 +111,7 @@ impl Lines {
         let text = format!("{}  {text}", self.elapsed());
         if self.terminal {
             let cut: String = text.chars().take(COLUMNS).collect();
-            out::error_text(&format!("\r\x1b[K{cut}"));
+            out::error_text(&format!("\r\x1b[K{}", out::tame(&cut)));
             self.open = true;
         } else if self.told.is_none_or(|told| told.elapsed() >= PLAIN_EVERY) || last {
             self.told = Some(Instant::now());

@@ -1,12 +1,11 @@
 //! The task that sends spans: it gathers them for a while, sends them together, tries again where that may help, and gives up in time.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Fate;
@@ -21,6 +20,12 @@ pub(crate) struct Exporter {
     metrics: Arc<Metrics>,
     /// Whoever sends: which service, which instance of it.
     resource: Resource,
+    /// What is gathered.
+    batch: Vec<Span>,
+    /// How many are being sent.
+    under_way: usize,
+    /// Until when the collector wants to be left alone.
+    not_before: Option<Instant>,
     /// The last spans did not arrive: that was said.
     failing: bool,
 }
@@ -37,34 +42,67 @@ impl Exporter {
         ];
         let all = own.iter().chain(&collector.resource);
         let attributes = all.map(|(key, value)| KeyValue::new(key, value.as_str())).collect();
-        Self { resource: Resource { attributes }, collector, waiting, metrics, failing: false }
+        Self {
+            resource: Resource { attributes },
+            collector,
+            waiting,
+            metrics,
+            batch: Vec::new(),
+            under_way: 0,
+            not_before: None,
+            failing: false,
+        }
     }
 
-    /// How long the end of the program may wait for it.
-    pub(crate) fn patience(&self) -> Duration {
-        self.collector.numbers.flush
-    }
-
-    /// Sends until `stop`, and then what is left.
+    /// Sends until `stop`, and then what is left, as far as there is time.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         tracing::info!(collector = %self.collector.origin, "traces of requests are exported");
+        let patience = self.collector.numbers.flush;
+        let time_is_up = async {
+            stop.cancelled().await;
+            sleep(patience).await;
+        };
+        tokio::select! {
+            biased;
+            () = self.work(&stop) => {}
+            () = time_is_up => {}
+        }
+        self.lose();
+    }
+
+    async fn work(&mut self, stop: &CancellationToken) {
         loop {
-            let (batch, is_last) = self.gather(&stop).await;
+            let more = self.gather(stop).await;
+            let batch = std::mem::take(&mut self.batch);
             if !batch.is_empty() {
-                self.deliver(batch, &stop).await;
+                self.under_way = batch.len();
+                self.deliver(batch, stop).await;
+                self.under_way = 0;
             }
-            if is_last {
+            if !more {
                 return;
             }
         }
     }
 
-    /// As many spans as are sent at a time, or those that have come within the time; and whether more will come.
-    async fn gather(&mut self, stop: &CancellationToken) -> (Vec<Span>, bool) {
-        let mut batch = Vec::new();
+    /// What is left now never arrives. It is counted, and said, because nobody may come to read the counter.
+    fn lose(&mut self) {
+        self.waiting.close();
+        let mut lost = self.batch.len() + self.under_way;
+        while let Ok(spans) = self.waiting.try_recv() {
+            lost += spans.len();
+        }
+        if lost > 0 {
+            self.metrics.spans(Fate::Undelivered, lost);
+            tracing::warn!(collector = %self.collector.origin, lost, "the last spans could not be sent in time");
+        }
+    }
+
+    /// Gathers as many spans as are sent at a time, or those that have come within the time. Gives whether more will come.
+    async fn gather(&mut self, stop: &CancellationToken) -> bool {
         // The first one is waited for, and the others for a while from then on.
         let mut until = None;
-        while batch.len() < self.collector.numbers.batch {
+        while self.batch.len() < self.collector.numbers.batch {
             let next = async {
                 match until {
                     Some(until) => timeout_at(until, self.waiting.recv()).await.ok(),
@@ -75,23 +113,23 @@ impl Exporter {
                 biased;
                 next = next => next,
                 () = stop.cancelled() => {
-                    while batch.len() < self.collector.numbers.batch {
-                        let Ok(spans) = self.waiting.try_recv() else { return (batch, true) };
-                        batch.extend(spans);
+                    while self.batch.len() < self.collector.numbers.batch {
+                        let Ok(spans) = self.waiting.try_recv() else { return false };
+                        self.batch.extend(spans);
                     }
-                    return (batch, false);
+                    return true;
                 }
             };
             match next {
                 None => break,
-                Some(None) => return (batch, true),
+                Some(None) => return false,
                 Some(Some(spans)) => {
                     until.get_or_insert_with(|| Instant::now() + self.collector.numbers.interval);
-                    batch.extend(spans);
+                    self.batch.extend(spans);
                 }
             }
         }
-        (batch, false)
+        true
     }
 
     fn encoded(&self, spans: Vec<Span>) -> Bytes {
@@ -107,19 +145,28 @@ impl Exporter {
         let (count, body, since) = (spans.len(), self.encoded(spans), Instant::now());
         let mut pause = numbers.retry_pause;
         loop {
+            if !self.may_ask(stop).await {
+                // It was said why when that time was named.
+                return self.metrics.spans(Fate::Undelivered, count);
+            }
             let (why, fate) = match send(&self.collector, body.clone()).await {
                 Ok((rejected, why)) => return self.arrived(count, rejected, &why),
                 Err(Unsent::Never(why)) => (why, Fate::Rejected),
                 Err(Unsent::Later { why, after }) => {
                     // Not all who wait for one collector ask it again at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
-                    let wait = after.unwrap_or(jittered).min(numbers.retry_pause_cap);
+                    let named = after.map(|after| after.min(numbers.retry_after_cap));
+                    // Whatever becomes of these, no others are sent before.
+                    self.not_before = named.map(|named| Instant::now() + named);
+                    let wait = named.unwrap_or(jittered.min(numbers.retry_pause_cap));
                     pause = (pause * 2).min(numbers.retry_pause_cap);
                     if !stop.is_cancelled() && since.elapsed() + wait <= numbers.retry_for {
                         self.failed(&why, "they are kept for a while, and sent again");
-                        tokio::select! {
-                            () = sleep(wait) => {}
-                            () = stop.cancelled() => {}
+                        if named.is_none() {
+                            tokio::select! {
+                                () = sleep(wait) => {}
+                                () = stop.cancelled() => {}
+                            }
                         }
                         continue;
                     }
@@ -128,6 +175,19 @@ impl Exporter {
             };
             self.metrics.spans(fate, count);
             return self.failed(&why, "they are dropped");
+        }
+    }
+
+    /// Waits until the collector wants to be asked again, if it named a time. False if we end before.
+    async fn may_ask(&mut self, stop: &CancellationToken) -> bool {
+        let Some(at) = self.not_before else { return true };
+        tokio::select! {
+            biased;
+            () = sleep_until(at) => {
+                self.not_before = None;
+                true
+            }
+            () = stop.cancelled() => false,
         }
     }
 
@@ -154,3 +214,7 @@ impl Exporter {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "export_tests.rs"]
+mod tests;

@@ -105,6 +105,24 @@ mod tests {
         HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(after))])
     }
 
+    proptest::proptest! {
+        /// Whatever a collector answers: it has the spans, may be asked later, or never.
+        #[test]
+        fn any_answer_means_something(
+            status in 100..1000_u16,
+            after in crate::mutated::mutated(&["7", "99999999999999999999", "Fri, 06 Nov 2099 08:49:37 GMT", "Fri, 31 Dec 9999 23:59:60 -9999"]),
+            body in crate::mutated::mutated(&["\u{a}\u{7}\u{8}\u{3}\u{12}\u{3}old", "\u{a}\u{12}\u{8}\u{7f}\u{12}\u{e}rejected spans"]),
+        ) {
+            let mut headers = HeaderMap::new();
+            if let Ok(after) = HeaderValue::from_bytes(&after) {
+                headers.insert(RETRY_AFTER, after);
+            }
+            let status = StatusCode::from_u16(status).unwrap();
+            let is_taken = judged(status, &headers, &body.into()).is_ok();
+            proptest::prop_assert_eq!(is_taken, status.is_success());
+        }
+    }
+
     #[test]
     fn an_answer_says_whether_it_is_worth_another_attempt() {
         let none = HeaderMap::new();

@@ -134,6 +134,27 @@ mod tests {
         assert_eq!((file.refused(), read), (None, vec![mark(3)]));
     }
 
+    proptest::proptest! {
+        /// Whatever the file holds, it is read as far as it is ours, and goes on being written, or it is left as it was.
+        #[test]
+        fn any_bytes_are_read_or_left_alone(bytes in crate::mutated::mutated(&[
+            "{\"at\":1,\"model\":\"m\",\"kind\":\"replaced\",\"words\":\"why\"}\n{\"at\":2,\"model\":\"a/b\",\"kind\":\"replaced\",\"words\":\"\"}\n",
+        ])) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("marks.jsonl");
+            fs::write(&path, &bytes).unwrap();
+            let (mut file, read) = MarksFile::open(dir.path());
+            file.write(&[mark(3)], read.len() + 1, Vec::new).unwrap();
+            if file.refused().is_some() {
+                proptest::prop_assert_eq!(fs::read(&path).unwrap(), bytes);
+            } else {
+                let again = MarksFile::open(dir.path()).1;
+                proptest::prop_assert_eq!(again.last(), Some(&mark(3)));
+                proptest::prop_assert_eq!(again.len(), read.len() + 1);
+            }
+        }
+    }
+
     #[test]
     fn the_file_is_bounded_and_somebody_elses_stays() {
         let dir = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use proptest::prelude::*;
 use warden_policies::rollup::Reading;
 use warden_policies::{MemoryKind, ModelName};
 
@@ -123,4 +124,48 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
     let long = Key { model: ModelName::new("x".repeat(5000)), ..key() };
     assert!(matches!(Ring::make(&dir.path().join(long.file()), &long, &TIERS, DAY), Err(RingError::Long)));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-made is left");
+}
+
+proptest! {
+    /// Whatever is in the file: its head is ours or it is refused, and what is read of it is put to other buckets without a fault.
+    #[test]
+    fn any_bytes_are_read_or_refused(
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..12),
+        records in proptest::collection::vec(proptest::collection::vec(any::<u8>(), RECORD - 4), 0..4),
+        length in any::<proptest::sample::Index>(),
+        cut in any::<bool>(),
+    ) {
+        let (_dir, path, ring) = made();
+        (0..6).for_each(|n| ring.merge(0, &full(DAY + n * 10, n)).unwrap());
+        let mut bytes = fs::read(&path).unwrap();
+        // What passes its check although nobody of us wrote it: in the place of its time, too.
+        for (slot, mut record) in (0_u64..).zip(records) {
+            record[..8].copy_from_slice(&(DAY + slot * 10).to_le_bytes());
+            (record[92], record[93]) = (record[92] % 6, 0);
+            let check = crc32(&record);
+            record.extend_from_slice(&check.to_le_bytes());
+            let at = HEAD + usize::try_from(TIER.slot(DAY + slot * 10)).unwrap() * RECORD;
+            bytes[at..at + RECORD].copy_from_slice(&record);
+        }
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if cut {
+            bytes.truncate(length.index(bytes.len()));
+        }
+        fs::write(&path, &bytes).unwrap();
+        let head = look(&path);
+        if let Ok(ring) = Ring::open(&path, &key(), &TIERS, true) {
+            prop_assert!(head.is_ok());
+            let mut all = ring.read(0).unwrap();
+            prop_assert!(all.len() <= 6 && all.is_sorted_by_key(|bucket| bucket.start));
+            if let Some(first) = all.pop() {
+                all.into_iter().fold(first, |mut sum, bucket| { sum.merge(&bucket); sum });
+            }
+            for n in 0..6 {
+                ring.merge(0, &full(DAY + n * 10, n)).unwrap();
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! The one owner of what is kept. Two locks: that of what is in memory, under which nobody waits for a disk, and that of the files, under
 //! which somebody may. Who has the second may take the first, never the other way round.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -243,32 +244,29 @@ impl Store {
     pub(super) async fn spans(&self) -> Result<Vec<Span>, StoreError> {
         self.read(|store| {
             let files = store.files();
-            let mut spans: Vec<Span> = files
+            // By key: there may be a thousand on either side.
+            let mut spans: BTreeMap<Key, (u64, u64)> = files
                 .open
                 .iter()
                 .flat_map(|(disk, _)| disk.known())
-                .map(|(key, known)| Span { key: key.clone(), from: known.since, to: known.written })
+                .map(|(key, known)| (key.clone(), (known.since, known.written)))
                 .collect();
             let kept = store.kept();
             for key in kept.live.keys(None) {
                 let now = kept.live.read_at(&key).unwrap_or(0) / 1000;
-                if let Some(span) = spans.iter_mut().find(|span| span.key == key) {
-                    span.to = span.to.max(now);
+                if let Some((_, to)) = spans.get_mut(&key) {
+                    *to = (*to).max(now);
                     continue;
                 }
                 let all = (0..store.0.tiers.len()).flat_map(|tier| kept.live.buckets(&key, tier));
                 let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
-                spans.push(Span { key, from, to: now });
+                spans.insert(key, (from, now));
             }
             // Of what is older nothing is shown.
             let oldest =
                 unix().saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
-            spans.retain(|span| span.to >= oldest);
-            for span in &mut spans {
-                span.from = span.from.max(oldest);
-            }
-            spans.sort_by(|a, b| a.key.cmp(&b.key));
-            Ok(spans)
+            let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
+            Ok(shown.map(|(key, (from, to))| Span { key, from: from.max(oldest), to }).collect())
         })
         .await
     }

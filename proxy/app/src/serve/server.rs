@@ -484,27 +484,23 @@ fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> 
 /// Spans on their way to a collector, if there is one: they get a little time of their own when all else has ended.
 struct Exporting {
     tasks: TaskTracker,
-    patience: Duration,
     stop: CancellationToken,
 }
 
 impl Exporting {
     fn start(exporter: Option<Exporter>) -> Self {
-        let stop = CancellationToken::new();
-        let (tasks, patience) =
-            (TaskTracker::new(), exporter.as_ref().map_or(Duration::ZERO, Exporter::patience));
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         if let Some(exporter) = exporter {
             tasks.spawn(exporter.run(stop.clone()));
         }
-        Self { tasks, patience, stop }
+        Self { tasks, stop }
     }
 
+    /// It ends in time by itself, and counts what it could not send.
     async fn end(&self) {
         self.stop.cancel();
         self.tasks.close();
-        if tokio::time::timeout(self.patience, self.tasks.wait()).await.is_err() {
-            tracing::warn!("the last spans could not be sent in time");
-        }
+        self.tasks.wait().await;
     }
 }
 

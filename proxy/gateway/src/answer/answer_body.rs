@@ -56,6 +56,9 @@ impl Body for AnswerBody {
         let Self { kind, busy } = &mut *self;
         match kind {
             Kind::Fixed { bytes, flight, .. } => {
+                // Nothing is computed for it any more, and its client takes it: a word that comes now is too late, and must not cut
+                // what is whole.
+                let _too_late = busy.as_ref().is_some_and(Busy::takes_cancel);
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(PORTION)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
                     *bytes = None;
@@ -66,10 +69,8 @@ impl Body for AnswerBody {
                 Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
             Kind::Relay(relay) => {
-                if busy.as_ref().is_some_and(Busy::takes_cancel) {
-                    relay.cancel();
-                }
-                relay.poll(context)
+                let cancelled = busy.as_ref().is_some_and(Busy::takes_cancel).then(|| relay.cancel(context));
+                cancelled.flatten().unwrap_or_else(|| relay.poll(context))
             }
             Kind::Interim(interim) => interim.poll(context),
         }

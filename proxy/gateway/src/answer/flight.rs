@@ -85,10 +85,20 @@ impl Flight {
     pub(crate) fn passed(&mut self, bytes: usize) {
         self.record.bytes_out += bytes as u64;
         if self.record.first_byte.is_none() {
-            self.record.first_byte = Some(self.started.elapsed());
+            let now = Instant::now();
+            self.record.first_byte = Some(now.saturating_duration_since(self.started));
             if !self.record.stream {
-                self.progress.answers();
+                self.progress.answers(now);
             }
+        }
+    }
+
+    /// The first event of a stream has come, from each backend that goes on with it.
+    pub(crate) fn begins(&mut self, generates: bool) {
+        let now = Instant::now();
+        self.progress.answers(now);
+        if generates {
+            self.speaks(now);
         }
     }
 

@@ -97,6 +97,7 @@ pub(crate) struct Attempts<'a> {
 
 impl Attempts<'_> {
     /// Waits for a lease and reads the body ahead meanwhile, because a client's leaving can only be seen behind it.
+    #[inline]
     pub(crate) async fn lease(&mut self, intake: &mut Intake) -> Result<Arc<dyn BackendLease>, Refusal> {
         self.waits();
         let granted = tokio::select! {
@@ -137,6 +138,13 @@ impl Attempts<'_> {
         }
     }
 
+    /// Makes a question of ours a part of what it is asked for. Its own span would tell nobody anything.
+    pub(crate) fn asks_beside(&mut self, message: &mut Message) {
+        if let Some(trace) = &mut self.record.trace {
+            message.follow(trace.asks_beside());
+        }
+    }
+
     /// Notes that what was sent came to nothing.
     pub(crate) fn failed(&mut self, why: &'static str) {
         if let Some(trace) = &mut self.record.trace {
@@ -144,14 +152,19 @@ impl Attempts<'_> {
         }
     }
 
-    /// Tries until a backend answers.
+    /// Tries until a backend answers. Inlined, as what it calls: where the future is made elsewhere, it is copied to where it is kept,
+    /// and it is large.
+    #[inline]
     pub(crate) async fn run(
         &mut self,
         lease: Arc<dyn BackendLease>,
         message: Box<Message>,
         deadline: Instant,
     ) -> Result<Relayed, Refusal> {
-        let relayed = self.search(lease, message, deadline).await;
+        let relayed = {
+            let searching = pin!(self.search(lease, message, deadline));
+            searching.await
+        };
         relayed.map_err(|refusal| self.judged(refusal))
     }
 
@@ -176,6 +189,7 @@ impl Attempts<'_> {
         }
     }
 
+    #[inline]
     async fn search(
         &mut self,
         mut lease: Arc<dyn BackendLease>,
@@ -414,6 +428,7 @@ impl Attempts<'_> {
 
     /// One attempt on one generation. An idle connection that turns out to be closed costs a second connection, not an
     /// attempt.
+    #[inline]
     pub(crate) async fn once(
         upstream: &Upstream,
         lease: &Arc<dyn BackendLease>,

@@ -1,6 +1,7 @@
 //! The way of a request to a backend, stage by stage: its body is taken in, its model known, the rules of that model applied,
 //! a lease waited for, the request sent.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +69,7 @@ pub(super) enum Forwarded {
 }
 
 /// Brings a request that was let in to a backend, until its answer begins, or would begin if its model were loaded.
+#[inline]
 pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<Forwarded, Refused> {
     let Asked { mut parts, body, named, held, access } = asked;
     let shared = exchange.shared.clone();
@@ -77,6 +79,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let unread = ClientBody::unread(&body);
     let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
         .map_err(|refusal| unread.refused(refusal))?;
+    exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
     let named =
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
@@ -100,7 +103,8 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     }
     let lease = prepared.attempts(exchange, &limits).lease(&mut intake).await;
     let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
-    send(exchange, prepared, parts, intake, limits, lease).await.map(Forwarded::Answered)
+    let sending = pin!(send(exchange, prepared, parts, intake, limits, lease));
+    sending.await.map(Forwarded::Answered)
 }
 
 /// How we tell the client of a stream that its model is being loaded. `None`: the model serves, or the client gets nothing but the
@@ -189,7 +193,8 @@ impl Prepared {
     }
 }
 
-/// Sends a request for which there is a lease, and waits until its answer begins.
+/// Sends a request for which there is a lease, and waits until its answer begins. Inlined, so that its future is made where it is kept.
+#[inline]
 async fn send(
     exchange: &mut Exchange,
     prepared: Prepared,
@@ -235,7 +240,11 @@ async fn send(
     exchange.flight.progress.asks(message.streams(), prepared.tokens);
     let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
-    let relayed = prepared.attempts(exchange, &limits).run(lease, message, deadline).await;
+    let relayed = {
+        let mut attempts = prepared.attempts(exchange, &limits);
+        let running = pin!(attempts.run(lease, message, deadline));
+        running.await
+    };
     let Prepared { model, tokens, assemble, sets, .. } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
@@ -269,6 +278,7 @@ fn check(mut relayed: Relayed, model: &ModelName, is_page: bool) -> Result<Relay
 }
 
 /// Takes in the body as far as needed, and makes head and body what the backend is to get.
+#[inline]
 async fn prepare(
     exchange: &mut Exchange,
     access: &Access,

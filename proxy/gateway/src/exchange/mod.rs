@@ -54,6 +54,7 @@ use crate::backend::attempts::Relayed;
 use crate::backend::line_limits::fits_line;
 use crate::body::budget::{Peer, Share};
 use crate::body::intake::Intake;
+use crate::body::sent::Sent;
 use crate::live::Live;
 use crate::observe::Record;
 use crate::protocol::conn_state::ConnState;
@@ -79,6 +80,8 @@ struct Exchange {
     request_id: HeaderValue,
     origin: Option<HeaderValue>,
     flight: Box<Flight>,
+    /// What has come of its body, once some of it is taken in.
+    body: Option<Arc<Sent>>,
     /// The rules of the name under which the model is asked for, if it has its own.
     renamed: Option<Arc<ModelRules>>,
 }
@@ -171,13 +174,17 @@ impl ClientBody {
 }
 
 impl Exchange {
-    /// An operator has ended it: whatever was done for it is given up, as when its client leaves.
+    /// An operator has ended it: whatever was done for it is given up, as when its client leaves. `rest` is what was to come of its
+    /// body when that was looked at last; all of it may have come since.
     fn cancelled(&self, rest: ClientBody) -> Refused {
+        let has_come = self.body.as_ref().is_some_and(|body| body.print().is_some());
+        let rest = if has_come { ClientBody::Over } else { rest };
         rest.refused(Refusal::Cancelled { executed: self.flight.progress.is_sent() })
     }
 }
 
-/// Answers one request, always: hyper wants to hear of errors, and there are none.
+/// Answers one request, always: hyper wants to hear of errors, and there are none. Inlined, so that its future is made where it stays.
+#[inline]
 pub(crate) async fn answer(
     shared: Arc<Shared>,
     conn: Arc<ConnState>,
@@ -271,7 +278,18 @@ fn receive(
     );
     flight.record.trace = trace;
     let origin = parts.headers.get(ORIGIN).cloned();
-    let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, renamed: None };
+    let exchange = Exchange {
+        shared,
+        live,
+        drop_in,
+        conn,
+        route,
+        request_id,
+        origin,
+        flight,
+        body: None,
+        renamed: None,
+    };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 

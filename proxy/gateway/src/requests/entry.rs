@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{Method, Version};
 use tokio::time::Instant;
-use warden_policies::{GenerationId, ModelName, Work};
+use warden_policies::{GenerationId, ModelName};
 
 /// What is known of a request by its head.
 pub(crate) struct Begun<'a> {
@@ -53,10 +53,17 @@ pub(super) struct Entry {
     pub(super) began: Instant,
     pub(super) key: OnceLock<Arc<str>>,
     pub(super) model: OnceLock<ModelName>,
+    course: Course,
+}
+
+/// What changes while it runs.
+#[derive(Debug, Default)]
+struct Course {
     stage: AtomicU8,
     streams: AtomicBool,
     cancelled: AtomicBool,
-    generation: AtomicU64,
+    /// The generation that has it, or had it last.
+    generation: Maybe,
     attempts: AtomicU32,
     /// Time in queues that are behind it.
     queued: Micros,
@@ -67,36 +74,46 @@ pub(super) struct Entry {
     /// When the first of its answer came.
     answers: Micros,
     /// What the backend says that evaluating the prompt took, and generating.
-    pub(super) evaluated: Micros,
-    pub(super) generated: Micros,
+    evaluated: Micros,
+    generated: Micros,
     prompt: AtomicU64,
     output: AtomicU64,
+    /// As which of those of its shard it ended.
+    ended: Maybe,
 }
 
-/// A time that may not be there yet.
+/// A number that may not be there yet.
 #[derive(Debug)]
-pub(super) struct Micros(AtomicU64);
+struct Maybe(AtomicU64);
 
-impl Default for Micros {
+impl Default for Maybe {
     fn default() -> Self {
         Self(AtomicU64::new(NONE))
     }
 }
 
+impl Maybe {
+    fn set(&self, number: u64) {
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<u64> {
+        let number = self.0.load(Ordering::Relaxed);
+        (number != NONE).then_some(number)
+    }
+}
+
+/// A time that may not be there yet, in whole microseconds.
+#[derive(Debug, Default)]
+struct Micros(Maybe);
+
 impl Micros {
     fn set(&self, time: Duration) {
-        self.0.store(u64::try_from(time.as_micros()).unwrap_or(NONE - 1), Ordering::Relaxed);
+        self.0.set(time.as_secs().saturating_mul(1_000_000).saturating_add(time.subsec_micros().into()));
     }
 
-    fn set_once(&self, time: Duration) {
-        if self.0.load(Ordering::Relaxed) == NONE {
-            self.set(time);
-        }
-    }
-
-    pub(super) fn get(&self) -> Option<Duration> {
-        let micros = self.0.load(Ordering::Relaxed);
-        (micros != NONE).then(|| Duration::from_micros(micros))
+    fn get(&self) -> Option<Duration> {
+        self.0.get().map(Duration::from_micros)
     }
 }
 
@@ -113,32 +130,25 @@ impl Entry {
             began: begun.at,
             key: OnceLock::new(),
             model: OnceLock::new(),
-            stage: AtomicU8::new(Stage::Receives as u8),
-            streams: AtomicBool::new(false),
-            cancelled: AtomicBool::new(false),
-            generation: AtomicU64::new(NONE),
-            attempts: AtomicU32::new(0),
-            queued: Micros::default(),
-            waits: Micros::default(),
-            sent: Micros::default(),
-            answers: Micros::default(),
-            evaluated: Micros::default(),
-            generated: Micros::default(),
-            prompt: AtomicU64::new(0),
-            output: AtomicU64::new(0),
+            course: Course::default(),
         }
     }
 
-    /// Another request in the same place, by whoever has it alone. Its text goes where the last one's was.
+    /// Another request in the same place, by whoever has it alone. Its text goes where the last one's was, and nothing is moved.
     pub(super) fn anew(&mut self, number: u64, begun: &Begun<'_>) {
-        let mut id = std::mem::take(&mut self.id);
+        let Self { number: its, id, peer, method, protocol, route, generates, began, key, model, course } =
+            self;
         id.clear();
         id.push_str(begun.request_id);
-        *self = Self { id, ..Self::new(number, &Begun { request_id: "", ..*begun }) };
+        method.clone_from(begun.method);
+        (*its, *peer, *protocol, *route) = (number, begun.peer, begun.protocol, begun.route);
+        (*generates, *began) = (begun.generates, begun.at);
+        (*key, *model) = (OnceLock::new(), OnceLock::new());
+        *course = Course::default();
     }
 
     pub(super) fn stage(&self) -> Stage {
-        match self.stage.load(Ordering::Relaxed) {
+        match self.course.stage.load(Ordering::Relaxed) {
             0 => Stage::Receives,
             1 => Stage::Waits,
             2 => Stage::Sent,
@@ -148,49 +158,63 @@ impl Entry {
     }
 
     fn is(&self, stage: Stage) {
-        self.stage.store(stage as u8, Ordering::Relaxed);
+        self.course.stage.store(stage as u8, Ordering::Relaxed);
     }
 
     pub(super) fn streams(&self) -> bool {
-        self.streams.load(Ordering::Relaxed)
+        self.course.streams.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+        self.course.cancelled.load(Ordering::Relaxed)
     }
 
     /// It is told to end; whether it had been told before.
     pub(super) fn cancel(&self) -> bool {
-        self.cancelled.swap(true, Ordering::Relaxed)
+        self.course.cancelled.swap(true, Ordering::Relaxed)
     }
 
     pub(super) fn generation(&self) -> Option<GenerationId> {
-        let generation = self.generation.load(Ordering::Relaxed);
-        (generation != NONE).then_some(GenerationId(generation))
+        self.course.generation.get().map(GenerationId)
     }
 
     pub(super) fn attempts(&self) -> u32 {
-        self.attempts.load(Ordering::Relaxed)
+        self.course.attempts.load(Ordering::Relaxed)
     }
 
     /// Time in queues so far, `age` after it began.
     pub(super) fn queued(&self, age: Duration) -> Duration {
-        let before = self.queued.get().unwrap_or_default();
-        let now = self.waits.get().filter(|_| self.stage() == Stage::Waits);
+        let before = self.course.queued.get().unwrap_or_default();
+        let now = self.course.waits.get().filter(|_| self.stage() == Stage::Waits);
         before + now.map(|since| age.saturating_sub(since)).unwrap_or_default()
     }
 
     pub(super) fn sent(&self) -> Option<Duration> {
-        self.sent.get()
+        self.course.sent.get()
     }
 
     pub(super) fn answers(&self) -> Option<Duration> {
-        self.answers.get()
+        self.course.answers.get()
+    }
+
+    /// How long its backend says that the prompt took, and the answer.
+    pub(super) fn told(&self) -> (Option<Duration>, Option<Duration>) {
+        (self.course.evaluated.get(), self.course.generated.get())
+    }
+
+    /// It is over, as the `nth` of its shard.
+    pub(super) fn ends(&self, nth: u64) {
+        self.course.ended.set(nth);
+    }
+
+    /// Whether it was in flight when so many of its shard had ended.
+    pub(super) fn was_in_flight(&self, ended: u64) -> bool {
+        self.course.ended.get().is_none_or(|nth| nth > ended)
     }
 
     /// Tokens of the prompt, and generated, as far as they are known.
     pub(super) fn tokens(&self) -> (u64, u64) {
-        (self.prompt.load(Ordering::Relaxed), self.output.load(Ordering::Relaxed))
+        (self.course.prompt.load(Ordering::Relaxed), self.course.output.load(Ordering::Relaxed))
     }
 }
 
@@ -217,7 +241,7 @@ impl Progress {
     /// Its body is here, as far as it has to be, and it waits for a lease.
     pub(crate) fn waits(&self) {
         if let Some(entry) = &self.0 {
-            entry.waits.set(entry.began.elapsed());
+            entry.course.waits.set(entry.began.elapsed());
             entry.is(Stage::Waits);
         }
     }
@@ -225,7 +249,7 @@ impl Progress {
     /// It waits for another lease: that of a dead backend is gone.
     pub(crate) fn waits_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
-            entry.waits.set(entry.began.elapsed());
+            entry.course.waits.set(entry.began.elapsed());
             entry.is(if continues { Stage::Continues } else { Stage::Waits });
         }
     }
@@ -233,11 +257,16 @@ impl Progress {
     /// A lease was granted, after so long in queues in all, and the request goes there.
     pub(crate) fn leased(&self, generation: GenerationId, queued: Duration) {
         if let Some(entry) = &self.0 {
-            entry.generation.store(generation.0, Ordering::Relaxed);
+            let course = &entry.course;
+            course.generation.set(generation.0);
             // One writer: no locked operation.
-            entry.attempts.store(entry.attempts.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
-            entry.queued.set(queued);
-            entry.sent.set_once(entry.began.elapsed());
+            let attempts = course.attempts.load(Ordering::Relaxed);
+            course.attempts.store(attempts.saturating_add(1), Ordering::Relaxed);
+            course.queued.set(queued);
+            if attempts == 0 {
+                // Its wait began then and took so long: no look at the clock.
+                course.sent.set(course.waits.get().unwrap_or_default() + queued);
+            }
             if entry.stage() != Stage::Continues {
                 entry.is(Stage::Sent);
             }
@@ -247,17 +276,19 @@ impl Progress {
     /// What its backend is asked for: a stream or not, with a prompt of so many tokens where somebody has counted.
     pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>) {
         if let Some(entry) = &self.0 {
-            entry.streams.store(streams, Ordering::Relaxed);
+            entry.course.streams.store(streams, Ordering::Relaxed);
             if let Some(tokens) = tokens {
-                entry.prompt.store(tokens, Ordering::Relaxed);
+                entry.course.prompt.store(tokens, Ordering::Relaxed);
             }
         }
     }
 
     /// Something of the answer is here, or of what goes on with it.
-    pub(crate) fn answers(&self) {
+    pub(crate) fn answers(&self, now: Instant) {
         if let Some(entry) = &self.0 {
-            entry.answers.set_once(entry.began.elapsed());
+            if entry.course.answers.get().is_none() {
+                entry.course.answers.set(now.saturating_duration_since(entry.began));
+            }
             entry.is(Stage::Answers);
         }
     }
@@ -269,20 +300,17 @@ impl Progress {
         }
     }
 
-    /// What was computed for it so far.
-    pub(crate) fn counted(&self, work: &Work) {
+    /// Tokens that were generated for it so far. What its prompt cost is told at the end.
+    pub(crate) fn generated(&self, tokens: u64) {
         if let Some(entry) = &self.0 {
-            if work.prompt_tokens > 0 {
-                entry.prompt.store(work.prompt_tokens, Ordering::Relaxed);
-            }
-            entry.output.store(work.output_tokens, Ordering::Relaxed);
+            entry.course.output.store(tokens, Ordering::Relaxed);
         }
     }
 
     /// Milliseconds that its backend says it took for the prompt, and for the answer.
     pub(crate) fn took(&self, prompt_ms: Option<f64>, answer_ms: Option<f64>) {
         let Some(entry) = &self.0 else { return };
-        for (of, ms) in [(&entry.evaluated, prompt_ms), (&entry.generated, answer_ms)] {
+        for (of, ms) in [(&entry.course.evaluated, prompt_ms), (&entry.course.generated, answer_ms)] {
             if let Some(time) = ms.and_then(|ms| Duration::try_from_secs_f64(ms / 1e3).ok()) {
                 of.set(time);
             }

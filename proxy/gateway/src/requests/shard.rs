@@ -47,6 +47,9 @@ struct Inner {
     turned_away: VecDeque<Ended>,
     /// Nobody else has them.
     spare: Vec<Arc<Entry>>,
+    /// How many have ended.
+    ends: u64,
+    wall: Wall,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,30 @@ pub(super) struct End {
     pub(super) attempts: u32,
     pub(super) continued: bool,
     pub(super) generation: Option<GenerationId>,
+    /// When, by the clock of then.
+    pub(super) unix_ms: u64,
+}
+
+/// What the clock on the wall says, without a look at it for each request.
+#[derive(Debug)]
+pub(super) struct Wall {
+    pub(super) at: Instant,
+    pub(super) unix_ms: u64,
+}
+
+impl Wall {
+    /// For how long it is believed: who sets the clock is followed as soon as that.
+    const LASTS: Duration = Duration::from_secs(1);
+
+    /// Milliseconds since 1970 at this moment, by a look of `look` if the last one is too old.
+    pub(super) fn at(&mut self, now: Instant, look: impl FnOnce() -> u64) -> u64 {
+        let since = now.saturating_duration_since(self.at);
+        if since < Self::LASTS {
+            return self.unix_ms.saturating_add(u64::from(since.subsec_millis()));
+        }
+        *self = Self { at: now, unix_ms: look() };
+        self.unix_ms
+    }
 }
 
 /// One that was looked at.
@@ -123,6 +150,8 @@ impl Shard {
             ended: VecDeque::new(),
             turned_away: VecDeque::new(),
             spare: Vec::new(),
+            ends: 0,
+            wall: Wall { at: Instant::now(), unix_ms: clock::unix_ms() },
         };
         Self { sizes, step: threads as u64, inner: Mutex::new(inner) }
     }
@@ -165,25 +194,33 @@ impl Shard {
 
     /// Those in flight, a portion at a time, and then those that ended: who ends meanwhile is in it by its end.
     pub(super) fn list(&self) -> Vec<Seen> {
+        self.with_ended(self.live())
+    }
+
+    /// Those in flight, each in the moment in which it was looked at.
+    pub(super) fn live(&self) -> Vec<Seen> {
         let mut seen: Vec<Seen> = Vec::new();
         let mut from = 0;
         loop {
             let inner = self.inner();
             let portion = inner.live.get(from..).unwrap_or_default();
             if portion.is_empty() {
-                break;
+                return seen;
             }
             let live = portion.iter().take(PORTION).flatten();
             seen.extend(live.map(|live| Seen { entry: live.entry.clone(), end: None }));
             from += PORTION;
         }
-        let ended: Vec<Ended> = {
+    }
+
+    /// Those of them that still are, and those that ended.
+    pub(super) fn with_ended(&self, mut seen: Vec<Seen>) -> Vec<Seen> {
+        let (ended, ends): (Vec<Ended>, u64) = {
             let inner = self.inner();
-            inner.ended.iter().chain(&inner.turned_away).cloned().collect()
+            (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
-        let mut numbers: Vec<u64> = ended.iter().map(|one| one.entry.number).collect();
-        numbers.sort_unstable();
-        seen.retain(|one| numbers.binary_search(&one.entry.number).is_err());
+        // Who has ended until then is among those that ended, or was driven out there already.
+        seen.retain(|one| one.entry.was_in_flight(ends));
         seen.extend(ended.into_iter().map(|Ended { entry, end }| Seen { entry, end: Some(end) }));
         seen
     }
@@ -229,7 +266,7 @@ impl Shard {
         Some(Told { request, again })
     }
 
-    fn end(&self, place: usize, end: End) {
+    fn end(&self, place: usize, mut end: End) {
         let mut inner = self.inner();
         let Some(Live { entry, conn }) = inner.live.get_mut(place).and_then(Option::take) else { return };
         inner.free.push(place);
@@ -238,6 +275,9 @@ impl Shard {
             (inner.live, inner.free) = (Vec::new(), Vec::new());
         }
         let inner = &mut *inner;
+        inner.ends += 1;
+        entry.ends(inner.ends);
+        end.unix_ms = inner.wall.at(entry.began + end.total, clock::unix_ms);
         let (kept, most) = match entry.model.get() {
             Some(_) => (&mut inner.ended, self.sizes.ended),
             None => (&mut inner.turned_away, self.sizes.turned_away),
@@ -269,6 +309,7 @@ impl Ticket {
                 attempts: record.retries + u32::from(record.generation.is_some()),
                 continued: record.continued,
                 generation: record.generation,
+                unix_ms: 0,
             },
         );
     }

@@ -10,6 +10,7 @@ use http::{Method, Version};
 use proptest::prelude::*;
 use warden_policies::{GenerationId, ModelName, Work};
 
+use super::shard::Wall;
 use super::*;
 use crate::observe::{Outcome, Record};
 
@@ -79,8 +80,8 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     let sent = now();
     assert_eq!((sent.state, sent.prompt_tokens, sent.stream), (RequestState::Prefill, 40, true));
     assert!(sent.prefill_ms.is_some() && sent.generating_ms.is_none());
-    progress.answers();
-    progress.counted(&Work { output_tokens: 5, ..Work::default() });
+    progress.answers(Instant::now());
+    progress.generated(5);
     let generates = now();
     assert_eq!((generates.state, generates.output_tokens), (RequestState::Generating, 5));
     assert_eq!((generates.prompt_tokens, generates.generation), (40, Some(GenerationId(3))));
@@ -88,7 +89,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     progress.waits_again(true);
     progress.leased(GenerationId(4), Duration::from_millis(9));
     assert_eq!((now().state, now().attempts), (RequestState::Continuing, 2), "nothing more is there yet");
-    progress.answers();
+    progress.answers(Instant::now());
     assert_eq!(now().state, RequestState::Generating);
     progress.took(Some(12.5), Some(30.0));
     let mut end = record("a");
@@ -124,7 +125,7 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
         let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new());
         places.insert(progress.0.as_ref().map(|entry| Arc::as_ptr(entry) as usize));
         assert_eq!(requests.list()[0].output_tokens, 0, "nothing is left of who was there before");
-        progress.counted(&Work { output_tokens: n, ..Work::default() });
+        progress.generated(n);
         drop(progress);
         ticket.end(&Record { total: Duration::from_nanos(n), ..record("") });
     }
@@ -132,6 +133,55 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
     let kept: Vec<String> = requests.list().into_iter().map(|one| one.id).collect();
     assert_eq!(kept.len(), SIZES.ended);
     assert!(kept.contains(&"999".to_owned()) && !kept.contains(&"991".to_owned()), "{kept:?}");
+}
+
+#[test]
+fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_not_kept_any_more() {
+    let requests = Requests::of(1, SIZES);
+    let shard = &requests.0[0];
+    let (first, _) = begin(&requests, 0, "first", &ConnState::new());
+    let _stays = begin(&requests, 0, "stays", &ConnState::new());
+    let live = shard.live();
+    assert_eq!(live.len(), 2);
+    first.end(&record(""));
+    for n in 0..SIZES.ended {
+        begin(&requests, 0, &n.to_string(), &ConnState::new()).0.end(&record(""));
+    }
+    let all = shard.with_ended(live);
+    let shown: Vec<_> = all.iter().filter(|one| one.end.is_none()).map(|one| one.entry.id.as_str()).collect();
+    assert_eq!(shown, ["stays"]);
+    assert_eq!(all.len(), 1 + SIZES.ended);
+    // Who ends behind that was in flight when the list was made.
+    let (late, _) = begin(&requests, 0, "late", &ConnState::new());
+    let entry = shard.live().into_iter().find(|one| one.entry.id == "late").unwrap().entry;
+    let before = SIZES.ended as u64 + 1;
+    assert!(entry.was_in_flight(before));
+    late.end(&record(""));
+    assert!(entry.was_in_flight(before) && !entry.was_in_flight(before + 1));
+}
+
+#[test]
+fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
+    let requests = Requests::of(1, SIZES);
+    let (ticket, _) = begin(&requests, 0, "a", &ConnState::new());
+    ticket.end(&Record { total: Duration::from_millis(40), ..record("") });
+    let seen = requests.0[0].list().remove(0);
+    let (now, wall) = (Instant::now(), clock::unix_ms());
+    let first = seen.view(now, wall);
+    assert_eq!(first.ended_unix_ms, Some(first.began_unix_ms + 40));
+    assert!(first.began_unix_ms.abs_diff(wall) < 60_000, "{first:?}");
+    let set = wall - 3_600_000;
+    assert_eq!(seen.view(now + Duration::from_secs(1), set), first);
+}
+
+#[test]
+fn the_clock_on_the_wall_is_looked_at_once_a_second() {
+    let start = Instant::now();
+    let mut wall = Wall { at: start, unix_ms: 5_000 };
+    assert_eq!(wall.at(start + Duration::from_millis(999), || panic!("too soon")), 5_999);
+    assert_eq!(wall.at(start + Duration::from_secs(1), || 77_000), 77_000, "it was set");
+    assert_eq!(wall.at(start + Duration::from_millis(1_001), || panic!("too soon")), 77_001);
+    assert_eq!(wall.at(start, || panic!("too soon")), 77_000, "never before the last look");
 }
 
 #[test]

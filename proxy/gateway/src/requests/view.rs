@@ -168,8 +168,11 @@ impl Seen {
         let prefill = sent.filter(|_| shows).map(|sent| answers.unwrap_or(age).saturating_sub(sent));
         let generating = answers.filter(|_| shows).map(|first| age.saturating_sub(first));
         let (prompt, output) = entry.tokens();
-        let began = wall.saturating_sub(whole_ms(now.saturating_duration_since(entry.began)));
+        let (evaluated, generated) = entry.told();
         let last = end.as_ref();
+        // What is over stays where it was, however the clock is set later.
+        let until = last.map_or(wall, |end| end.unix_ms);
+        let began = until.saturating_sub(whole_ms(age));
         RequestView {
             id: entry.id.clone(),
             number: entry.number,
@@ -184,12 +187,12 @@ impl Seen {
             peer: entry.peer.to_string(),
             stream: streams || last.is_some_and(|end| end.stream),
             began_unix_ms: began,
-            ended_unix_ms: last.map(|end| began.saturating_add(whole_ms(end.total))),
+            ended_unix_ms: last.map(|end| end.unix_ms),
             total_ms: ms(age),
             // One that ended in the queue had no lease that would know for how long.
             queued_ms: ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
-            prefill_ms: entry.evaluated.get().or(prefill).map(ms),
-            generating_ms: entry.generated.get().or(generating).map(ms),
+            prefill_ms: evaluated.or(prefill).map(ms),
+            generating_ms: generated.or(generating).map(ms),
             // In the end it is counted, if its backend tells.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),

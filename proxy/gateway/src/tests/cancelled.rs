@@ -35,6 +35,11 @@ impl Rig {
         told
     }
 
+    /// Cancels the request `x` in the moment in which this is noted of its answer, before hyper asks for any of that.
+    fn cancel_when(&self, noted: &'static str) {
+        *self.backends.cancels_when.lock().unwrap() = Some((noted, self.requests.clone()));
+    }
+
     /// It has ended, as it was told to.
     async fn is_cancelled(&self, status: u16) -> RequestView {
         let record = self.record(0).await;
@@ -176,6 +181,107 @@ async fn in_the_middle_of_an_answer_that_is_no_stream_which_breaks_off() {
     assert!(client.rest().await.is_empty(), "it does not look whole");
     eventually("the backend's connection is closed", || upstream.open() == 0).await;
     rig.is_cancelled(200).await;
+}
+
+#[tokio::test]
+async fn in_the_moment_in_which_its_answer_begins_and_its_client_has_the_head() {
+    let upstream = Upstream::start(|mut peer| async move {
+        peer.request().await;
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+            .await;
+        peer.rest().await;
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    rig.cancel_when("answered");
+    let mut client = rig.client().await;
+    client.send(&named("x", CHAT, "{}")).await;
+    let head = client.until("\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("x-request-id: x\r\n"), "{head}");
+    assert!(client.rest().await.len() < 1000, "it does not look whole");
+    eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    rig.is_cancelled(200).await;
+}
+
+#[tokio::test]
+async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
+    let whole = Arc::new(AtomicUsize::new(0));
+    let count = whole.clone();
+    let upstream = Upstream::start(move |mut peer| {
+        let count = count.clone();
+        async move {
+            if peer.request().await.is_some_and(|(_, body)| body.len() >= 2_000_000) {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            peer.rest().await;
+        }
+    });
+    let rig = Rig::start(&[&upstream]).await;
+    let mut client = rig.client().await;
+    for body in ["{}", STREAM] {
+        client.send(&named("x", CHAT, body)).await;
+        eventually("the backend has the request", || upstream.open() == 1).await;
+        rig.requests.cancel("x", None).unwrap();
+        let (head, body) = client.response().await;
+        is_told(&head, &body, "maybe");
+        assert!(!head.contains("connection: close"), "{head}");
+        eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    }
+    // Of one that is passed on as it comes, too, and only then.
+    for (sent, closes) in [(2_000_000, false), (1_000_000, true)] {
+        let mut client = rig.client().await;
+        let head = "POST /v1/chat/completions?model=m HTTP/1.1\r\nHost: h\r\nX-Request-Id: x\r\nContent-Length: 2000000\r\n\r\n";
+        client.send(head.as_bytes()).await;
+        client.send(&vec![b' '; sent]).await;
+        eventually("the backend is asked", || upstream.open() == 1).await;
+        eventually("it has all of it", || closes || whole.load(Ordering::SeqCst) == 1).await;
+        rig.requests.cancel("x", None).unwrap();
+        let (head, body) = client.response().await;
+        is_told(&head, &body, "maybe");
+        assert_eq!(head.contains("connection: close\r\n"), closes, "{head}");
+        eventually("the backend's connection is closed", || upstream.open() == 0).await;
+    }
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
+    // More than all sockets hold.
+    let text = "x".repeat(500_000);
+    let event = |delta: &str, finish: &str| {
+        format!(
+            "data: {{\"choices\":[{{\"finish_reason\":{finish},\"index\":0,\"delta\":{delta}}}],\"created\":7,\"id\":\"c\",\"model\":\"m\",\"object\":\"chat.completion.chunk\"}}\n\n"
+        )
+    };
+    let says = event(&format!("{{\"content\":\"{text}\"}}"), "null");
+    let ends = format!("{}data: [DONE]\n\n", event("{}", "\"stop\""));
+    let upstream = Upstream::start(move |mut peer| {
+        let (says, ends) = (says.clone(), ends.clone());
+        async move {
+            peer.request().await;
+            peer.send(EVENTS).await;
+            for _ in 0..32 {
+                peer.send_chunk(says.as_bytes()).await;
+            }
+            peer.send_chunk(ends.as_bytes()).await;
+            peer.send(b"0\r\n\r\n").await;
+        }
+    });
+    let mut plan = Plan::default();
+    plan.config.upstream.assembled_bytes = ByteSize(64 << 20);
+    let rig = Rig::with(plan, &[&upstream]).await;
+    let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
+    rig.control
+        .update(Live { models: [(ModelName::new("m"), rules)].into_iter().collect(), ..Live::default() });
+    rig.cancel_when("outcome");
+    let mut client = rig.client().await;
+    client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
+    let (head, body) = client.response().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let answer: Value = serde_json::from_slice(&body).expect("all of it");
+    assert!(answer["choices"][0]["message"]["content"] == *text.repeat(32));
+    // The word came too late: nothing was given up for it.
+    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    rig.is_clean().await;
 }
 
 #[tokio::test]

@@ -84,13 +84,19 @@ pub(super) fn note(log: &Asked, head: &str, body: &[u8]) -> (String, Value) {
 
 /// A server that goes on with "Hel" and "lo", which are its tokens 1 and 2: with " you".
 pub(super) fn next(odd: Odd) -> (Upstream, Asked) {
+    next_with(odd, Arc::default())
+}
+
+/// The same, with the heads of what it was asked.
+fn next_with(odd: Odd, heads: Arc<Mutex<Vec<String>>>) -> (Upstream, Asked) {
     let asked = Asked::default();
     let log = asked.clone();
     let upstream = Upstream::start(move |mut peer| {
-        let log = log.clone();
+        let (log, heads) = (log.clone(), heads.clone());
         async move {
             while let Some((head, body)) = peer.request().await {
                 let (path, body) = note(&log, &head, &body);
+                heads.lock().unwrap().push(head);
                 let is_measure = path == "/completion" && body["stream"] == false;
                 match odd {
                     Odd::DiesAt(at) if at == path => return,
@@ -178,6 +184,31 @@ async fn it_goes_on_in_the_same_words_and_is_counted_once() {
         assert_eq!((record.work.prompt_tokens, record.work.output_tokens), (5, 3), "{:?}", record.work);
         assert_eq!((record.generation, record.bytes_out), (Some(GenerationId(1)), body.len() as u64));
         rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_asked_beside_belongs_to_the_continuation_and_not_to_the_server_that_is_gone() {
+    let heads = Arc::<Mutex<Vec<String>>>::default();
+    let dying = dying(said("Hel") + &said("lo"));
+    let (alive, asked) = next_with(Odd::Well, heads.clone());
+    let mut plan = going_on();
+    plan.config = plan.config.traced(1.0);
+    let rig = Rig::with(plan, &[&dying, &alive]).await;
+    rig.ask(&post(CHAT, BODY)).await;
+    let record = rig.record(0).await;
+    let parts = &record.trace.as_ref().expect("it is recorded").parts;
+    let span = |number: usize| parts[number].span.to_string();
+    let continuation = parts.iter().position(|part| part.kind == crate::PartKind::Continuation).unwrap();
+    let attempts: Vec<usize> =
+        (0..parts.len()).filter(|at| matches!(parts[*at].kind, crate::PartKind::Attempt(_))).collect();
+    let paths: Vec<String> = asked.lock().unwrap().iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!(paths, [CHAT, "/apply-template", "/tokenize", "/completion"]);
+    // The probe and the rest are attempts of their own, what is asked between them is not.
+    let [_gone, probe, rest] = attempts[..] else { panic!("{parts:?}") };
+    let wanted = [span(probe), span(continuation), span(continuation), span(rest)];
+    for (head, wanted) in heads.lock().unwrap().iter().zip(wanted) {
+        assert!(head.contains(&wanted), "{wanted} in {head}");
     }
 }
 

@@ -167,6 +167,17 @@ struct TestBackends {
     /// The canary, and where it listens, if it has a place free.
     canary: Mutex<Option<(CanaryRoute, Option<PathBuf>)>>,
     granted_by_canary: AtomicUsize,
+    /// The request `x` is cancelled when this is noted.
+    cancels_when: Mutex<Option<(&'static str, Requests)>>,
+}
+
+impl TestBackends {
+    fn noted(&self, what: &'static str) {
+        let when = self.cancels_when.lock().unwrap().take_if(|(when, _)| *when == what);
+        if let Some((_, requests)) = when {
+            requests.cancel("x", None).unwrap();
+        }
+    }
 }
 
 /// The generation of the canary.
@@ -360,12 +371,15 @@ impl BackendLease for TestRight {
     }
     fn note_outcome(&self, outcome: &Ended) {
         self.backends.ended.lock().unwrap().push(*outcome);
+        self.backends.noted("outcome");
     }
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }
     fn note_asked(&self, _: Arc<crate::body::sent::Sent>, _: bool) {}
-    fn note_answered(&self, _: bool, _: bool) {}
+    fn note_answered(&self, _: bool, _: bool) {
+        self.backends.noted("answered");
+    }
     fn note_waiting(&self, _: Instant) {}
     fn note_events(&self, events: u64) {
         self.backends.events.fetch_add(events, Ordering::SeqCst);
@@ -545,6 +559,7 @@ impl Rig {
             settling: AtomicUsize::new(0),
             canary: Mutex::default(),
             granted_by_canary: AtomicUsize::new(0),
+            cancels_when: Mutex::default(),
             told: Mutex::default(),
         });
         let records = Arc::new(Records::default());

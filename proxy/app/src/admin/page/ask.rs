@@ -68,6 +68,20 @@ mod tests {
         assert_eq!(Ask::of(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
     }
 
+    proptest::proptest! {
+        /// Whatever is asked: it is pairs of text, and an address made of them means the same.
+        #[test]
+        fn any_query_is_pairs(query in crate::mutated::mutated_text(&["model=org%2Fa+b&span=7d&token=%ff&do=restart%20m", "&&=&a&=b&%"])) {
+            let asked = Ask::of(Some(&query));
+            for (name, value) in &asked.0 {
+                let address = address("/page/memory", &[(name, value)]);
+                proptest::prop_assert!(address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)), "{}", address);
+                let again = Ask::of(address.split_once('?').map(|(_, query)| query));
+                proptest::prop_assert_eq!(again.get(name), Some(value.as_str()).filter(|value| !value.is_empty()));
+            }
+        }
+    }
+
     #[test]
     fn words_are_found_in_any_order_and_case() {
         assert!(has_words("", "anything") && has_words(" B  a ", "xAyb"));

@@ -7,6 +7,12 @@ use serde_json::Value;
 use super::Env;
 use super::yaml::plain;
 
+/// Macros within macros, at most: nobody writes more than three.
+const DEPTH: usize = 32;
+
+/// Bytes that one value may become, with what was put together on the way. Macros that double each other would fill any memory.
+const BYTES: usize = 1 << 20;
+
 /// What names mean at one place.
 #[derive(Clone, Default)]
 pub(super) struct Macros<'a> {
@@ -20,6 +26,24 @@ pub(super) struct Wrong {
     pub(super) written: String,
     pub(super) why: String,
     pub(super) hint: &'static str,
+}
+
+/// How one value comes about.
+struct Way {
+    /// The macros that are being expanded, the outermost first.
+    within: Vec<String>,
+    /// Bytes that it may still become.
+    left: usize,
+}
+
+impl Way {
+    /// So much more stands in what the macro comes to. One that is empty costs time, too.
+    fn takes(&mut self, bytes: usize) -> Result<(), Wrong> {
+        let Some(name) = self.within.last() else { return Ok(()) };
+        let left = self.left.checked_sub(bytes.max(1));
+        self.left = left.ok_or_else(|| too_much(name, "it becomes longer than any setting can be"))?;
+        Ok(())
+    }
 }
 
 impl<'a> Macros<'a> {
@@ -41,21 +65,22 @@ impl<'a> Macros<'a> {
 
     /// All texts of a value, keys of tables included. A text that is one macro becomes its value, with its type.
     pub(super) fn expand(&self, value: &Value) -> Result<Value, Wrong> {
-        self.value(value, &mut Vec::new())
+        self.value(value, &mut Way { within: Vec::new(), left: BYTES })
     }
 
-    fn value(&self, value: &Value, within: &mut Vec<String>) -> Result<Value, Wrong> {
+    fn value(&self, value: &Value, way: &mut Way) -> Result<Value, Wrong> {
+        way.takes(value.as_str().map_or(0, str::len))?;
         match value {
-            Value::String(text) => self.text(text, within),
+            Value::String(text) => self.text(text, way),
             Value::Array(list) => {
-                let each: Result<_, _> = list.iter().map(|one| self.value(one, within)).collect();
+                let each: Result<_, _> = list.iter().map(|one| self.value(one, way)).collect();
                 Ok(Value::Array(each?))
             }
             Value::Object(map) => {
                 let mut pairs = serde_json::Map::new();
                 for (key, value) in map {
-                    let key = plain(&self.text(key, within)?);
-                    pairs.insert(key, self.value(value, within)?);
+                    let key = plain(&self.text(key, way)?);
+                    pairs.insert(key, self.value(value, way)?);
                 }
                 Ok(Value::Object(pairs))
             }
@@ -63,7 +88,7 @@ impl<'a> Macros<'a> {
         }
     }
 
-    fn text(&self, text: &str, within: &mut Vec<String>) -> Result<Value, Wrong> {
+    fn text(&self, text: &str, way: &mut Way) -> Result<Value, Wrong> {
         let mut done = String::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
@@ -78,17 +103,19 @@ impl<'a> Macros<'a> {
                 rest = after;
                 continue;
             }
-            let value = self.named(name, within)?;
+            let value = self.named(name, way)?;
             if before.is_empty() && behind.is_empty() && done.is_empty() {
                 return Ok(value);
             }
-            done.push_str(&plain(&value));
+            let value = plain(&value);
+            way.takes(value.len())?;
+            done.push_str(&value);
             rest = behind;
         }
         Ok(Value::String(done + rest))
     }
 
-    fn named(&self, name: &str, within: &mut Vec<String>) -> Result<Value, Wrong> {
+    fn named(&self, name: &str, way: &mut Way) -> Result<Value, Wrong> {
         let wrong = |why: String, hint| Wrong { written: format!("${{{name}}}"), why, hint };
         if let Some(variable) = name.strip_prefix("env.") {
             let value = self.env.and_then(|env| env(variable));
@@ -102,17 +129,24 @@ impl<'a> Macros<'a> {
                 "define it under `macros`, of all or of the model",
             ));
         };
-        if within.iter().any(|outer| outer == name) {
+        if way.within.iter().any(|outer| outer == name) {
             return Err(wrong(
-                format!("it leads back to itself: {} -> {name}", within.join(" -> ")),
+                format!("it leads back to itself: {} -> {name}", way.within.join(" -> ")),
                 "let no macro stand in its own value",
             ));
         }
-        within.push(name.to_owned());
-        let value = self.value(value, within)?;
-        within.pop();
+        if way.within.len() >= DEPTH {
+            return Err(too_much(name, "it stands within more than 32 others"));
+        }
+        way.within.push(name.to_owned());
+        let value = self.value(value, way)?;
+        way.within.pop();
         Ok(value)
     }
+}
+
+fn too_much(name: &str, why: &str) -> Wrong {
+    Wrong { written: format!("${{{name}}}"), why: why.to_owned(), hint: "write out what it stands for" }
 }
 
 #[cfg(test)]
@@ -132,6 +166,30 @@ mod tests {
         assert_eq!(expand(&table, "-m ${dir}/a.gguf ${args}").unwrap(), "-m /home/a/models/a.gguf -c 4096");
         assert_eq!(expand(&table, "${ctx}").unwrap(), 4096);
         assert_eq!(expand(&table, "${PID} ${a b} ${").unwrap(), "${PID} ${a b} ${");
+    }
+
+    #[test]
+    fn macros_that_double_each_other_or_lead_on_for_ever_end() {
+        for one in ["${m1}${m1}", "x ${m1} ${m1} ${m1}", "${m1}"] {
+            let mut table = serde_json::Map::new();
+            for n in 0..100_000 {
+                table.insert(format!("m{n}"), json!(one.replace("m1", &format!("m{}", n + 1))));
+            }
+            let told = expand(&Value::Object(table), "${m0}").unwrap_err();
+            assert!(told.why.contains("more than 32 others"), "{told:?}");
+        }
+        // As deep as may be, and with nothing in the end, or with a list at each step.
+        for one in [json!("${m1}${m1}"), json!(["${m1}", "${m1}"])] {
+            let mut table: serde_json::Map<_, _> = (0..30)
+                .map(|n| {
+                    let text = one.to_string().replace("m1", &format!("m{}", n + 1));
+                    (format!("m{n}"), serde_json::from_str(&text).unwrap())
+                })
+                .collect();
+            table.insert("m30".to_owned(), json!(""));
+            let told = expand(&Value::Object(table), "${m0}").unwrap_err();
+            assert!(told.why.contains("longer than any setting"), "{told:?}");
+        }
     }
 
     #[test]

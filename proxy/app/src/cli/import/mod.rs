@@ -256,4 +256,6 @@ fn guess(path: &Path, text: &str) -> Source {
 }
 
 #[cfg(test)]
+mod mutated_tests;
+#[cfg(test)]
 mod tests;

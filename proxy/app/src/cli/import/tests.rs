@@ -6,13 +6,13 @@ use std::path::Path;
 use super::*;
 use crate::config::source::layers::{Sources, load};
 
-const SWAP: &str = include_str!("samples/llama-swap.yaml");
-const PRESET: &str = include_str!("samples/preset.ini");
-const DOCKER: &str = "docker run --rm -it --gpus '\"device=0,1\"' -v /srv/models:/models:ro -v cache:/var/cache \\\n  \
+pub(super) const SWAP: &str = include_str!("samples/llama-swap.yaml");
+pub(super) const PRESET: &str = include_str!("samples/preset.ini");
+pub(super) const DOCKER: &str = "docker run --rm -it --gpus '\"device=0,1\"' -v /srv/models:/models:ro -v cache:/var/cache \\\n  \
     -e LLAMA_ARG_CTX_SIZE=8192 -p 127.0.0.1:9000:8080 --memory 8g llama.cpp:server-cuda \\\n  \
     -m /models/a.gguf --host 0.0.0.0 --port 8080 --alias chat,default --api-key sk-12345678";
 
-fn env(name: &str) -> Option<String> {
+pub(super) fn env(name: &str) -> Option<String> {
     (name == "HOME").then(|| "/home/a".to_owned())
 }
 

@@ -189,8 +189,10 @@ impl Page {
     }
 
     fn comment(&mut self, text: &str) {
+        // A control character is none of a comment: it would be no TOML any more.
+        let is_odd = |letter: char| letter.is_control() && letter != '\t';
         for line in text.lines() {
-            self.text.extend(["# ", line.trim_end(), "\n"]);
+            self.text.extend(["# ", &line.trim_end().replace(is_odd, "?"), "\n"]);
         }
     }
 }

@@ -5,6 +5,22 @@ use serde_norway::Value as Yaml;
 
 use crate::exit::Failure;
 
+/// Lists and tables within each other. The parser takes time with the square of that, and no configuration has ten.
+const DEPTH: usize = 1000;
+
+/// Whether brackets are open within each other beyond any sense, quoted ones among them.
+fn is_too_deep(text: &str) -> bool {
+    let mut open = 0_usize;
+    text.bytes().any(|byte| {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        open > DEPTH
+    })
+}
+
 /// A whole file, which has to be a table.
 pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Failure> {
     let hint = "give a configuration of llama-swap, or say what it is with `--from`";
@@ -12,6 +28,12 @@ pub(super) fn read(text: &str, from: &str) -> Result<Map<String, Value>, Failure
         let place = error.location().map_or_else(String::new, |at| format!(":{}", at.line()));
         Failure::usage(format!("{from}{place}: this is no YAML that can be read: {error}"), hint)
     };
+    if is_too_deep(text) {
+        let why = format!(
+            "{from}: this is no YAML that can be read: more than {DEPTH} brackets are open at a time"
+        );
+        return Err(Failure::usage(why, hint));
+    }
     let mut yaml: Yaml = serde_norway::from_str(text).map_err(failed)?;
     yaml.apply_merge().map_err(failed)?;
     match json(yaml) {

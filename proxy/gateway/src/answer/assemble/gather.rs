@@ -117,11 +117,12 @@ pub(crate) async fn gather(
                 let fed = assembly.feed(piece);
                 lease.note_events(assembly.events().saturating_sub(tally.events));
                 if tally.events == 0 && assembly.events() > 0 {
-                    first = Some(Instant::now());
-                    progress.answers();
+                    let now = Instant::now();
+                    first = Some(now);
+                    progress.answers(now);
                 }
                 tally.events = assembly.events();
-                progress.counted(&tally.meter.work(Some(tally.events)));
+                progress.generated(tally.events);
                 if let Err(fault) = fed {
                     return Ok(Some(fault));
                 }

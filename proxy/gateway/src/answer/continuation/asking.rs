@@ -110,6 +110,7 @@ impl Asking<'_> {
     async fn ask_of(&mut self, path: Option<&'static str>, body: Vec<u8>) -> Result<Vec<u8>, Stop> {
         let limit = ANSWER + body.len().saturating_mul(TIMES);
         let mut message = beside(&self.message, path, body, false)?;
+        self.attempts.asks_beside(&mut message);
         let lease = self.lease.clone();
         let Attempts { upstream, .. } = self.attempts;
         let asked = self.within(Attempts::once(upstream, &lease, &mut message)).await?;

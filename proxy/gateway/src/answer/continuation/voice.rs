@@ -55,6 +55,11 @@ impl Voice {
         }
     }
 
+    /// Tokens of the whole answer, if the other server has generated so many.
+    pub(crate) fn tokens(&self, continued: u64) -> u64 {
+        self.work(Work { output_tokens: continued, ..Work::default() }).output_tokens
+    }
+
     /// Whole events of the other server, as the client gets them.
     pub(crate) fn say(&mut self, whole: &[u8]) -> Result<Bytes, Why> {
         match self {

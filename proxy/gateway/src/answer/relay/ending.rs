@@ -1,6 +1,7 @@
 //! How an answer ends: counted, with everything given back, and with words for its client where it is not whole.
 
 use std::io;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use warden_policies::Work;
@@ -30,18 +31,18 @@ impl Relay {
         if in_band { Ok(()) } else { Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned())) }
     }
 
-    /// An operator has ended it: everything is given back as if the client had left, which is told.
-    pub(in crate::answer) fn cancel(&mut self) {
+    /// An operator has ended it: everything is given back as if the client had left, which is told. An answer that breaks off does so
+    /// in the next poll, as any other that is cut: its head may have been taken by hyper just now, and must not be thrown away.
+    pub(in crate::answer) fn cancel<T>(&mut self, context: &Context<'_>) -> Option<Poll<T>> {
         if self.ended {
-            return;
+            return None;
         }
         // Whoever looks for another backend, or has one, gives that up.
         self.resuming = None;
-        if let Err(error) = self.cut(Outcome::Cancelled, CANCELLED) {
-            self.breaking = Some(error);
-        }
+        let cut = self.cut(Outcome::Cancelled, CANCELLED);
         // Between two backends there is no lease with which that would be told.
         self.flight.finish(Outcome::Cancelled);
+        cut.err().map(|error| self.break_off(error, context))
     }
 
     /// Another backend's answer to the same request is another one. That says nothing against that backend.

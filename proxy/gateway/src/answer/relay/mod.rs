@@ -308,7 +308,7 @@ impl Relay {
 
     /// The error comes with the next poll: hyper throws away what it has not sent yet when it meets one, and it sends
     /// before it polls again.
-    fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
+    pub(super) fn break_off<T>(&mut self, error: io::Error, context: &Context<'_>) -> Poll<T> {
         self.breaking = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
@@ -332,14 +332,11 @@ impl Relay {
             }
             let begins = before == 0 && events.seen() > 0;
             if begins {
-                self.flight.progress.answers();
+                self.flight.begins(self.generates);
             }
-            if begins && self.generates {
-                self.flight.speaks(Instant::now());
-            }
-            if let Some(meter) = &self.meter {
-                let work = meter.work(Some(events.seen()));
-                self.flight.progress.counted(&self.voice.as_ref().map_or(work, |voice| voice.work(work)));
+            if self.generates {
+                let seen = events.seen();
+                self.flight.progress.generated(self.voice.as_ref().map_or(seen, |voice| voice.tokens(seen)));
             }
             let is_torn = events.is_torn();
             if is_canarys && (before == 0 || self.heard.is_some()) && tells_of_an_error(&piece) {

@@ -1,0 +1,75 @@
+//! Whatever a file of another program holds: it is refused with its name, or what is written is TOML that says no more than was read.
+
+use proptest::prelude::*;
+
+use super::tests::{DOCKER, PRESET, SWAP, env};
+use super::*;
+use crate::mutated::mutated_text;
+
+/// What was read, as it would be written; or why not, in words.
+fn sound(imported: Result<Imported, Failure>) -> Result<(), TestCaseError> {
+    match imported {
+        Ok(imported) => {
+            let text = write::text(&imported, "x");
+            let table = text.parse::<toml::Table>();
+            let table = table.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+            // Nothing of a name or a note got out of its place.
+            let models = table.get("models").and_then(toml::Value::as_table).map_or(0, toml::Table::len);
+            prop_assert!(models <= imported.models.len(), "{}", text);
+            for key in table.keys() {
+                let known = ["server", "log", "models", "remotes", "names", "defaults", "loading"];
+                prop_assert!(known.contains(&key.as_str()), "`{}` in {}", key, text);
+            }
+        }
+        Err(failure) => {
+            let told = failure.lines().join("\n");
+            prop_assert!(told.starts_with("error: ") && told.contains("hint: "), "{}", told);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn of_llama_swap(text in mutated_text(&[SWAP])) {
+        sound(llama_swap::import(&text, "x.yaml", &env))?;
+    }
+
+    #[test]
+    fn of_a_preset(text in mutated_text(&[PRESET])) {
+        sound(preset::import(&text, "x.ini"))?;
+    }
+
+    #[test]
+    fn of_a_command(text in mutated_text(&[DOCKER])) {
+        sound(split::words(&text, "x.sh").and_then(|words| command::import(&words, "x.sh")))?;
+    }
+}
+
+#[test]
+fn what_refers_to_itself_again_and_again_ends_soon() {
+    // Each line is nine times the one above.
+    let mut yaml = String::from("a0: &a0 [x]\n");
+    for n in 1..30 {
+        let of = format!("*a{}, ", n - 1).repeat(9);
+        yaml += format!("a{n}: &a{n} [{}]\n", of.trim_end_matches(", ")).as_str();
+    }
+    let told = llama_swap::import(&yaml, "x.yaml", &env).unwrap_err().lines().join("\n");
+    assert!(told.contains("this is no YAML that can be read"), "{told}");
+    let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let told = llama_swap::import(&deep, "x.yaml", &env).unwrap_err().lines().join("\n");
+    assert!(told.contains("more than 1000 brackets"), "{told}");
+    // What the parser itself is left with takes no time.
+    let less = format!("a: {}{}", "[".repeat(900), "]".repeat(900));
+    assert!(llama_swap::import(&less, "x.yaml", &env).is_err());
+}
+
+#[test]
+fn a_name_with_lines_in_it_writes_no_lines() {
+    let yaml = "models:\n  \"a\\nevil = 1\\n[b]\":\n    cmd: llama-server -m a.gguf\n    description: \"x\\nevil = 1\\r[models.c]\\nbinary = '/bin/sh'\"\n    nobody: knows\n";
+    let imported = llama_swap::import(yaml, "x.yaml", &env).unwrap();
+    let text = write::text(&imported, "x\nevil = 1");
+    let table = text.parse::<toml::Table>().unwrap();
+    assert!(!table.contains_key("evil") && !table.contains_key("b"), "{text}");
+    assert_eq!(table["models"].as_table().unwrap().len(), 1, "{text}");
+}

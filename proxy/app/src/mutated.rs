@@ -1,0 +1,36 @@
+//! For tests of whatever reads what strangers wrote: a text with some of its bytes replaced, doubled, dropped, or moved.
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+/// Bytes that mean something to somebody.
+const ODD: &[u8] = b"\r\n\t \0:;,#%&=+$'\"\\{}[]<>|!*-~.0\x7f\xc3\xff";
+
+/// One of these texts, with at most eight changes.
+pub(crate) fn mutated(from: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+    let change = (any::<Index>(), 0..6_u8, select(ODD), any::<Index>());
+    (select(from), proptest::collection::vec(change, 0..8)).prop_map(|(text, changes)| {
+        let mut bytes = text.as_bytes().to_vec();
+        for (at, how, byte, other) in changes {
+            if bytes.is_empty() {
+                bytes.push(byte);
+            }
+            let (at, other) = (at.index(bytes.len()), other.index(bytes.len()));
+            let (from, to) = (at.min(other), at.max(other));
+            match how {
+                0 => bytes[at] = byte,
+                1 => bytes.insert(at, byte),
+                2 => drop(bytes.remove(at)),
+                3 => bytes.truncate(at),
+                4 => drop(bytes.drain(from..to.min(from + 40))),
+                _ => bytes.extend_from_within(from..to.min(from + 200)),
+            }
+        }
+        bytes
+    })
+}
+
+/// The same as text, as programs read it that take no other bytes.
+pub(crate) fn mutated_text(from: &'static [&'static str]) -> impl Strategy<Value = String> {
+    mutated(from).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
