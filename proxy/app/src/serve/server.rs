@@ -22,6 +22,7 @@ use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
+use crate::admin::page::door::Doorkeeper;
 use crate::admin::page::holds::plans;
 use crate::admin::server::bind;
 use crate::clock;
@@ -134,6 +135,9 @@ impl Server {
             series: kept,
             stop: stop.clone(),
         };
+        // Whoever looks on over the public listener must not hold up its end.
+        let door = Doorkeeper::new(Admin { stop: accepting.clone(), ..admin.clone() });
+        let gateway = gateway.with_page(Arc::new(door));
         tasks.spawn(listeners.serve(admin));
         let (tracer, exporter) =
             resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
