@@ -110,7 +110,7 @@ async fn series(contents: &mut Contents, client: &Client, models: &[&ModelView])
             in_time(client.json_with(Method::GET, &["series"], &query)).await;
         match asked {
             Ok(data) => {
-                contents.json(&file("series", number, name, "json"), "what a model's memory did", data)
+                contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
             }
             // Nothing is kept of it, or the version knows no series.
             Err(why) if !why.starts_with(NO_ANSWER) => {}

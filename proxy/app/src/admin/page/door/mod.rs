@@ -95,7 +95,7 @@ impl Doorkeeper {
         }
         let known = match known {
             Ok(known) => known,
-            Err(why) => return self.turned_away(&why, &request, way),
+            Err(why) => return turned_away(&why, &request, way),
         };
         if signs == Some(false) {
             return self.sign_out(request, known).await;
@@ -153,8 +153,8 @@ impl Doorkeeper {
 
     async fn sign_in(&self, request: Request<Incoming>, asker: &Asker, is_in: bool) -> Response<Body> {
         if request.method() != Method::POST {
-            let asked = Ask::of(request.uri().query());
-            let back = back(&asked);
+            let query = Ask::of(request.uri().query());
+            let back = back(&query);
             return if is_in { lead(back) } else { shown(StatusCode::OK, form::sign_in(back, None)) };
         }
         let secure = asker.tls
@@ -206,22 +206,22 @@ impl Doorkeeper {
         }
         with_cookie(lead("/page/sign-in"), &host, "", 0, false)
     }
+}
 
-    /// What somebody gets who is not let in: a person the form, a script a sentence.
-    fn turned_away(&self, why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
-        let headers = request.headers();
-        let opens = request.method() == Method::GET && way.is_document();
-        let fragment = Ask::of(request.uri().query()).get("fragment").is_some();
-        if !opens || fragment || !matches!(why, Outside::NoKey) {
-            return told(why, refuse(status(why), why));
-        }
-        let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
-        let here = if is_here(here) { here } else { "/page/" };
-        if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
-            return shown(StatusCode::OK, form::onward(here));
-        }
-        lead(&address("/page/sign-in", &[("back", here)]))
+/// What somebody gets who is not let in: a person the form, a script a sentence.
+fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
+    let headers = request.headers();
+    let opens = request.method() == Method::GET && way.is_document();
+    let fragment = Ask::of(request.uri().query()).get("fragment").is_some();
+    if !opens || fragment || !matches!(why, Outside::NoKey) {
+        return told(why, refuse(status(why), why));
     }
+    let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
+    let here = if is_here(here) { here } else { "/page/" };
+    if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
+        return shown(StatusCode::OK, form::onward(here));
+    }
+    lead(&address("/page/sign-in", &[("back", here)]))
 }
 
 /// The name of a key, if it opens the page now.
