@@ -37,6 +37,7 @@ mod mitigations;
 mod names;
 mod operator;
 mod page;
+mod page_outside;
 mod pages;
 mod passthrough;
 mod patched;

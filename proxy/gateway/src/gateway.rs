@@ -22,6 +22,7 @@ use crate::clock;
 use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
+use crate::page::Page;
 use crate::requests::Requests;
 use crate::shared::Shared;
 use crate::workers::{self, Workers};
@@ -65,7 +66,6 @@ pub struct Ends {
 }
 
 /// A gateway that listens.
-#[derive(Debug)]
 pub struct Bound {
     config: GatewayConfig,
     listener: Listener,
@@ -74,6 +74,13 @@ pub struct Bound {
     control: Control,
     requests: Requests,
     tls: Option<Arc<Tls>>,
+    page: Option<Arc<dyn Page>>,
+}
+
+impl std::fmt::Debug for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bound").field("listener", &self.listener).finish_non_exhaustive()
+    }
 }
 
 impl Bound {
@@ -82,7 +89,7 @@ impl Bound {
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
         let requests = Requests::new(workers.len());
-        Ok(Self { config, listener, workers, gauges, control, requests, tls })
+        Ok(Self { config, listener, workers, gauges, control, requests, tls, page: None })
     }
 
     /// The address of the first host, with the port that was chosen.
@@ -124,6 +131,12 @@ impl Bound {
         self.tls.clone()
     }
 
+    /// Has a page for operators, as long as a key has the right to it.
+    #[must_use]
+    pub fn with_page(self, page: Arc<dyn Page>) -> Self {
+        Self { page: Some(page), ..self }
+    }
+
     /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
     /// finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
     /// still runs.
@@ -149,6 +162,7 @@ impl Bound {
             gauges: self.gauges,
             live: self.control,
             requests: self.requests,
+            page: self.page,
             stop: stop.clone(),
             retire: retire.clone(),
             started: clock::unix_seconds(),

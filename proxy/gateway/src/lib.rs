@@ -25,6 +25,7 @@
 //! | `exchange` | one request's life, stage by stage; what is answered here; how large a prompt is |
 //! | `shared`, `live` | what all requests share; what of it may change while we serve |
 //! | `answer` | the way back: whole events, counted work, answers put together from streams, the record |
+//! | `page` | the way to the page for operators, if there is one here |
 //! | `access` | keys, web pages, host names: who may send a request |
 //! | `rules` | what an operator wants changed in request bodies, in place |
 //! | `backend` | the way to a backend: leases, connections, attempts |
@@ -48,6 +49,7 @@ mod gateway;
 mod limits;
 mod live;
 mod observe;
+mod page;
 mod protocol;
 mod refusal;
 mod requests;
@@ -73,6 +75,7 @@ pub use gateway::{Bound, Ends, Gateway};
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
+pub use page::{Answering, Asker, Page};
 pub use protocol::query::percent_decoded;
 pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;

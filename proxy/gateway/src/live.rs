@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use warden_policies::{ModelName, Names, QuickMap};
 
 use crate::access::cors::Cors;
-use crate::access::keys::{KeyCounts, Keys};
+use crate::access::keys::{KeyCounts, KeyHash, Keys};
 use crate::body::request_copy::Recorder;
 use crate::rules::{ModelRules, Name};
 
@@ -60,6 +60,12 @@ impl Control {
     /// The picture of this moment.
     pub(crate) fn now(&self) -> Arc<Live> {
         self.live.load_full()
+    }
+
+    /// The name of a key that there is now, and whether it opens the page for operators.
+    pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
+        let live = self.live.load();
+        live.keys.as_ref()?.known(hash).map(|key| (key.name.clone(), key.operator))
     }
 
     /// What each key has used since the start.

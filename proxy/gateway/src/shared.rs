@@ -10,6 +10,7 @@ use crate::body::fingerprint::PrintKey;
 use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
+use crate::page::Page;
 use crate::requests::Requests;
 
 pub(crate) struct Shared {
@@ -21,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) live: Control,
     /// Those in flight, and those that ended last.
     pub(crate) requests: Requests,
+    /// The page for operators.
+    pub(crate) page: Option<Arc<dyn Page>>,
     pub(crate) stop: CancellationToken,
     /// Another instance has taken our place: a connection that is here has one more request at most.
     pub(crate) retire: CancellationToken,

@@ -159,6 +159,9 @@ fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
     url.path_segments_mut().map_err(|()| bad())?.clear().extend(segments);
     if !query.is_empty() {
         url.query_pairs_mut().extend_pairs(query);
+        // A blank may be spelled in two ways, of which `/series` reads one.
+        let plain = url.query().map(|query| query.replace('+', "%20"));
+        url.set_query(plain.as_deref());
     }
     Ok(url)
 }

@@ -79,7 +79,8 @@ fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {
 }
 
 fn table(file: &KeyFile) -> String {
-    let head = ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME"].map(str::to_owned).to_vec();
+    let head =
+        ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME", "PAGE"].map(str::to_owned).to_vec();
     let text = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
     let rows = file.keys.iter().map(|key| {
         vec![
@@ -89,6 +90,7 @@ fn table(file: &KeyFile) -> String {
             text(key.rate.map(|rate| rate.to_string()), "any"),
             text(key.tokens.map(|rate| rate.to_string()), "any"),
             text(key.concurrency.map(|most| most.to_string()), "any"),
+            if key.operator { "operator" } else { "no" }.to_owned(),
         ]
     });
     out::table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
@@ -119,7 +121,7 @@ mod tests {
     fn who_may_do_what_is_a_table_without_keys() {
         let text = section("bob", "an-example-key-that-is-long-enough-to-be-taken")
             + "\n[alice]\nkey = \"another-example-key-that-is-long-enough\"\n\
-                    models = [\"org/*\", \"small\"]\nrate = \"60/min\"\ntokens = \"100000/d\"\nconcurrency = 2\n";
+                    models = [\"org/*\", \"small\"]\nrate = \"60/min\"\ntokens = \"100000/d\"\nconcurrency = 2\noperator = true\n";
         let file = KeyFile::parse(Path::new("keys.toml"), &text).unwrap();
         insta::assert_snapshot!(text + "\n" + &table(&file));
     }

@@ -29,6 +29,7 @@ use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
+use crate::admin::page::door::Doorkeeper;
 use crate::admin::page::holds::plans;
 use crate::admin::server::{bind, inherit};
 use crate::clock;
@@ -57,6 +58,8 @@ pub(crate) struct Server {
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     ends: Ends,
+    /// Ends what is shown of the page on the public listener.
+    viewers: CancellationToken,
     gateway_done: CancellationToken,
     /// Ends admin and watchers.
     stop: CancellationToken,
@@ -210,6 +213,10 @@ impl Server {
             upgrades,
             stop: stop.clone(),
         };
+        // Whoever looks on over the public listener must not hold up its end.
+        let viewers = ends.stop.child_token();
+        let door = Doorkeeper::new(Admin { stop: viewers.clone(), ..admin.clone() });
+        let gateway = gateway.with_page(Arc::new(door));
         tasks.spawn(once(listeners.serve(admin).boxed()));
         let (tracer, exporter) =
             resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
@@ -239,6 +246,7 @@ impl Server {
             tls,
             told: tell,
             ends,
+            viewers,
             gateway_done,
             stop,
             tasks,
@@ -419,6 +427,7 @@ impl Server {
     /// The next program accepts clients and operators.
     pub(super) fn retire(&self) {
         self.ends.retire.cancel();
+        self.viewers.cancel();
         self.admin_stays.cancel();
         self.stop.cancel();
     }

@@ -1,11 +1,13 @@
-//! The body of any answer: our own words, a backend's answer on its way ([`Relay`]), or one for which its model is loaded ([`Interim`]).
+//! The body of any answer: our own words, the page for operators, a backend's answer on its way ([`Relay`]), or one for which its model is loaded ([`Interim`]).
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
 
 use crate::answer::flight::Flight;
 use crate::answer::interim::Interim;
@@ -25,6 +27,7 @@ pub(crate) struct AnswerBody {
 
 enum Kind {
     Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
+    Page { body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight> },
     Relay(Box<Relay>),
     Interim(Box<Interim>),
 }
@@ -33,6 +36,10 @@ impl AnswerBody {
     pub(crate) fn fixed(bytes: Bytes, flight: Box<Flight>, outcome: Outcome, busy: Busy) -> Self {
         let bytes = (!bytes.is_empty()).then_some(bytes);
         Self { kind: Kind::Fixed { bytes, flight: Some(flight), outcome }, busy: Some(busy) }
+    }
+
+    pub(crate) fn page(body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight>, busy: Busy) -> Self {
+        Self { kind: Kind::Page { body, flight }, busy: Some(busy) }
     }
 
     pub(crate) fn relay(relay: Box<Relay>, busy: Busy) -> Self {
@@ -68,6 +75,13 @@ impl Body for AnswerBody {
                 }
                 Poll::Ready(portion.map(|portion| Ok(Frame::data(portion))))
             }
+            Kind::Page { body, flight } => {
+                let polled = std::task::ready!(Pin::new(body).poll_frame(context));
+                if let Some(Ok(bytes)) = polled.as_ref().map(|frame| frame.as_ref().map(Frame::data_ref)) {
+                    flight.passed(bytes.map_or(0, Bytes::len));
+                }
+                Poll::Ready(polled.map(|frame| frame.map_err(|never| match never {})))
+            }
             Kind::Relay(relay) => {
                 let cancelled = busy.as_ref().is_some_and(Busy::takes_cancel).then(|| relay.cancel(context));
                 cancelled.flatten().unwrap_or_else(|| relay.poll(context))
@@ -79,6 +93,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Fixed { bytes, .. } => bytes.is_none(),
+            Kind::Page { body, .. } => body.is_end_stream(),
             Kind::Relay(relay) => relay.is_over(),
             Kind::Interim(interim) => interim.is_over(),
         }
@@ -89,6 +104,7 @@ impl Body for AnswerBody {
             Kind::Fixed { bytes, .. } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
+            Kind::Page { body, .. } => body.size_hint(),
             Kind::Relay(relay) => relay.size_hint(),
             Kind::Interim(_) => SizeHint::default(),
         }
@@ -101,6 +117,9 @@ impl Drop for AnswerBody {
             // A client that leaves before our own few bytes is of no interest.
             let is_cut = bytes.is_some() && flight.progress.is_cancelled();
             flight.finish(if is_cut { Outcome::Cancelled } else { *outcome });
+        }
+        if let Kind::Page { flight, .. } = &mut self.kind {
+            flight.finish(Outcome::Ok);
         }
     }
 }

@@ -59,7 +59,8 @@ pub(super) fn answer(
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),
-        LocalRoute::Forbidden => Err(Refusal::Method(parts.method.clone())),
+        // It has a body of its own kind, and was let in as such.
+        LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(parts.method.clone())),
     };
     let rest = match local {
         // A client may send through its tunnel before it knows that there is none: nothing behind is a request.

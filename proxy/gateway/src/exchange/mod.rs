@@ -43,7 +43,7 @@ use tokio::time::Instant;
 
 use self::forward::Forwarded;
 use self::local_routes::Words;
-use crate::access::keys::Access;
+use crate::access::keys::{Access, Keys};
 use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
 use crate::answer::assemble::Kind;
@@ -57,6 +57,7 @@ use crate::body::intake::Intake;
 use crate::body::sent::Sent;
 use crate::live::Live;
 use crate::observe::Record;
+use crate::page::{self, Asker, Page};
 use crate::protocol::conn_state::ConnState;
 use crate::protocol::raw_head::Seen;
 use crate::protocol::{headers, prefix, wire};
@@ -106,7 +107,16 @@ struct Received {
 enum Admitted {
     /// For us: headers and body of the answer.
     Here(Words),
+    /// For the page for operators.
+    Page(Box<ForPage>),
     Forward(Asked),
+}
+
+/// A request for the page, and who answers it.
+struct ForPage {
+    page: Arc<dyn Page>,
+    request: Request<Incoming>,
+    asker: Asker,
 }
 
 /// A request for a backend, of whose body nothing has been read.
@@ -209,6 +219,12 @@ pub(crate) async fn answer(
                 None => Err(exchange.cancelled(rest)),
             }
         }
+        Ok(Admitted::Page(asked)) => {
+            let ForPage { page, request, asker } = *asked;
+            let rest = ClientBody::unread(request.body());
+            let answer = page.answer(request, asker).await;
+            return Ok(reply::page(exchange, answer, rest, busy));
+        }
         Ok(Admitted::Here(words)) => Ok(words),
         Err(refused) => Err(refused),
     };
@@ -248,6 +264,7 @@ fn receive(
         Some(Ok(named)) if named.is_bare && parts.method == Method::GET => {
             Some(LocalRoute::Bare(named.name.clone()))
         }
+        _ if has_page(&shared, &live, &parts) => Some(LocalRoute::Page),
         _ => route::local(&parts.method, parts.uri.path()),
     };
     let drop_in = dropin::is(&shared);
@@ -293,6 +310,11 @@ fn receive(
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
+/// Whether it is the page for operators that is asked for, and there is one.
+fn has_page(shared: &Shared, live: &Live, parts: &Parts) -> bool {
+    page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(Keys::has_operators)
+}
+
 /// What an operator sees of a request by its head.
 fn begun(record: &Record, route: Route, at: Instant) -> Begun<'_> {
     Begun {
@@ -322,6 +344,11 @@ fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refuse
     wire::check(&parts, &body, seen).map_err(|fault| unframed(Refusal::Wire(fault)))?;
     let unread = ClientBody::unread(&body);
     let access = access(exchange, &parts, local.as_ref()).map_err(|refusal| unread.refused(refusal))?;
+    if let (Some(LocalRoute::Page), Some(page)) = (&local, exchange.shared.page.clone()) {
+        let asker = Asker::of(&parts, exchange.flight.record.peer, exchange.shared.config.tls().is_some());
+        let request = Request::from_parts(*parts, body);
+        return Ok(Admitted::Page(Box::new(ForPage { page, request, asker })));
+    }
     match local {
         Some(local) => local_routes::answer(exchange, &access, &parts, &local).map(Admitted::Here),
         None => Ok(Admitted::Forward(Asked { parts, body, named, held, access })),

@@ -1,11 +1,13 @@
 //! How an exchange ends: with a backend's answer, with words of ours, or with a refusal.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use http::{Method, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
 
@@ -205,6 +207,29 @@ pub(super) fn refuse(exchange: Exchange, refused: &Refused, busy: Busy) -> Respo
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     reply(exchange, answer.status, headers, answer.body, refusal.outcome(), busy)
+}
+
+/// An answer of the page for operators. Web pages of other origins are told nothing of it, whoever may call the models.
+pub(super) fn page(
+    exchange: Exchange,
+    answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
+    rest: ClientBody,
+    busy: Busy,
+) -> Response<AnswerBody> {
+    let Exchange { conn, request_id, mut flight, .. } = exchange;
+    let (mut parts, body) = answer.into_parts();
+    parts.headers.insert(headers::REQUEST_ID, request_id);
+    if rest != ClientBody::Over {
+        conn.must_linger();
+        parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    flight.record.status = parts.status.as_u16();
+    flight.record.stream = assemble::is_events(&parts.headers);
+    if flight.record.stream {
+        // Who looks on for hours is no request in flight.
+        flight.finish(Outcome::Ok);
+    }
+    Response::from_parts(parts, AnswerBody::page(body, flight, busy))
 }
 
 fn reply(

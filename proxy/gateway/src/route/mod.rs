@@ -81,6 +81,8 @@ pub(crate) enum LocalRoute {
     Running,
     /// `/upstream/<model>` without a slash behind it; the name.
     Bare(String),
+    /// The page for operators.
+    Page,
     /// The answer to a browser's question whether it may call.
     Preflight,
     /// A method that no proxy may serve to anybody.
@@ -102,14 +104,16 @@ impl LocalRoute {
             Self::Models | Self::Model(_) => "models",
             Self::Running => "running",
             Self::Bare(_) => "upstream",
+            Self::Page => "page",
             Self::Preflight => "preflight",
             Self::Forbidden => "forbidden",
         }
     }
 
-    /// Whether everybody may ask it: whether we live, and whether a browser may call. And what nobody is served.
+    /// Whether everybody may ask it: whether we live, and whether a browser may call. What judges itself who asks. And what nobody
+    /// is served.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(self, Self::Health | Self::Preflight | Self::Forbidden)
+        matches!(self, Self::Health | Self::Page | Self::Preflight | Self::Forbidden)
     }
 }
 

@@ -7,7 +7,15 @@ use crate::{KeyHash, KeySpec, Keys, Live, Outcome};
 
 fn spec(name: &str, key: &str) -> KeySpec {
     let hash = KeyHash::of(key.as_bytes());
-    KeySpec { name: name.into(), hash, models: None, rate: None, tokens: None, concurrency: None }
+    KeySpec {
+        name: name.into(),
+        hash,
+        models: None,
+        rate: None,
+        tokens: None,
+        concurrency: None,
+        operator: false,
+    }
 }
 
 async fn rig(specs: Vec<KeySpec>, models: Vec<&'static str>, upstream: &Upstream) -> Rig {

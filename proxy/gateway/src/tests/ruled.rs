@@ -230,6 +230,7 @@ async fn a_key_has_a_right_to_a_name_or_to_models_behind_it() {
             rate: None,
             tokens: None,
             concurrency: None,
+            operator: false,
         };
         let keys = Some(Keys::new(vec![key]));
         rig.control.update(Live { by_name: by_name.clone(), keys, ..Live::default() });

@@ -79,7 +79,7 @@ pub(crate) fn order(form: &Ask, is_ours: impl FnOnce(&str) -> bool) -> Result<Or
 }
 
 /// Whether an address is one of the page.
-fn is_here(back: &str) -> bool {
+pub(super) fn is_here(back: &str) -> bool {
     (back == "/page/" || back.starts_with("/page/"))
         && back.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }

@@ -6,7 +6,7 @@ use warden_pages::plot::{
 use warden_policies::ByteSize;
 use warden_policies::units::exact;
 
-use crate::series::answer::{MemoryData, Point, SeriesData};
+use crate::series::answer::{MemoryData, Point, Present, SeriesData};
 use crate::series::marks;
 
 /// Without a reading for so many points, or so many seconds, nothing was read.
@@ -52,7 +52,7 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
         let law = point.lines.law?;
         Some(Level { x: place(point), low: exact(law.low), value: exact(law.level), high: exact(law.high) })
     });
-    let coming = coming(series, data.now);
+    let coming = coming(series, data);
     let last = laws.len();
     Plot {
         title: format!("{what} of {}", data.model),
@@ -65,7 +65,7 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
             .into_iter()
             .zip(1..)
             .map(|(levels, number)| Law {
-                name: if number == last { law_name(series) } else { String::new() },
+                name: if number == last { law_name(series, data) } else { String::new() },
                 levels,
             })
             .collect(),
@@ -90,8 +90,7 @@ pub(super) fn plot(data: &MemoryData, series: &SeriesData, what: &str) -> Plot {
 /// The same for all plots, so that one moment is at one place: with room for the forecasts.
 fn span(data: &MemoryData) -> (f64, f64) {
     let (from, to) = (exact(data.from), exact(data.to));
-    let far =
-        data.series.iter().filter_map(|series| coming(series, data.now)).map(|coming| coming.reached[1]);
+    let far = data.series.iter().filter_map(|series| coming(series, data)).map(|coming| coming.reached[1]);
     let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
     (from, to + ahead.min((to - from) * AHEAD))
 }
@@ -114,8 +113,8 @@ fn read_how(series: &SeriesData) -> String {
     format!("read: the mean of {} each, with the least and the most", warden_policies::units::span(each))
 }
 
-fn law_name(series: &SeriesData) -> String {
-    let slope = series.present.as_ref().and_then(|present| present.slope.as_ref());
+fn law_name(series: &SeriesData, data: &MemoryData) -> String {
+    let slope = present(series, data).and_then(|present| present.slope.as_ref());
     slope.map_or_else(|| "the detector's line".to_owned(), |slope| format!("the law: {slope}"))
 }
 
@@ -154,13 +153,19 @@ fn limits(series: &SeriesData, kind: LimitKind, of: fn(&Point) -> Option<u64>) -
     all
 }
 
+/// What is said of the process that runs now, where the plot reaches to it: of a stretch of the past it would be another's law.
+fn present<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a Present> {
+    let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
+    series.present.as_ref().filter(|_| reaches)
+}
+
 /// The limit that is reached first.
-fn coming(series: &SeriesData, now: u64) -> Option<Coming> {
-    let present = series.present.as_ref()?;
+fn coming(series: &SeriesData, data: &MemoryData) -> Option<Coming> {
+    let present = present(series, data)?;
     let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;
     let at = |at: Option<u64>| at.map_or(f64::INFINITY, exact);
     Some(Coming {
-        from: (exact(now), exact(present.bytes)),
+        from: (exact(data.now), exact(present.bytes)),
         limit: exact(first.limit),
         reached: [at(first.early), at(first.at), at(first.late)],
     })

@@ -21,8 +21,19 @@ pub(crate) struct Frame<'a> {
     pub(crate) token: &'a str,
     /// Which run of the program this is.
     pub(crate) boot: &'a str,
+    /// The key of the session that looks, where there is one.
+    pub(crate) signed_in: Option<&'a str>,
     /// What filters the view: not refreshed, so that nobody's typing is disturbed.
     pub(crate) controls: Html,
+}
+
+/// What every head has.
+pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
+    head.void("meta", &[("charset", &"utf-8")]);
+    head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
+    head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
+    head.element("title", &[], title);
+    head.void("link", &[("rel", &"icon"), ("href", &SIGN)]);
 }
 
 /// A whole document around a part.
@@ -31,12 +42,8 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
     let (view, files) = (frame.view, files::all());
     html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
         html.within("head", &[], |head| {
-            head.void("meta", &[("charset", &"utf-8")]);
-            head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
-            head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
             let of = if frame.of.is_empty() { String::new() } else { format!(" of {}", frame.of) };
-            head.element("title", &[], format_args!("{}{of} · llama-warden", view.title()));
-            head.void("link", &[("rel", &"icon"), ("href", &SIGN)]);
+            self::head(head, format_args!("{}{of} · llama-warden", view.title()));
             head.void("link", &[("rel", &"stylesheet"), ("href", &files.style.path)]);
             head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
         });
@@ -64,10 +71,24 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
                 foot.element("a", &[("href", &"/page/help"), ("id", &"help-link")], "all keys and words");
                 foot.text(". Times are in UTC where no script runs.");
             });
+            if let Some(key) = frame.signed_in {
+                sign_out(body, key, frame.token);
+            }
         });
     });
     html.raw("\n");
     html.into_string()
+}
+
+/// The way out of a session. No script takes it over: it leads to another page.
+fn sign_out(body: &mut Html, key: &str, token: &str) {
+    let about: warden_pages::html::Attributes =
+        &[("method", &"post"), ("action", &"/page/sign-out"), ("id", &"sign-out")];
+    body.within("form", about, |form| {
+        form.void("input", &[("type", &"hidden"), ("name", &"token"), ("value", &token)]);
+        form.element("span", &[("class", &"quiet")], format_args!("Signed in with the key {key}. "));
+        form.element("button", &[], "Sign out");
+    });
 }
 
 fn views(nav: &mut Html, current: View) {

@@ -9,6 +9,9 @@
 //!   POST            Origin is there, and the page's own; and the token of this instance is in the form
 //! ```
 //!
+//! On the public listener any host may be named that the gateway takes, and what opens is a session or a key
+//! (`super::door`); all else holds there as well.
+//!
 //! The other admin routes are for programs: a request with anything of a browser in it is refused there (`super::super::route`).
 
 use http::{HeaderMap, Method, header};
@@ -66,11 +69,40 @@ pub(crate) fn judge(method: &Method, headers: &HeaderMap, document: bool) -> Res
     if hosts.next().is_some() || !is_loopback(name_of(host)) {
         return Err(Refused::Host(host.chars().take(100).collect()));
     }
+    of_browser(method, headers, document, host, &["http://"])
+}
+
+/// Judges a request for the page on the public listener. `host`: the one that it names, which the gateway has looked at. A proxy
+/// in front of us may speak TLS where we do not.
+///
+/// # Errors
+/// It may not have it.
+pub(crate) fn judge_outside(
+    method: &Method,
+    headers: &HeaderMap,
+    document: bool,
+    host: &str,
+    tls: bool,
+) -> Result<(), Refused> {
+    let schemes: &[&str] = if tls { &["https://"] } else { &["http://", "https://"] };
+    of_browser(method, headers, document, host, schemes)
+}
+
+fn of_browser(
+    method: &Method,
+    headers: &HeaderMap,
+    document: bool,
+    host: &str,
+    schemes: &[&str],
+) -> Result<(), Refused> {
     let mut origins = headers.get_all(header::ORIGIN).iter();
     let origin = origins.next();
     let is_own = |origin: &http::HeaderValue| {
-        let page = origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://"));
-        page.is_some_and(|page| page.eq_ignore_ascii_case(host))
+        let page = origin
+            .to_str()
+            .ok()
+            .and_then(|origin| schemes.iter().find_map(|scheme| origin.strip_prefix(scheme)));
+        !host.is_empty() && page.is_some_and(|page| page.eq_ignore_ascii_case(host))
     };
     if origins.next().is_some() || origin.is_some_and(|origin| !is_own(origin)) {
         return Err(Refused::Origin);
@@ -170,6 +202,34 @@ mod tests {
             assert_eq!(judged("GET", &[HOST, from, (MODE, "no-cors"), tab]), Err(Refused::Elsewhere));
             assert_eq!(judged("POST", &[HOST, from, opens, tab, OWN]), Err(Refused::Origin), "{site}");
         }
+    }
+
+    #[test]
+    fn outside_the_origin_is_the_host_that_was_named_and_under_tls_nothing_without() {
+        let judged = |method: &str, origin: Option<&str>, site: &str, tls: bool| {
+            let mut headers = HeaderMap::new();
+            headers.extend(origin.map(|origin| (header::ORIGIN, origin.parse().unwrap())));
+            headers.insert(SITE, site.parse().unwrap());
+            judge_outside(&method.parse().unwrap(), &headers, true, "llm.example", tls)
+        };
+        for (origin, tls, passes) in [
+            (Some("https://llm.example"), true, true),
+            (Some("https://llm.example"), false, true),
+            (Some("http://llm.example"), false, true),
+            (Some("http://llm.example"), true, false),
+            (Some("https://llm.example:8443"), true, false),
+            (Some("https://llm.example.evil"), true, false),
+            (Some("null"), false, false),
+            (Some(""), false, false),
+            (None, true, false),
+        ] {
+            assert_eq!(judged("POST", origin, "same-origin", tls).is_ok(), passes, "{origin:?} {tls}");
+        }
+        assert_eq!(judged("POST", Some("http://llm.example"), "cross-site", false), Err(Refused::Origin));
+        assert_eq!(judged("GET", None, "same-site", true), Err(Refused::Elsewhere));
+        let mut nobody = HeaderMap::new();
+        nobody.insert(header::ORIGIN, "https://".parse().unwrap());
+        assert!(judge_outside(&Method::POST, &nobody, true, "", true).is_err());
     }
 
     #[test]

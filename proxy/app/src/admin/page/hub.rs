@@ -63,6 +63,10 @@ impl Picture {
             && self.paces == other.paces
             && self.plans == other.plans
             && self.status.budgets == other.status.budgets
+            && self.status.binaries == other.status.binaries
+            && self.status.bound == other.status.bound
+            && self.status.mitigations == other.status.mitigations
+            && self.status.advice == other.status.advice
             && self.status.fleet == other.status.fleet
     }
 }
@@ -108,6 +112,8 @@ pub(crate) struct Desk {
     began: Instant,
     pictures: watch::Sender<Option<Arc<Picture>>>,
     paces: Mutex<Paces>,
+    /// One picture is made at a time: of two, the one that looked first must not be published last.
+    renewing: Mutex<()>,
     /// When a picture was made last.
     made: Mutex<Option<Instant>>,
     notices: Mutex<(u64, VecDeque<Notice>)>,
@@ -128,6 +134,7 @@ impl Default for Desk {
             began: Instant::now(),
             pictures: watch::Sender::new(None),
             paces: Mutex::default(),
+            renewing: Mutex::default(),
             made: Mutex::default(),
             notices: Mutex::default(),
             views: Mutex::default(),
@@ -203,6 +210,7 @@ impl Desk {
     }
 
     fn renew(&self, admin: &Admin) -> Arc<Picture> {
+        let _alone = lock(&self.renewing);
         self.count(admin);
         let plans = admin.told.borrow().plans.clone();
         let picture = Picture {

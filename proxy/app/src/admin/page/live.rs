@@ -14,6 +14,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::Still;
 use super::answer::{Kind, refuse, with};
 use super::files;
 use super::hub::Picture;
@@ -25,7 +26,7 @@ const VIEWERS: usize = 64;
 const QUIET: Duration = Duration::from_secs(15);
 
 /// Follows the pictures. The first thing said is who we are, with a token for the forms of a page that outlives a restart.
-pub(super) fn stream(admin: &Admin) -> Response<Body> {
+pub(super) fn stream(admin: &Admin, still: Option<Still>) -> Response<Body> {
     if admin.page.viewers() >= VIEWERS {
         let why = format!(
             "{VIEWERS} look at the page live, which is the most: this one is as it was when it was loaded"
@@ -36,7 +37,7 @@ pub(super) fn stream(admin: &Admin) -> Response<Body> {
     let hello = json!({ "boot": page.boot, "token": page.token.masked(), "files": files::all().tag });
     // A browser that has lost us comes back after a second.
     let first = format!("retry: 1000\nevent: hello\ndata: {hello}\n\n");
-    let following = following(first, page.look(), admin.stop.clone());
+    let following = following(first, page.look(), admin.stop.clone(), still);
     with(StatusCode::OK, Kind::Stream, StreamBody::new(following).boxed_unsync())
 }
 
@@ -44,10 +45,11 @@ fn following(
     first: String,
     pictures: watch::Receiver<Option<Arc<Picture>>>,
     stop: CancellationToken,
+    still: Option<Still>,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> {
-    stream::unfold((Some(first), pictures, stop), |(first, mut pictures, stop)| async move {
+    stream::unfold((Some(first), pictures, stop, still), |(first, mut pictures, stop, still)| async move {
         if let Some(first) = first {
-            return Some((said(first), (None, pictures, stop)));
+            return Some((said(first), (None, pictures, stop, still)));
         }
         let text = tokio::select! {
             () = stop.cancelled() => return None,
@@ -58,7 +60,11 @@ fn following(
             }
             () = tokio::time::sleep(QUIET) => ": still here\n\n".to_owned(),
         };
-        Some((said(text), (None, pictures, stop)))
+        // Signed out meanwhile, or the key has lost its right.
+        if still.as_ref().is_some_and(|still| !still()) {
+            return None;
+        }
+        Some((said(text), (None, pictures, stop, still)))
     })
 }
 
@@ -76,7 +82,7 @@ mod tests {
     async fn who_reads_slowly_is_told_the_latest_number_and_the_end_ends_it() {
         let sender = watch::Sender::new(None);
         let stop = CancellationToken::new();
-        let mut stream = Box::pin(following("hello\n\n".to_owned(), sender.subscribe(), stop.clone()));
+        let mut stream = Box::pin(following("hello\n\n".to_owned(), sender.subscribe(), stop.clone(), None));
         let mut next = async || {
             let frame = stream.next().await?.unwrap();
             Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())

@@ -144,6 +144,15 @@ fn without_readings_it_says_so_and_what_was_done_is_listed() {
 }
 
 #[test]
+fn of_a_stretch_of_the_past_nothing_is_foretold() {
+    let mut data = leaking();
+    let law = |data: &MemoryData| view(data).into_string().matches("the law: ").count();
+    let now = law(&data);
+    data.now = data.to + 86_400;
+    assert!(now > 0 && law(&data) == 0, "{now} of the process that runs now");
+}
+
+#[test]
 fn a_thousand_models_are_listed_and_a_month_of_points_stays_small() {
     let one =
         |n: usize| json!({"model": format!("m{n}"), "replica": 0, "memory": "host", "from": 5, "to": 9});

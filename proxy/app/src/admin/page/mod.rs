@@ -10,6 +10,7 @@
 //! | module | job |
 //! |---|---|
 //! | [`guard`] | who may have it: hosts, origins; pure |
+//! | [`door`] | the public listener: keys, sessions |
 //! | [`token`] | what forms carry |
 //! | [`view`] | views and paths; pure |
 //! | [`ask`] | queries and forms; pure |
@@ -31,6 +32,7 @@ mod ask;
 mod builds;
 mod configuration;
 mod diagnose;
+pub(crate) mod door;
 mod drawn;
 mod events;
 mod files;
@@ -49,6 +51,7 @@ mod token;
 mod view;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -73,6 +76,20 @@ const FORM_TIME: Duration = Duration::from_secs(10);
 /// The longest query: a filter and names.
 const QUERY: usize = 8 << 10;
 
+/// Who looks at the page, as far as it matters to what is shown and done.
+#[derive(Clone, Default)]
+struct Visitor {
+    /// For events and ledger.
+    who: Option<String>,
+    /// The key of the session, where there is one to be ended.
+    key: Option<Arc<str>>,
+    /// Whether the right that let it in still holds: what goes on for long asks again.
+    still: Option<Still>,
+}
+
+/// Whether a right holds.
+type Still = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Answers a request, if it is one for the page. `peer`: whose connection it is; `None` for the socket.
 pub(crate) async fn serve(
     admin: &Admin,
@@ -85,30 +102,43 @@ pub(crate) async fn serve(
     if let Err(refused) = guard::judge(&method, request.headers(), way.is_document()) {
         return Ok(refuse(StatusCode::FORBIDDEN, &refused));
     }
+    let visitor = Visitor { who: Some(act::who(peer)), ..Visitor::default() };
+    Ok(go(admin, way, request, visitor).await)
+}
+
+/// Answers somebody who may have the page.
+async fn go(admin: &Admin, way: Way<'_>, request: Request<Incoming>, visitor: Visitor) -> Response<Body> {
+    let (uri, method) = (request.uri().clone(), request.method().clone());
     let reads = method != Method::POST;
     if reads == matches!(way, Way::Act | Way::Cancel) {
-        return Ok(refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method));
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Refused::Method);
     }
     let query = uri.query().unwrap_or_default();
     if query.len() > QUERY {
-        return Ok(refuse(StatusCode::URI_TOO_LONG, &format!("a query has {QUERY} bytes at most")));
+        return refuse(StatusCode::URI_TOO_LONG, &format!("a query has {QUERY} bytes at most"));
     }
-    Ok(match way {
+    match way {
         Way::There => answer::lead("/page/"),
-        Way::View(view) => show(admin, view, query, request.headers()).await,
-        Way::Live => live::stream(admin),
-        Way::Act | Way::Cancel => do_it(admin, request, peer, way == Way::Cancel).await,
+        Way::View(view) => show(admin, view, query, request.headers(), &visitor).await,
+        Way::Live => live::stream(admin, visitor.still),
+        Way::Act | Way::Cancel => do_it(admin, request, visitor.who.as_deref(), way == Way::Cancel).await,
         Way::File(name) => match files::named(name) {
             Some(file) => answer::file(file, request.headers()),
             None => refuse(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
         },
         Way::Report(name) => report(admin, name).await,
         Way::Nothing => refuse(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them"),
-    })
+    }
 }
 
 /// One view: whole, or with `part=1` what is refreshed of it.
-async fn show(admin: &Admin, view: View, query: &str, headers: &HeaderMap) -> Response<Body> {
+async fn show(
+    admin: &Admin,
+    view: View,
+    query: &str,
+    headers: &HeaderMap,
+    visitor: &Visitor,
+) -> Response<Body> {
     let asked = Ask::of(Some(query));
     let picture = admin.page.picture(admin);
     let make = |content: &Html| {
@@ -146,6 +176,7 @@ async fn show(admin: &Admin, view: View, query: &str, headers: &HeaderMap) -> Re
         here: &here,
         token: &token,
         boot: &admin.page.boot,
+        signed_in: visitor.key.as_deref(),
         controls: controls(view, &asked, &picture),
     };
     let text = frame::document(&frame, std::str::from_utf8(&part.plain).unwrap_or_default());
@@ -175,17 +206,22 @@ fn log_wish(asked: &Ask, picture: &Picture) -> events::Wish {
     wish
 }
 
-async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> Html {
+async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Arc<Picture>) -> Html {
     match view {
         View::Overview => overview::view(picture, &overview::Wish::of(asked)),
-        View::Events => events::events(&admin.fleet.events().events, &events::Wish::of(asked)),
+        View::Events => {
+            let (all, wish) = (admin.fleet.events().events, events::Wish::of(asked));
+            // What is hidden is looked for in every text.
+            blocking(move || events::events(&all, &wish)).await.unwrap_or_default()
+        }
         View::Logs => {
             let mut wish = log_wish(asked, picture);
             let lines = admin.fleet.logs(&wish.model).map(|tail| tail.lines);
             if lines.is_none() {
                 wish.model.clear();
             }
-            events::logs(&lines.unwrap_or_default(), &wish)
+            let lines = lines.unwrap_or_default();
+            blocking(move || events::logs(&lines, &wish)).await.unwrap_or_default()
         }
         View::Configuration => {
             let told = admin.told.borrow().clone();
@@ -197,9 +233,10 @@ async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Picture) -> H
         }
         View::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
-            let folder = data.clone();
-            let shelf = blocking(move || builds::Shelf::read(&folder)).await.unwrap_or_default();
-            builds::view(picture, &shelf, &data)
+            let picture = picture.clone();
+            // Programs are looked up on the disk, to know those of the store by every name.
+            let view = move || builds::view(&picture, &builds::Shelf::read(&data), &data);
+            blocking(view).await.unwrap_or_default()
         }
         View::Diagnose => {
             let folder = diagnose::folder(&picture.status.instance.ledger);
@@ -272,24 +309,33 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
     }
 }
 
+/// Reads a form.
+///
+/// # Errors
+/// The answer to one that is too large, or too slow.
+async fn read_form(request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
+    let body = Limited::new(request.into_body(), FORM).collect();
+    let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));
+    match tokio::time::timeout(FORM_TIME, body).await {
+        Ok(Ok(form)) => Ok(Ask::of(std::str::from_utf8(&form.to_bytes()).ok())),
+        Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most")),
+        Err(_) => refused(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
+    }
+}
+
 async fn do_it(
     admin: &Admin,
     request: Request<Incoming>,
-    peer: Option<IpAddr>,
+    who: Option<&str>,
     cancels: bool,
 ) -> Response<Body> {
     let json = request.headers().get(header::ACCEPT).is_some_and(|accept| accept == "application/json");
-    let body = Limited::new(request.into_body(), FORM).collect();
-    let form = match tokio::time::timeout(FORM_TIME, body).await {
-        Ok(Ok(form)) => form.to_bytes(),
-        Ok(Err(_)) => {
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most"));
-        }
-        Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
+    let form = match read_form(request).await {
+        Ok(form) => form,
+        Err(refused) => return *refused,
     };
-    let form = Ask::of(std::str::from_utf8(&form).ok());
     let ours = |said: &str| admin.page.token.is(said);
-    let who = act::who(peer);
+    let who = who.unwrap_or("page").to_owned();
     let begun = if cancels {
         act::cancel(admin, &form, ours, &who).map(|id| (id, View::Requests.path().to_owned()))
     } else {

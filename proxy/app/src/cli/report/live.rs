@@ -1,10 +1,11 @@
-//! What a running instance says: its status, its metrics, and what its processes wrote last. One that does not answer in time is said
+//! What a running instance says: its status, its metrics, what its processes wrote last, and what their memory did. One that does not answer in time is said
 //! not to, because that is what the report may be about.
 
 use std::time::Duration;
 
 use reqwest::Method;
 use warden_policies::secrets;
+use warden_supervisor::{ModelState, ModelView};
 
 use super::contents::Contents;
 use crate::admin::answer::Status;
@@ -16,10 +17,14 @@ use crate::exit::Failure;
 
 /// How long an answer may take: a healthy instance needs milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How it begins what an instance did not say in time.
+const NO_ANSWER: &str = "no answer";
 /// Bytes of the end of one model's output.
 const LOG: usize = 256 << 10;
-/// Models whose output is asked for.
+/// Models whose output is asked for, and whose memory: first those that are ill.
 const LOGS: usize = 40;
+/// Of which stretch of time memory is asked for, and in how many points at most: five minutes each.
+const SERIES: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 
 /// Asks the instance that is meant, if one runs.
 ///
@@ -57,7 +62,13 @@ async fn ask(contents: &mut Contents, client: &Client) -> Option<Status> {
         Some(status) => {
             contents.text("status.txt", "the same for people", &table(status));
             command_line(contents, status.instance.pid);
-            logs(contents, client, status).await;
+            let chosen = chosen(&status.fleet.models);
+            logs(contents, client, &chosen).await;
+            series(contents, client, &chosen).await;
+            if status.fleet.models.len() > LOGS {
+                let more = status.fleet.models.len() - LOGS;
+                contents.note(&format!("logs, series: those of {more} more models; the ill ones come first"));
+            }
         }
         None => contents.note("status.txt: the status is that of another version, and cannot be read"),
     }
@@ -71,14 +82,51 @@ async fn ask(contents: &mut Contents, client: &Client) -> Option<Status> {
 async fn in_time<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<T, String> {
     match tokio::time::timeout(PATIENCE, asking).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("{NO_ANSWER} within {} s", PATIENCE.as_secs())),
     }
 }
 
+/// The models that a report is likely to be about: those that fail, then those that crashed or were replaced most, then those
+/// that run.
+fn chosen(models: &[ModelView]) -> Vec<&ModelView> {
+    let mut all: Vec<&ModelView> = models.iter().collect();
+    all.sort_by_key(|model| {
+        let fails = matches!(model.state, ModelState::Failed | ModelState::Backoff);
+        let trouble = model.crashes + model.recycles.iter().map(|(_, times)| times).sum::<u64>();
+        let is_ill = fails || model.last_failure.is_some() || model.outage.is_some();
+        std::cmp::Reverse((is_ill, trouble, model.state != ModelState::Unloaded))
+    });
+    all.truncate(LOGS);
+    all
+}
+
+/// What the memory of each model did within a day.
+async fn series(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
+    for (number, model) in (1..).zip(models) {
+        let name = model.name.as_str();
+        let query: Vec<_> = [("model", name)].into_iter().chain(SERIES).collect();
+        let query: Vec<_> = query.into_iter().map(|(key, value)| (key, value.to_owned())).collect();
+        let asked: Result<serde_json::Value, _> =
+            in_time(client.json_with(Method::GET, &["series"], &query)).await;
+        match asked {
+            Ok(data) => {
+                contents.json(&file("series", number, name, "json"), "what a model's memory did", data);
+            }
+            // Nothing is kept of it, or the version knows no series.
+            Err(why) if !why.starts_with(NO_ANSWER) => {}
+            Err(why) => return contents.note(&format!("series of {name}, and what comes after it: {why}")),
+        }
+    }
+}
+
+/// A name as a file's. By number, too: two names may look alike as files.
+fn file(folder: &str, number: usize, name: &str, end: &str) -> String {
+    format!("{folder}/{number:02}-{}.{end}", name.replace('/', "-"))
+}
+
 /// What was written by each model's processes, the end of it.
-async fn logs(contents: &mut Contents, client: &Client, status: &Status) {
-    let models = &status.fleet.models;
-    for (number, model) in models.iter().enumerate().take(LOGS) {
+async fn logs(contents: &mut Contents, client: &Client, models: &[&ModelView]) {
+    for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
         let mut lines: Vec<String> = Vec::new();
         let mut size = 0;
@@ -94,8 +142,7 @@ async fn logs(contents: &mut Contents, client: &Client, status: &Status) {
             size -= lines[skip].len();
             skip += 1;
         }
-        // By number, too: two names may look alike as files.
-        let file = format!("logs/{:02}-{}.jsonl", number + 1, name.replace('/', "-"));
+        let file = file("logs", number, name, "jsonl");
         contents.lines(
             &file,
             "what the processes of a model wrote last",
@@ -106,9 +153,6 @@ async fn logs(contents: &mut Contents, client: &Client, status: &Status) {
             contents.note(&format!("{file}, and what comes after it: {why}"));
             return;
         }
-    }
-    if models.len() > LOGS {
-        contents.note(&format!("logs: those of {} more models", models.len() - LOGS));
     }
 }
 

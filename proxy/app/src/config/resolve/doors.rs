@@ -42,6 +42,14 @@ impl Resolver<'_> {
         match KeyFile::load(&path) {
             Ok(file) => {
                 let (specs, warnings) = file.specs(&names);
+                if specs.iter().any(|key| key.operator) && !self.loaded.settings.server.api_prefix.is_empty()
+                {
+                    let message = "a key has `operator = true`, which opens the page at /page/, and with \
+                                   `server.api_prefix` the page's own addresses would lead elsewhere";
+                    let hint = "take `operator` from the key, or listen without `server.api_prefix`";
+                    self.problems
+                        .push(Problem::new(self.place(&["server", "api_prefix"]), message).hint(hint));
+                }
                 self.warnings.extend(warnings);
                 Some(specs)
             }
@@ -152,6 +160,19 @@ mod tests {
                 .unwrap_err()
                 .contains("no.toml: the file of keys cannot")
         );
+    }
+
+    #[test]
+    fn a_page_behind_a_prefix_is_refused_before_its_links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = dir.path().join("keys.toml");
+        let hash = warden_gateway::KeyHash::of(b"k").to_hex();
+        for (operator, refused) in [(true, true), (false, false)] {
+            std::fs::write(&keys, format!("[a]\nsha256 = \"{hash}\"\noperator = {operator}\n")).unwrap();
+            let server = format!("keys = \"{}\"\napi_prefix = \"/llm\"", keys.display());
+            let told = read(&server, "", false, &[]);
+            assert_eq!(told.as_ref().is_err_and(|told| told.contains("/page/")), refused, "{told:?}");
+        }
     }
 
     #[test]

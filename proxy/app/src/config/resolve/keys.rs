@@ -7,6 +7,7 @@
 //! rate = "60/min"
 //! tokens = "100000/h"
 //! concurrency = 4
+//! operator = true                  # opens the page for operators, too
 //! ```
 //!
 //! Keys in clear text are replaced by their hashes while the text is taken apart, so that no message can show one, and
@@ -59,6 +60,8 @@ pub(crate) struct WrittenKey {
     pub(crate) tokens: Option<Rate>,
     /// Requests at a time.
     pub(crate) concurrency: Option<usize>,
+    /// Opens the page for operators.
+    pub(crate) operator: bool,
 }
 
 impl KeyFile {
@@ -131,6 +134,7 @@ impl KeyFile {
             rate: key.rate,
             tokens: key.tokens,
             concurrency: key.concurrency,
+            operator: key.operator,
         });
         let specs = specs.collect();
         (specs, warnings)
@@ -175,6 +179,7 @@ fn schema() -> &'static Value {
                 "key": text, "sha256": text, "rate": text, "tokens": text,
                 "models": { "type": "array", "items": text },
                 "concurrency": { "type": "integer", "minimum": 1 },
+                "operator": { "type": "boolean" },
             },
         }})
     });
@@ -251,8 +256,10 @@ fn written(
         Some(Kind::Int(number)) => usize::try_from(*number).ok(),
         _ => None,
     };
+    let operator =
+        matches!(entry.value.entry("operator").map(|entry| &entry.value.kind), Some(Kind::Bool(true)));
     let in_clear = text("key").is_some();
-    Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency })
+    Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
 }
 
 /// The file as the validation reads it, with a hash wherever a key in clear text stood.

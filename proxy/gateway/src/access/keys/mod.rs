@@ -49,6 +49,8 @@ pub struct KeySpec {
     pub tokens: Option<Rate>,
     /// Requests at a time.
     pub concurrency: Option<usize>,
+    /// Whether it opens the page for operators.
+    pub operator: bool,
 }
 
 /// A key and what it has used.
@@ -68,6 +70,8 @@ struct Ring {
     all: Vec<Arc<Key>>,
     /// Where the key with a hash is in `all`.
     by_hash: QuickMap<KeyHash, usize>,
+    /// One of them opens the page for operators.
+    has_operators: bool,
 }
 
 impl FromIterator<Arc<Key>> for Keys {
@@ -78,7 +82,8 @@ impl FromIterator<Arc<Key>> for Keys {
             // Of two that are the same the first counts.
             by_hash.entry(key.spec.hash).or_insert(at);
         }
-        Self(Arc::new(Ring { all, by_hash }))
+        let has_operators = all.iter().any(|key| key.spec.operator);
+        Self(Arc::new(Ring { all, by_hash, has_operators }))
     }
 }
 
@@ -126,6 +131,21 @@ impl Keys {
             rejected: Limit::ALL.map(|limit| (limit.as_str(), key.usage.rejected(limit))).into(),
         };
         self.0.all.iter().map(one).collect()
+    }
+
+    /// Whether one of them opens the page for operators.
+    pub(crate) fn has_operators(&self) -> bool {
+        self.0.has_operators
+    }
+
+    /// The key of this hash.
+    pub(crate) fn known(&self, hash: &KeyHash) -> Option<&KeySpec> {
+        self.with_hash(hash).map(|key| &key.spec)
+    }
+
+    /// The hashes of all keys that a request brings.
+    pub fn presented(headers: &HeaderMap) -> Vec<KeyHash> {
+        presented::presented(headers).map(|key| KeyHash::of(&key)).collect()
     }
 
     /// The key that a request brings.

@@ -9,7 +9,15 @@ use super::*;
 
 fn spec(name: &str, key: &str) -> KeySpec {
     let hash = KeyHash::of(key.as_bytes());
-    KeySpec { name: name.into(), hash, models: None, rate: None, tokens: None, concurrency: None }
+    KeySpec {
+        name: name.into(),
+        hash,
+        models: None,
+        rate: None,
+        tokens: None,
+        concurrency: None,
+        operator: false,
+    }
 }
 
 fn bearer(key: &str) -> HeaderMap {

@@ -37,6 +37,8 @@ const refresh = async () => {
     // As text: what is read and written anew has a plus sign for each blank of a name.
     const here = `${location.pathname}${location.search ? `${location.search}&` : "?"}fragment=1`;
     const answer = await fetch(here, { cache: "no-store", headers: tag ? { "if-none-match": tag } : {} });
+    // Signed out, here or in another tab: the form for a key.
+    if (answer.status === 401) return location.reload();
     if (answer.status !== 304 && !answer.ok) throw new Error(await answer.text());
     if (said.dataset.state === "lost" && stream?.readyState === EventSource.OPEN) tell(greeting, "live");
     if (answer.status === 304) return;
@@ -91,7 +93,7 @@ document.addEventListener("visibilitychange", () => {
 
 document.addEventListener("submit", async (event) => {
   const { target: form, submitter } = event;
-  if (form.method !== "post" || !submitter) return;
+  if (form.method !== "post" || !submitter || form.id === "sign-out") return;
   event.preventDefault();
   if (submitter.value.startsWith("drain ") && !confirm(submitter.getAttribute("aria-label"))) return;
   const fields = new URLSearchParams(new FormData(form));

@@ -5,6 +5,9 @@ const earlier = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeSt
 const axisTime = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const axisDate = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 
+// What a plot calls its times, where they are those of whoever looks.
+const zone = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts(new Date()).find((part) => part.type === "timeZoneName")?.value ?? "";
+
 const localize = (root) => {
   const day = new Date().toDateString();
   for (const time of root.querySelectorAll("time[datetime]")) {
@@ -18,4 +21,5 @@ const localize = (root) => {
     if (Number.isNaN(at.getTime())) continue;
     label.textContent = (Number(label.dataset.step) < 86400 ? axisTime : axisDate).format(at);
   }
+  for (const unit of root.querySelectorAll("text.unit")) if (unit.textContent === "UTC") unit.textContent = zone;
 };

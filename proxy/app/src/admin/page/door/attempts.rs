@@ -1,0 +1,118 @@
+//! How often an address may be wrong about a key: guessing is hopeless anyway, and this keeps it from costing anything. An address
+//! that was wrong too often is not even looked at, so a right key has to wait there, too; others are not held up by it.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::Rate;
+use warden_policies::rate::{Nanos, nanos};
+
+use crate::sync::lock;
+
+/// Wrong keys in [`PER`] from one address: a person who pastes the wrong one a few times is not kept out.
+const MOST: u64 = 10;
+const PER: Duration = Duration::from_secs(60);
+/// Addresses that are told apart; all beyond share one count.
+const ADDRESSES: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Attempts {
+    base: Instant,
+    used: Mutex<HashMap<Option<IpAddr>, Nanos>>,
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self { base: Instant::now(), used: Mutex::default() }
+    }
+}
+
+impl Attempts {
+    /// Whether a key from there is looked at.
+    ///
+    /// # Errors
+    /// Not before this time has passed.
+    pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
+        let (used, now) = (lock(&self.used), self.since(now));
+        let known = used.get(&Some(network(from)));
+        // Who is not told apart counts with all those.
+        let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= ADDRESSES));
+        let Some(rate) = Rate::new(MOST, PER) else { return Ok(()) };
+        rate.check(known.copied().unwrap_or_default(), now)
+    }
+
+    /// A key from there was wrong.
+    pub(super) fn wrong(&self, from: IpAddr, now: Instant) {
+        let (mut used, now) = (lock(&self.used), self.since(now));
+        let mut place = Some(network(from));
+        if !used.contains_key(&place) && used.len() >= ADDRESSES {
+            used.retain(|_, until| *until > now);
+            if used.len() >= ADDRESSES {
+                place = None;
+            }
+        }
+        let until = used.entry(place).or_default();
+        if let Some(rate) = Rate::new(MOST, PER) {
+            // What is too much already stays so.
+            *until = rate.take(*until, now).unwrap_or(*until);
+        }
+    }
+
+    fn since(&self, now: Instant) -> Nanos {
+        nanos(now.saturating_duration_since(self.base))
+    }
+}
+
+/// Whoever has one address of version 6 has its whole network.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_guesses_waits_and_others_do_not() {
+        let attempts = Attempts::default();
+        let mut now = attempts.base;
+        let (one, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        for _ in 0..MOST {
+            assert_eq!(attempts.check(one, now), Ok(()));
+            attempts.wrong(one, now);
+        }
+        assert!(
+            attempts.check(one, now).is_err()
+                && attempts.check("::ffff:10.0.0.1".parse().unwrap(), now).is_err()
+        );
+        assert_eq!(attempts.check(other, now), Ok(()));
+        now += PER / 2;
+        assert_eq!(attempts.check(one, now), Ok(()));
+        for last in 0..2 * MOST {
+            attempts.wrong(format!("2001:db8::{last:x}").parse().unwrap(), now);
+        }
+        assert!(attempts.check("2001:db8::ffff".parse().unwrap(), now).is_err(), "one network");
+    }
+
+    #[test]
+    fn many_addresses_share_what_is_left_and_no_memory_is_taken_for_them() {
+        let attempts = Attempts::default();
+        let mut now = attempts.base;
+        for n in 0..u16::MAX {
+            attempts.wrong(IpAddr::from([10, 1, n.to_be_bytes()[0], n.to_be_bytes()[1]]), now);
+        }
+        assert!(lock(&attempts.used).len() <= ADDRESSES + 1);
+        assert!(attempts.check("10.9.9.9".parse().unwrap(), now).is_err());
+        now += 2 * PER;
+        assert_eq!(attempts.check("10.9.9.9".parse().unwrap(), now), Ok(()));
+    }
+}

@@ -1,0 +1,68 @@
+//! What whoever is not signed in sees: a form for a key. Values in, markup out.
+
+use warden_pages::Html;
+
+use super::super::files;
+use super::super::frame::head;
+
+/// The page that asks for a key. `why`: what was wrong with the last one.
+pub(super) fn sign_in(back: &str, why: Option<&str>) -> String {
+    document("Sign in", None, |main| {
+        main.element("h1", &[], "llama-warden");
+        if let Some(why) = why {
+            main.element("p", &[("class", &"bad"), ("role", &"alert")], why);
+        }
+        main.within(
+            "form",
+            &[("method", &"post"), ("action", &"/page/sign-in"), ("class", &"filter")],
+            |form| {
+                form.void("input", &[("type", &"hidden"), ("name", &"back"), ("value", &back)]);
+                form.element("label", &[("for", &"key")], "Key of an operator");
+                form.void(
+                    "input",
+                    &[
+                        ("id", &"key"),
+                        ("name", &"key"),
+                        ("type", &"password"),
+                        ("autocomplete", &"current-password"),
+                        ("required", &""),
+                        ("autofocus", &""),
+                    ],
+                );
+                form.element("button", &[], "Sign in");
+            },
+        );
+        main.element(
+            "p",
+            &[("class", &"quiet")],
+            "It stays in this browser for some hours, as a cookie that no script can read. A key with `operator = true` in the file of keys opens the page.",
+        );
+    })
+}
+
+/// A page that leads on by itself. What somebody is led to from elsewhere comes without our cookie; what we lead to has it.
+pub(super) fn onward(to: &str) -> String {
+    document("llama-warden", Some(to), |main| {
+        main.within("p", &[], |p| {
+            p.element("a", &[("href", &to)], "Go on to the page");
+        });
+    })
+}
+
+fn document(title: &str, onward: Option<&str>, content: impl FnOnce(&mut Html)) -> String {
+    let mut html = Html::new();
+    html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
+        html.within("head", &[], |all| {
+            head(all, title);
+            if let Some(to) = onward {
+                all.void("meta", &[("http-equiv", &"refresh"), ("content", &format_args!("0;url={to}"))]);
+            }
+            all.void("link", &[("rel", &"stylesheet"), ("href", &files::all().style.path)]);
+        });
+        html.within("body", &[], |body| {
+            body.within("main", &[("id", &"main")], content);
+        });
+    });
+    html.raw("\n");
+    html.into_string()
+}

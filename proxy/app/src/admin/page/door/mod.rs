@@ -1,0 +1,323 @@
+//! The page on the public listener, for whoever has a key with the right to it. A browser shows no key when it is led to an address, so
+//! a form takes it once, and a cookie stands for it then; a program may show the key itself, as everywhere.
+//!
+//! ```text
+//!   request ─ guard ─┬─ style, script ──────────────────────────────> as everywhere
+//!                    ├─ sign-in ─ tries left? ─ a key with the right? ─> session, cookie
+//!                    └─ else ─ cookie or key, and the right still there? ─┬─ no ──> the form, or 401, 403, 429
+//!                                                                         └─ yes ─> the page, as whoever the key names
+//! ```
+//!
+//! | module | job |
+//! |---|---|
+//! | [`sessions`] | who is signed in |
+//! | [`attempts`] | how often an address may be wrong |
+//! | [`form`] | what is shown to whoever is not signed in; pure |
+
+mod attempts;
+mod form;
+mod sessions;
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use warden_gateway::{Answering, Asker, Control, KeyHash, Keys, Page};
+
+use self::attempts::Attempts;
+use self::sessions::{LASTS, Sessions};
+use super::act::is_here;
+use super::answer::{Kind, lead, plain, refuse};
+use super::ask::{Ask, address};
+use super::guard;
+use super::view::{Way, way};
+use super::{Visitor, go, read_form};
+use crate::admin::answer::{Admin, Body};
+
+/// Whoever answers the page on the public listener.
+pub(crate) struct Doorkeeper {
+    /// `stop` in it ends streams when the listener ends, before the fleet does.
+    admin: Admin,
+    sessions: Sessions,
+    attempts: Attempts,
+}
+
+/// Who is let in, and by which session.
+struct Known {
+    name: Arc<str>,
+    session: Option<String>,
+}
+
+/// Why somebody is not let in.
+#[derive(Debug, thiserror::Error)]
+enum Outside {
+    #[error("sign in at /page/sign-in, or send a key with `operator = true`")]
+    NoKey,
+    #[error("there is no such key")]
+    WrongKey,
+    #[error("the key `{0}` does not open this page: in the file of keys it lacks `operator = true`")]
+    NoRight(Arc<str>),
+    #[error("too many wrong keys came from this address: try again in {0} s")]
+    TooMany(u64),
+}
+
+impl Page for Doorkeeper {
+    fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering {
+        Box::pin(async move { self.answer_one(request, &asker).await })
+    }
+}
+
+impl Doorkeeper {
+    pub(crate) fn new(admin: Admin) -> Self {
+        Self { admin, sessions: Sessions::default(), attempts: Attempts::default() }
+    }
+
+    async fn answer_one(self: &Arc<Self>, request: Request<Incoming>, asker: &Asker) -> Response<Body> {
+        let (uri, method) = (request.uri().clone(), request.method().clone());
+        let signs = match uri.path() {
+            "/page/sign-in" => Some(true),
+            "/page/sign-out" => Some(false),
+            _ => None,
+        };
+        let way = way(uri.path()).unwrap_or(Way::Nothing);
+        let judged =
+            guard::judge_outside(&method, request.headers(), way.is_document(), &asker.host, asker.tls);
+        if let Err(refused) = judged {
+            return refuse(StatusCode::FORBIDDEN, &refused);
+        }
+        if let (Way::File(_), true) = (way, method != Method::POST) {
+            return go(&self.admin, way, request, Visitor::default()).await;
+        }
+        let known = self.known(request.headers(), asker);
+        if signs == Some(true) {
+            return self.sign_in(request, asker, known.is_ok()).await;
+        }
+        let known = match known {
+            Ok(known) => known,
+            Err(why) => return turned_away(&why, &request, way),
+        };
+        if signs == Some(false) {
+            return self.sign_out(request, known).await;
+        }
+        let (control, sessions) = (self.admin.gateway.clone(), Arc::downgrade(self));
+        let session = known.session.clone();
+        let visitor = Visitor {
+            who: Some(format!("page, key {}, {}", known.name, asker.peer)),
+            key: known.session.is_some().then(|| known.name.clone()),
+            still: Some(Arc::new(move || {
+                // A stream by a key of its own ends with its connection.
+                let Some(secret) = &session else { return true };
+                let key = sessions.upgrade().and_then(|door| door.sessions.key(secret, Instant::now()));
+                key.is_some_and(|key| has_right(&control, &key).is_ok())
+            })),
+        };
+        go(&self.admin, way, request, visitor).await
+    }
+
+    /// Who asks: by a session, or by a key.
+    fn known(&self, headers: &HeaderMap, asker: &Asker) -> Result<Known, Outside> {
+        let control = &self.admin.gateway;
+        for secret in cookies(headers, &cookie_name(&asker.host)) {
+            if let Some(key) = self.sessions.key(secret, Instant::now())
+                && let Ok(name) = has_right(control, &key)
+            {
+                return Ok(Known { name, session: Some(secret.to_owned()) });
+            }
+        }
+        let keys = Keys::presented(headers);
+        if keys.is_empty() {
+            Err(Outside::NoKey)
+        } else {
+            self.by_key(&keys, asker).map(|(name, _)| Known { name, session: None })
+        }
+    }
+
+    /// The first of these keys that has the right.
+    fn by_key(&self, keys: &[KeyHash], asker: &Asker) -> Result<(Arc<str>, KeyHash), Outside> {
+        if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
+            return Err(Outside::TooMany(wait.as_secs() + 1));
+        }
+        let mut why = Outside::WrongKey;
+        for key in keys {
+            match has_right(&self.admin.gateway, key) {
+                Ok(name) => return Ok((name, *key)),
+                Err(Outside::WrongKey) => {}
+                Err(other) => why = other,
+            }
+        }
+        self.attempts.wrong(asker.peer, Instant::now());
+        tracing::warn!(target: "page", peer = %asker.peer, "nobody was let in to the page: {why}");
+        Err(why)
+    }
+
+    async fn sign_in(&self, request: Request<Incoming>, asker: &Asker, is_in: bool) -> Response<Body> {
+        if request.method() != Method::POST {
+            let query = Ask::of(request.uri().query());
+            let back = back(&query);
+            return if is_in { lead(back) } else { shown(StatusCode::OK, form::sign_in(back, None)) };
+        }
+        let secure = asker.tls
+            || request
+                .headers()
+                .get(header::ORIGIN)
+                .is_some_and(|origin| origin.as_bytes().starts_with(b"https://"));
+        let form = match read_form(request).await {
+            Ok(form) => form,
+            Err(refused) => return *refused,
+        };
+        let back = back(&form);
+        let Some(key) = form.get("key").map(str::trim).filter(|key| !key.is_empty()) else {
+            return shown(StatusCode::UNAUTHORIZED, form::sign_in(back, Some("A key is needed.")));
+        };
+        match self.by_key(&[KeyHash::of(key.as_bytes())], asker) {
+            Ok((name, key)) => {
+                tracing::info!(target: "page", peer = %asker.peer, key = %name, "signed in on the page");
+                let secret = self.sessions.open(key, Instant::now());
+                with_cookie(lead(back), &asker.host, &secret, LASTS.as_secs(), secure)
+            }
+            Err(why) => {
+                let text = form::sign_in(back, Some(&format!("{why}.")));
+                told(&why, shown(status(&why), text))
+            }
+        }
+    }
+
+    async fn sign_out(&self, request: Request<Incoming>, known: Known) -> Response<Body> {
+        if request.method() != Method::POST {
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, &guard::Refused::Method);
+        }
+        let host = request
+            .headers()
+            .get(header::HOST)
+            .and_then(|host| host.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
+        let host = request.uri().authority().map_or(host, ToString::to_string);
+        let form = match read_form(request).await {
+            Ok(form) => form,
+            Err(refused) => return *refused,
+        };
+        if !form.get("token").is_some_and(|token| self.admin.page.token.is(token)) {
+            return refuse(StatusCode::FORBIDDEN, &guard::Refused::Token);
+        }
+        if let Some(secret) = known.session {
+            self.sessions.close(&secret);
+        }
+        with_cookie(lead("/page/sign-in"), &host, "", 0, false)
+    }
+}
+
+/// What somebody gets who is not let in: a person the form, a script a sentence.
+fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
+    let headers = request.headers();
+    let opens = request.method() == Method::GET && way.is_document();
+    let fragment = Ask::of(request.uri().query()).get("fragment").is_some();
+    if !opens || fragment || !matches!(why, Outside::NoKey) {
+        return told(why, refuse(status(why), why));
+    }
+    let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
+    let here = if is_here(here) { here } else { "/page/" };
+    if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
+        return shown(StatusCode::OK, form::onward(here));
+    }
+    lead(&address("/page/sign-in", &[("back", here)]))
+}
+
+/// The name of a key, if it opens the page now.
+fn has_right(control: &Control, key: &KeyHash) -> Result<Arc<str>, Outside> {
+    match control.known_key(key) {
+        Some((name, true)) => Ok(name),
+        Some((name, false)) => Err(Outside::NoRight(name)),
+        None => Err(Outside::WrongKey),
+    }
+}
+
+const fn status(why: &Outside) -> StatusCode {
+    match why {
+        Outside::NoKey | Outside::WrongKey => StatusCode::UNAUTHORIZED,
+        Outside::NoRight(_) => StatusCode::FORBIDDEN,
+        Outside::TooMany(_) => StatusCode::TOO_MANY_REQUESTS,
+    }
+}
+
+/// Says when to come again.
+fn told(why: &Outside, mut answer: Response<Body>) -> Response<Body> {
+    if let Outside::TooMany(seconds) = why {
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
+    }
+    answer
+}
+
+fn shown(status: StatusCode, text: String) -> Response<Body> {
+    plain(status, Kind::Page, text.into(), None)
+}
+
+fn back(asked: &Ask) -> &str {
+    asked.get("back").filter(|back| is_here(back) && !back.starts_with("/page/sign-")).unwrap_or("/page/")
+}
+
+/// Browsers do not tell ports of one host apart: two instances there must not take each other's cookies.
+fn cookie_name(host: &str) -> String {
+    let port = host.rsplit_once(':').map_or("", |(_, port)| port);
+    let port: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
+    format!("llama-warden-{port}")
+}
+
+/// Everything that is kept under this name: a page of a neighbouring host may have put one of its own beside ours.
+fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
+    let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.filter(move |(known, _)| *known == name).map(|(_, value)| value).take(4)
+}
+
+/// Only below `/page`, so that it goes along with no request to a model.
+fn with_cookie(
+    mut answer: Response<Body>,
+    host: &str,
+    secret: &str,
+    seconds: u64,
+    secure: bool,
+) -> Response<Body> {
+    let (name, secure) = (cookie_name(host), if secure { "; Secure" } else { "" });
+    let text = format!("{name}={secret}; Path=/page; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+    if let Ok(value) = HeaderValue::try_from(text) {
+        answer.headers_mut().insert(header::SET_COOKIE, value);
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_found_among_others_and_belongs_to_one_port() {
+        let mut headers = HeaderMap::new();
+        headers.append(header::COOKIE, "a=b; llama-warden-8080=one; x".parse().unwrap());
+        headers.append(header::COOKIE, "llama-warden-8080=two;llama-warden-80=three".parse().unwrap());
+        let found = |host: &str| cookies(&headers, &cookie_name(host)).collect::<Vec<_>>();
+        assert_eq!(found("h:8080"), ["one", "two"]);
+        assert_eq!(found("[::1]:80"), ["three"]);
+        assert!(found("h").is_empty() && found("h:8080; Domain=evil").len() == 2);
+        let answer = with_cookie(lead("/page/"), "h:1;2\r\n3", "s", 9, true);
+        let told = answer.headers()[header::SET_COOKIE].to_str().unwrap();
+        assert_eq!(told, "llama-warden-123=s; Path=/page; Max-Age=9; HttpOnly; SameSite=Strict; Secure");
+    }
+
+    #[test]
+    fn nobody_is_led_elsewhere_after_signing_in() {
+        for to in [
+            "//evil.example",
+            "https://evil.example/page/",
+            "/v1/models",
+            "/page/sign-out",
+            "/page/sign-in?back=x",
+        ] {
+            assert_eq!(back(&Ask::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
+        }
+        let far = Ask::of(Some("back=/page/memory%3Fmodel%3Da"));
+        assert_eq!(back(&far), "/page/memory?model=a");
+        assert!(!form::sign_in("\"><script>", Some("<b>")).contains("<script>"));
+    }
+}
