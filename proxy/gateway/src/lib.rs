@@ -34,7 +34,7 @@
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
 //! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
-//! | `workers`, `clock` | the threads that all of it runs on; the time of day |
+//! | `workers`, `pulse`, `clock` | the threads that all of it runs on; whether they turn; the time of day |
 
 mod access;
 mod answer;
@@ -49,6 +49,7 @@ mod limits;
 mod live;
 mod observe;
 mod protocol;
+mod pulse;
 mod refusal;
 mod requests;
 mod route;
@@ -74,6 +75,7 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
+pub use pulse::Pulse;
 pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};

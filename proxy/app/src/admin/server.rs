@@ -13,6 +13,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
 use super::answer::{Admin, error};
@@ -23,29 +25,71 @@ use crate::exit::Failure;
 pub(crate) struct Listeners {
     path: PathBuf,
     /// Device and number of the socket's file.
-    file: (u64, u64),
+    file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
     tcp: Option<TcpListener>,
+    asking: Asking,
+    asked: UnboundedReceiver<oneshot::Sender<()>>,
 }
 
-/// Binds them. `pause` follows a failure to accept. A socket file that nobody listens on any more is replaced.
+/// Sockets that listen already.
+#[derive(Debug, Default)]
+pub(crate) struct Given {
+    /// With the path that programs connect to.
+    pub(crate) unix: Option<(std::os::unix::net::UnixListener, PathBuf)>,
+    pub(crate) tcp: Option<std::net::TcpListener>,
+}
+
+/// Asks whether the listener turns.
+#[derive(Clone, Debug)]
+pub(crate) struct Asking(UnboundedSender<oneshot::Sender<()>>);
+
+impl Asking {
+    /// Resolves when it does; fails when it has ended.
+    pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
+        let (question, answer) = oneshot::channel();
+        drop(self.0.send(question));
+        answer
+    }
+}
+
+/// Binds them, but for those that are given. `pause` follows a failure to accept. A socket file that nobody listens on any more is
+/// replaced.
 pub(crate) async fn bind(
     socket: &Path,
     address: Option<SocketAddr>,
+    given: Given,
     pause: Duration,
 ) -> Result<Listeners, Failure> {
-    let (unix, file) = bind_unix(socket).await?;
-    let tcp = match address {
-        None => None,
-        Some(address) => Some(TcpListener::bind(address).await.map_err(|problem| {
+    let unusable = |problem: io::Error| {
+        Failure::failed(format!("cannot use the socket for the admin routes that was handed over: {problem}"))
+    };
+    let (unix, path, file) = match given.unix {
+        Some((unix, path)) => {
+            unix.set_nonblocking(true).map_err(unusable)?;
+            (UnixListener::from_std(unix).map_err(unusable)?, path, None)
+        }
+        None => {
+            let (unix, file) = bind_unix(socket).await?;
+            (unix, socket.to_owned(), Some(file))
+        }
+    };
+    let tcp = match (given.tcp, address) {
+        (Some(tcp), _) => {
+            tcp.set_nonblocking(true).map_err(unusable)?;
+            Some(TcpListener::from_std(tcp).map_err(unusable)?)
+        }
+        (None, None) => None,
+        (None, Some(address)) => Some(TcpListener::bind(address).await.map_err(|problem| {
             Failure::hinted(
                 format!("cannot listen on {address} for the admin routes: {problem}"),
                 "choose another `admin.address`",
             )
         })?),
     };
-    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause })
+    let (asking, asked) = unbounded_channel();
+    Ok(Listeners { path, file, unix, tcp, pause, asking: Asking(asking), asked })
 }
 
 /// The listener, and which file it is.
@@ -91,14 +135,29 @@ impl Listeners {
         self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
+    /// Where programs connect to.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What asks whether it turns.
+    pub(crate) fn asking(&self) -> Asking {
+        self.asking.clone()
+    }
+
     /// Answers until `admin.stop`; ends when the last answer has.
-    pub(crate) async fn serve(self, admin: Admin) {
+    pub(crate) async fn serve(mut self, admin: Admin) {
         let tasks = TaskTracker::new();
         let (page, of_page) = (admin.page.clone(), admin.clone());
         tasks.spawn(async move { page.run(&of_page).await });
         loop {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
+                Some(question) = self.asked.recv() => {
+                    // Whoever asked may have left.
+                    let _left = question.send(());
+                    continue;
+                }
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
                     let admin = admin.asked_by(&peer(&stream));
                     tasks.spawn(connection(stream, admin, None));
@@ -115,9 +174,9 @@ impl Listeners {
             }
         }
         // Whoever looks for a running instance should not find the file of one that has ended.
-        // Another's, if ours was removed and made again meanwhile, is not ours to remove.
+        // One that was handed over stays, and another's, if ours was removed and made again meanwhile, is not ours to remove.
         let there = std::fs::symlink_metadata(&self.path).ok();
-        if there.is_some_and(|facts| (facts.dev(), facts.ino()) == self.file) {
+        if there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino()))) {
             drop(std::fs::remove_file(&self.path));
         }
         tasks.close();

@@ -31,6 +31,7 @@ mod describe;
 mod first_start;
 mod folders;
 mod live;
+mod manager;
 mod measure;
 mod observe;
 mod reload;
@@ -40,6 +41,8 @@ mod signals;
 
 pub(crate) use describe::describe;
 use folders::Folders;
+use manager::Manager;
+pub(crate) use manager::Sockets;
 use renewing::Renewing;
 pub(crate) use server::Server;
 use signals::Asked;
@@ -93,9 +96,18 @@ impl Plan {
     }
 }
 
-/// Serves until told to end. Call it on the main thread.
+/// Serves until told to end. Call it on the main thread, before there is another one.
 pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
-    with_nursery(|nursery| serve(plan, nursery))
+    let sockets = Sockets::take()?;
+    with_nursery(|nursery| async move {
+        let machine = Machine::read();
+        let manager = Arc::new(Manager::of(&machine));
+        let done = Box::pin(serve(plan, &machine, manager.clone(), sockets, nursery)).await;
+        if let Err(failure) = &done {
+            manager.failed(failure).await;
+        }
+        done
+    })
 }
 
 /// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
@@ -136,12 +148,17 @@ impl Drop for StopOnDrop {
     }
 }
 
-async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
+async fn serve(
+    plan: Plan,
+    machine: &Machine,
+    manager: Arc<Manager>,
+    sockets: Sockets,
+    nursery: NurseryHandle,
+) -> Result<(), Failure> {
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;
-    let machine = Machine::read();
     let resolved = tokio::select! {
-        resolved = plan.resolve(&machine) => resolved?,
+        resolved = plan.resolve(machine) => resolved?,
         () = signals.end() => return Ok(()),
     };
     logging::init(&resolved.log, resolved.fleet.any_name)?;
@@ -152,7 +169,10 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     let deadline = resolved.server.shutdown_deadline;
     let mut renewing = Renewing::new(resolved.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
-    let mut server = Box::pin(Server::start(resolved, &machine, nursery)).await?;
+    let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
+    let longest = deadline.saturating_add(graces.max().unwrap_or_default());
+    let mut server = Box::pin(Server::start(resolved, machine, nursery, sockets)).await?;
+    server.attend(&manager);
     let views = server.fleet().subscribe();
     // Whoever started us may have closed our output: that is no reason not to serve.
     for address in std::iter::once(server.address()).chain(server.others().iter().copied()) {
@@ -162,6 +182,7 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));
     }
+    manager.ready().await;
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
@@ -174,20 +195,21 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
             asked = signals.next() => match asked {
                 Asked::End => break,
                 Asked::Reload => {
-                    folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+                    folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
                     renewing.set(server.renews_every());
                 }
             },
             () = renewing.go_on() => {}
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
-                folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+                folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
             }
             problem = server.ended() => return Err(problem),
         }
     }
     renewing.leave();
-    Box::pin(stop(server, deadline, &mut signals)).await?;
+    let in_flight = server.in_flight();
+    Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))).await?;
     tokio::select! {
         () = renewing.ended() => {}
         () = signals.end() => {}
@@ -195,7 +217,12 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {
+async fn stop(
+    server: Server,
+    deadline: Duration,
+    signals: &mut Signals,
+    telling: impl Future<Output = ()>,
+) -> Result<(), Failure> {
     tracing::info!(
         in_flight = server.in_flight(),
         ?deadline,
@@ -207,11 +234,14 @@ async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Resu
             Ok(())
         }
         () = signals.end() => Err(Failure::failed("ended at once by a second signal")),
+        // It ends with the others.
+        () = telling => Ok(()),
     }
 }
 
 /// Returns the folders of models that there are now.
-async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) -> Vec<PathBuf> {
+async fn reload(plan: &Plan, machine: &Machine, manager: &Manager, server: &mut Server) -> Vec<PathBuf> {
+    manager.reloading().await;
     server.reopen_logs();
     match plan.resolve(machine).await {
         Ok(resolved) => {
@@ -229,6 +259,7 @@ async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) -> Vec<Path
             }
         }
     }
+    manager.ready().await;
     server.folders().to_vec()
 }
 

@@ -8,12 +8,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
+use warden_gateway::{Control, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::certificate;
 use super::live::live;
+use super::manager::{Manager, Sockets};
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
@@ -23,7 +24,7 @@ use crate::admin::canary::Tries;
 use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::page::holds::plans;
-use crate::admin::server::bind;
+use crate::admin::server::{Asking, Given, bind};
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
@@ -56,17 +57,26 @@ pub(crate) struct Server {
     tasks: TaskTracker,
     exporting: Exporting,
     claim: Claim,
+    /// Where programs find the admin routes.
+    admin_socket: PathBuf,
+    /// Asks the loops that have to turn.
+    pulse: Pulse,
+    admin_pulse: Asking,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
 }
 
 impl Server {
-    /// Claims the directories, binds the port, starts the fleet, opens the admin routes.
+    /// Claims the directories, binds the port or takes the sockets that were handed over, starts the fleet, opens the admin routes.
     pub(crate) async fn start(
         resolved: Resolved,
         machine: &Machine,
         nursery: NurseryHandle,
+        sockets: Sockets,
     ) -> Result<Self, Failure> {
+        if !sockets.is_empty() {
+            tracing::info!("serving on sockets that the service manager has opened");
+        }
         let mut claim = Claim::take(&resolved.dirs, machine)?;
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
@@ -76,15 +86,18 @@ impl Server {
             Some(collector) => config.traced(collector.numbers.ratio),
             None => config,
         };
-        let gateway = Gateway::bind(config).await.map_err(|error| gateway_failure(&error))?;
+        let gateway =
+            Gateway::bind_or_adopt(config, sockets.public).await.map_err(|error| gateway_failure(&error))?;
         let address = gateway.local_addr();
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
         let (control, requests) = (gateway.control(), gateway.requests());
-        let tls = gateway.tls();
+        let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(live(&resolved, &recorders));
+        let given = Given { unix: sockets.admin, tcp: sockets.admin_tcp };
         let listeners =
-            bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
+            bind(&resolved.admin_socket, resolved.admin_address, given, resolved.server.accept_pause).await?;
+        let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
         let admin_address = listeners.address();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = Fleet::start(resolved.fleet.clone(), nursery.clone()).await?;
@@ -95,7 +108,7 @@ impl Server {
             pid: machine.pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             address: address.to_string(),
-            admin_socket: resolved.admin_socket.to_string_lossy().into_owned(),
+            admin_socket: admin_socket.to_string_lossy().into_owned(),
             started_at: clock::now_text(),
             ledger: fleet.ledger_path().to_string_lossy().into_owned(),
             data_dir: resolved.dirs.data.to_string_lossy().into_owned(),
@@ -167,6 +180,9 @@ impl Server {
             tasks,
             exporting,
             claim,
+            admin_socket,
+            pulse,
+            admin_pulse,
             nursery,
         })
     }
@@ -192,7 +208,21 @@ impl Server {
     }
 
     pub(crate) fn admin_socket(&self) -> &Path {
-        &self.resolved.admin_socket
+        &self.admin_socket
+    }
+
+    /// Tells the service manager how we are from now on, and that all of us turns.
+    pub(crate) fn attend(&self, manager: &Arc<Manager>) {
+        let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
+        self.tasks.spawn(told);
+        let (pulse, admin, fleet) = (self.pulse.clone(), self.admin_pulse.clone(), self.fleet.clone());
+        let ask = move || {
+            let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
+            let models =
+                models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
+            pulse.ask().into_iter().chain([admin]).chain(models).collect()
+        };
+        self.tasks.spawn(manager.clone().feed(ask, self.accepting.clone()));
     }
 
     pub(crate) fn fleet(&self) -> &Fleet {

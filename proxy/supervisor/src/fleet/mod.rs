@@ -1,5 +1,6 @@
 //! All models by name: the entry point of everything.
 
+mod beat;
 mod canary;
 mod roster;
 mod shadow;
