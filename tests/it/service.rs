@@ -42,7 +42,8 @@ impl Manager {
 
     /// Waits until it was told so many messages with this in them.
     async fn hears(&mut self, what: &str, times: usize) -> Outcome {
-        let heard = wait_until(&format!("the manager hears {what:?} {times} times"), SOON, async || {
+        let label = format!("the manager hears {what:?} {times} times");
+        let heard = wait_until(&label, SOON, async || {
             self.all().iter().filter(|message| message.contains(what)).count() >= times
         });
         match heard.await {
@@ -334,6 +335,50 @@ async fn systemd_finds_nothing_wrong_with_the_units() -> Outcome {
             .filter(|line| line.contains("llama-warden") && !line.contains("notify-reload"))
             .collect();
         assert!(ours.is_empty(), "{told}");
+    }
+    Ok(())
+}
+
+/// With a real systemd and a real journald, where namespaces can be had.
+#[tokio::test]
+async fn a_real_systemd_starts_it_on_demand_reloads_it_watches_over_it_and_ends_it_without_cutting_a_stream()
+-> Outcome {
+    let has_systemd =
+        Path::new("/lib/systemd/systemd").exists() && Path::new("/lib/systemd/systemd-journald").exists();
+    if !has_systemd || !rustix::process::getuid().is_root() {
+        return Ok(());
+    }
+    let setup = Setup::new()?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("it/service/under_systemd.sh");
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    let (warden, fake) = (warden_rig::binaries::llama_warden()?, warden_rig::binaries::fake_llama()?);
+    let words = [script.into_os_string(), setup.home.path().into(), warden.into(), fake.into(), port.into()];
+    let ran = setup.home.run(Path::new("/bin/bash"), words, SOON * 5).await?;
+    let told: Vec<&str> = ran.stdout.lines().filter_map(|line| line.strip_prefix("TOLD ")).collect();
+    if told.iter().any(|line| line.starts_with("skipped")) {
+        return Ok(());
+    }
+    let wanted = [
+        "before inactive",
+        "on_demand answered",
+        "after active running",
+        "status 1 of 1 models ready; 0 requests in flight, 0 waiting",
+        "reloaded yes",
+        "fed yes",
+        "watchdog restarted",
+        "children gone",
+        "anew answered",
+        "in_flight yes",
+        "stream whole",
+        "stopped inactive success",
+        // Of both processes.
+        "journal 2",
+        "journal_of_children 2",
+        "uninstalled 0",
+    ];
+    for (number, wanted) in wanted.into_iter().enumerate() {
+        let line = told.get(number).copied().unwrap_or_default();
+        assert!(line.starts_with(wanted), "{wanted:?} is missing in {told:#?}\n{ran:?}");
     }
     Ok(())
 }

@@ -141,7 +141,11 @@ where
         )?;
         writer.write_str(&fields.named)?;
         // Somebody reads the message alone.
-        writeln!(writer, "MESSAGE={target}: {}{}", fields.message, fields.beside)
+        write!(writer, "MESSAGE={target}:")?;
+        if !fields.message.is_empty() {
+            write!(writer, " {}", fields.message)?;
+        }
+        writeln!(writer, "{}", fields.beside)
     }
 }
 
@@ -177,6 +181,8 @@ impl Fields {
             .map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' })
             .collect();
         if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !TAKEN.contains(&name.as_str()) {
+            // Lines of children have it as it is shown, `g7`: as a field it is a number everywhere.
+            let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
             let _infallible = write!(self.named, "{name}={value}{FIELD}");
         }
         let _infallible = write!(self.beside, " {}={value}", field.name());

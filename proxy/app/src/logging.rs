@@ -49,8 +49,9 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let mut filter =
         filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor tells its events as they are, we tell them in sentences: once is enough.
-    let silent =
-        ["warden_supervisor::event=off"].into_iter().chain((!log.children).then_some("llama_server=off"));
+    let silent = ["warden_supervisor::view::event=off"]
+        .into_iter()
+        .chain((!log.children).then_some("llama_server=off"));
     for directive in silent.filter_map(|text| text.parse().ok()) {
         filter = filter.add_directive(directive);
     }

@@ -256,9 +256,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let living = bind(&socket, None, PAUSE).await.unwrap();
+        let living = bind(&socket, None, Given::default(), PAUSE).await.unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let Err(failure) = bind(&socket, None, PAUSE).await else { panic!("bound twice") };
+        let Err(failure) = bind(&socket, None, Given::default(), PAUSE).await else { panic!("bound twice") };
         assert!(failure.to_string().contains("already running"), "{failure}");
         drop(living);
     }
@@ -268,7 +268,8 @@ mod tests {
         let (admin, dir) = admin().await;
         let socket = dir.path().join("admin.sock");
         let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
-        let serving = TaskTracker::new().spawn(bind(&socket, None, PAUSE).await.unwrap().serve(admin));
+        let serving = TaskTracker::new()
+            .spawn(bind(&socket, None, Given::default(), PAUSE).await.unwrap().serve(admin));
         let client = Client::new(socket.clone()).unwrap();
         let status: Status = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
         assert_eq!(status.instance.pid, 1);
@@ -293,7 +294,8 @@ mod tests {
         let (admin, dir) = admin().await;
         let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listeners = bind(&dir.path().join("a.sock"), Some(address), PAUSE).await.unwrap();
+        let listeners =
+            bind(&dir.path().join("a.sock"), Some(address), Given::default(), PAUSE).await.unwrap();
         let url = format!("http://{}/status", listeners.address().unwrap());
         let serving = TaskTracker::new().spawn(listeners.serve(admin));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();

@@ -85,7 +85,7 @@ mod tests {
         assert!(Socket::open(path.as_os_str()).unwrap().send("x").await.is_err());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_manager_that_does_not_read_holds_nobody_up() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");

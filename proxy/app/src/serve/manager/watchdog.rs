@@ -70,7 +70,8 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(20);
+    const LIMIT: Duration = Duration::from_millis(40);
+    const LONG: Duration = Duration::from_secs(30);
 
     /// Two of which the second answers only while it is not stuck.
     struct Two {
@@ -99,7 +100,7 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn one_that_is_stuck_or_dead_is_enough_not_to_feed_it_and_it_is_fed_when_that_is_over() {
         let (stuck, dead, asked) = (Cell::new(false), Cell::new(false), Cell::new(0));
         let two = Rc::new(Two { stuck, dead, asked, held: RefCell::default() });
@@ -108,24 +109,35 @@ mod tests {
         let watching =
             rounds(LIMIT, move || asks.ask(), move || std::future::ready(feeds.set(feeds.get() + 1)));
         tokio::pin!(watching);
-        let mut pass = async |time: Duration| {
-            let before = fed.get();
-            assert!(tokio::time::timeout(time, &mut watching).await.is_err(), "it watches for ever");
-            fed.get() - before
+        // Watches on until that is so.
+        let mut until = async |what: &str, so: &dyn Fn() -> bool| {
+            let waits = async {
+                while !so() {
+                    tokio::time::sleep(LIMIT / 10).await;
+                }
+            };
+            tokio::select! {
+                () = &mut watching => panic!("it watches for ever"),
+                waited = tokio::time::timeout(LONG, waits) => waited.expect(what),
+            }
         };
-        assert!(pass(LIMIT * 10).await >= 30, "well more often than the limit");
+        until("it is fed again and again", &|| fed.get() >= 5).await;
         two.stuck.set(true);
-        pass(LIMIT / 2).await;
-        let asked = two.asked.get();
-        assert_eq!(pass(LIMIT * 10).await, 0, "one is stuck");
+        until("one is stuck", &|| !two.held.borrow().is_empty()).await;
+        let (before, asked, since) = (fed.get(), two.asked.get(), tokio::time::Instant::now());
+        until("ten times the limit pass", &|| since.elapsed() > LIMIT * 10).await;
+        assert_eq!(fed.get(), before, "one is stuck");
         assert_eq!((two.asked.get(), two.held.borrow().len()), (asked, 1), "and is asked once");
         two.stuck.set(false);
         two.held.borrow_mut().drain(..).for_each(|question| question.send(()).unwrap());
-        assert!(pass(LIMIT * 10).await >= 30, "it turns again");
+        until("it turns again", &|| fed.get() >= before + 5).await;
         two.dead.set(true);
-        pass(LIMIT / 2).await;
-        assert_eq!(pass(LIMIT * 10).await, 0, "one is gone");
+        let asked = two.asked.get();
+        until("the dead one is asked", &|| two.asked.get() > asked).await;
+        let (before, asked) = (fed.get(), two.asked.get());
+        until("it is asked again and again", &|| two.asked.get() > asked + 5).await;
+        assert_eq!(fed.get(), before, "one is gone");
         two.dead.set(false);
-        assert!(pass(LIMIT).await >= 1);
+        until("there is another one in its place", &|| fed.get() > before).await;
     }
 }
