@@ -30,6 +30,17 @@ fn can() -> bool {
     is_root && ["dpkg", "dpkg-deb", "dpkg-shlibdeps", "strip", "python3"].into_iter().all(has)
 }
 
+/// A home in which cargo finds what it has: the list of what is linked is asked of it.
+fn with_cargo(mut home: Home) -> Home {
+    for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+        let usual = || Some(Path::new(&std::env::var_os("HOME")?).join(folder).into_os_string());
+        if let Some(place) = std::env::var_os(name).or_else(usual) {
+            home.env.insert(name.into(), place);
+        }
+    }
+    home
+}
+
 /// The packages of this version, made here.
 async fn made(home: &Home, version: &str, folder: &str) -> Result<Vec<PathBuf>, Trouble> {
     let script = here().join("packaging/build.sh");
@@ -122,7 +133,7 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     if !can() {
         return Ok(());
     }
-    let home = Home::with_fake(&json!({}))?;
+    let home = with_cargo(Home::with_fake(&json!({}))?);
     let (old, new) = (made(&home, "0.0.1", "old").await?, made(&home, "0.0.2", "new").await?);
     let deb = |made: &[PathBuf]| made[1].to_string_lossy().into_owned();
     let root = home.path().join("root");
@@ -208,7 +219,7 @@ async fn two_builds_of_the_packages_have_one_hash_and_say_what_is_in_them() -> O
     if !can() {
         return Ok(());
     }
-    let home = Home::new()?;
+    let home = with_cargo(Home::new()?);
     let (first, second) =
         (made(&home, "0.0.1", "first").await?, made(&home, "0.0.1", "a/second/place").await?);
     let sums = |made: &[PathBuf]| std::fs::read_to_string(&made[2]);
