@@ -54,7 +54,7 @@ echo '{"ms_per_token": 10}' >"$folder/script.json"
 "$warden" service install --user --socket --config "$folder/warden.toml"
 drop="$XDG_CONFIG_HOME/systemd/user/llama-warden.service.d"
 mkdir -p "$drop"
-printf '[Service]\nWatchdogSec=4\nEnvironment=LLAMA_WARDEN_CHILD__MEASURE=false\n' >"$drop/test.conf"
+printf '[Service]\nWatchdogSec=6\nEnvironment=LLAMA_WARDEN_CHILD__MEASURE=false\n' >"$drop/test.conf"
 systemctl --user daemon-reload
 
 # On demand: the socket listens, and the first who connects waits for the start.
@@ -69,7 +69,7 @@ until_so eval 'is ActiveState active && asked StatusText | grep -q "1 of 1"' && 
 first=$(asked MainPID)
 
 # Fed: it lives on for longer than the watchdog's time. Stopped as a whole: it is ended and started anew, with its children.
-sleep 9
+sleep 10
 is MainPID "$first" && told fed yes
 child=$(pgrep -P "$first")
 kill -STOP "$first"

@@ -17,7 +17,6 @@ mod sockets;
 mod status;
 mod watchdog;
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,31 +44,37 @@ const ASK_MORE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
     socket: Option<Socket>,
+    /// Why there is none although one was named.
+    trouble: Option<String>,
     /// It ends us if the watchdog is not fed for so long.
     watchdog: Option<Duration>,
     /// What it was told last of how we are. Held while it is told.
     said: Mutex<String>,
     /// It could not be told, which was told in our log.
     deaf: AtomicBool,
+    /// The end has begun.
+    ending: AtomicBool,
 }
 
 impl Manager {
     /// As our environment has it.
     pub(crate) fn of(machine: &Machine) -> Self {
         let Some(name) = machine.var("NOTIFY_SOCKET") else { return Self::default() };
-        let socket = Socket::open(name).inspect_err(|error| {
-            tracing::warn!(%error, "NOTIFY_SOCKET={}: the service manager cannot be told anything", name.display());
-        });
+        let socket = Socket::open(name);
+        let trouble = socket.as_ref().err().map(|error| format!("NOTIFY_SOCKET={}: {error}", name.display()));
         let number = |name| machine.var(name)?.to_str()?.parse::<u64>().ok();
         let is_ours =
             machine.var("WATCHDOG_PID").is_none_or(|_| number("WATCHDOG_PID") == Some(machine.pid.into()));
         let watchdog =
             number("WATCHDOG_USEC").filter(|&limit| is_ours && limit > 0).map(Duration::from_micros);
-        Self { socket: socket.ok(), watchdog, ..Self::default() }
+        Self { socket: socket.ok(), trouble, watchdog, ..Self::default() }
     }
 
     /// We serve, or serve with a new configuration.
     pub(crate) async fn ready(&self) {
+        if let Some(trouble) = &self.trouble {
+            tracing::warn!("{trouble}; the service manager cannot be told how we are");
+        }
         self.tell("READY=1").await;
     }
 
@@ -82,16 +87,17 @@ impl Manager {
 
     /// The end has begun; resolves never, and asks for time until it is dropped. `longest`: what the drain may take in all.
     pub(crate) async fn stopping(&self, in_flight: usize, longest: Duration) {
+        self.ending.store(true, Ordering::Relaxed);
         let text = format!("stopping: {in_flight} requests in flight may end");
-        let mut left = longest + MORE;
-        let mut begins = "STOPPING=1\n".to_owned();
+        self.say(&text, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", MORE.as_micros())).await;
+        // Loops end one after the other now, and what takes too long ends by its deadline: there is nothing left to watch over.
+        let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
+        let pause = self.watchdog.map_or(ASK_MORE, |limit| ASK_MORE.min(limit / 4));
+        let mut left = longest;
         while !left.is_zero() {
-            let more = left.min(MORE).as_micros();
-            let _infallible = writeln!(begins, "EXTEND_TIMEOUT_USEC={more}");
-            self.say(&text, &begins).await;
-            begins.clear();
-            tokio::time::sleep(ASK_MORE).await;
-            left = left.saturating_sub(ASK_MORE);
+            self.tell(&format!("EXTEND_TIMEOUT_USEC={}{fed}", MORE.as_micros())).await;
+            tokio::time::sleep(pause).await;
+            left = left.saturating_sub(pause);
         }
         // Whoever has not ended by now will not: the manager shall see to it.
         std::future::pending().await
@@ -112,7 +118,10 @@ impl Manager {
         }
         let tell = async {
             loop {
-                let text = line(&fleet.view(), gauges.in_flight.load(Ordering::Relaxed));
+                let mut text = line(&fleet.view(), gauges.in_flight.load(Ordering::Relaxed));
+                if self.ending.load(Ordering::Relaxed) {
+                    text.insert_str(0, "stopping: ");
+                }
                 if *self.said.lock().await != text {
                     self.say(&text, "").await;
                 }
