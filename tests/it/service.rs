@@ -156,6 +156,7 @@ for number, kind in enumerate(kinds):
     if kind in ("unix", "tcp"):
         one.listen(64)
     os.dup2(one.detach(), 3 + number)
+    os.set_inheritable(3 + number, True)
 os.environ.update(LISTEN_FDS=str(len(kinds)), LISTEN_FDNAMES=names, LISTEN_PID=str(os.getpid()))
 os.execv(program[0], program)
 "#;
