@@ -65,15 +65,12 @@ pub(crate) async fn bind(
     let unusable = |problem: io::Error| {
         Failure::failed(format!("cannot use the socket for the admin routes that was handed over: {problem}"))
     };
-    let (unix, path, file) = match given.unix {
-        Some((unix, path)) => {
-            unix.set_nonblocking(true).map_err(unusable)?;
-            (UnixListener::from_std(unix).map_err(unusable)?, path, None)
-        }
-        None => {
-            let (unix, file) = bind_unix(socket).await?;
-            (unix, socket.to_owned(), Some(file))
-        }
+    let (unix, path, file) = if let Some((unix, path)) = given.unix {
+        unix.set_nonblocking(true).map_err(unusable)?;
+        (UnixListener::from_std(unix).map_err(unusable)?, path, None)
+    } else {
+        let (unix, file) = bind_unix(socket).await?;
+        (unix, socket.to_owned(), Some(file))
     };
     let tcp = match (given.tcp, address) {
         (Some(tcp), _) => {

@@ -100,7 +100,7 @@ impl Manager {
             left = left.saturating_sub(pause);
         }
         // Whoever has not ended by now will not: the manager shall see to it.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// We end because of this.

@@ -1,5 +1,5 @@
 //! The socket on which a service manager is told how we are: a datagram for each message, `KEY=VALUE` lines in it
-//! (sd_notify(3), section "Well-known assignments").
+//! (`sd_notify(3)`, section "Well-known assignments").
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,4 +1,4 @@
-//! Sockets that the service manager has opened for us (socket activation, sd_listen_fds(3)): who connects waits there while we start or
+//! Sockets that the service manager has opened for us (socket activation, `sd_listen_fds(3)`): who connects waits there while we start or
 //! are started anew.
 //!
 //! | name (`FileDescriptorName=`) | what it is |

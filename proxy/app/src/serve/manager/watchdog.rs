@@ -106,8 +106,14 @@ mod tests {
         let two = Rc::new(Two { stuck, dead, asked, held: RefCell::default() });
         let fed = Rc::new(Cell::new(0));
         let (asks, feeds) = (two.clone(), fed.clone());
-        let watching =
-            rounds(LIMIT, move || asks.ask(), move || std::future::ready(feeds.set(feeds.get() + 1)));
+        let watching = rounds(
+            LIMIT,
+            move || asks.ask(),
+            move || {
+                feeds.set(feeds.get() + 1);
+                std::future::ready(())
+            },
+        );
         tokio::pin!(watching);
         // Watches on until that is so.
         let mut until = async |what: &str, so: &dyn Fn() -> bool| {
