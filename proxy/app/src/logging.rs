@@ -1,4 +1,4 @@
-//! Our own log, on standard error: text for people or JSON for programs.
+//! Our own log, on standard error: text for people, JSON for programs, or entries where that is the journal ([`crate::journal`]).
 //!
 //! Targets: `access` has one line per request, `event` one per event of the fleet, `llama_server` the output of the
 //! children; everything else is under the name of its crate.
@@ -12,6 +12,7 @@ use warden_policies::defaults::Log;
 
 use crate::child_lines::Bare;
 use crate::exit::Failure;
+use crate::journal::{Entries, Journal};
 use crate::log_writer::LogWriter;
 
 /// At the end of the process: longer than any reader that reads needs.
@@ -48,17 +49,25 @@ pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let mut filter =
         filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor tells its events as they are, we tell them in sentences: once is enough.
-    let silent =
-        ["warden_supervisor::event=off"].into_iter().chain((!log.children).then_some("llama_server=off"));
+    let silent = ["warden_supervisor::view::event=off"]
+        .into_iter()
+        .chain((!log.children).then_some("llama_server=off"));
     for directive in silent.filter_map(|text| text.parse().ok()) {
         filter = filter.add_directive(directive);
     }
+    let stream = std::env::var_os("JOURNAL_STREAM");
+    let journal = if log.format == "text" { Journal::here(stream.as_deref()) } else { None };
+    let is_journal = journal.is_some();
+    let out: Box<dyn io::Write + Send> =
+        journal.map_or_else(|| Box::new(io::stderr()) as _, |journal| Box::new(journal) as _);
     // Where our own log cannot be written there is no other place to say so but the metrics.
-    let writer = LogWriter::start(log.buffered_lines, io::stderr(), |_| ())
+    let writer = LogWriter::start(log.buffered_lines, out, |_| ())
         .map_err(|problem| Failure::failed(format!("cannot start the thread of the log: {problem}")))?;
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(WRITER.get_or_init(|| writer).clone());
-    let started = if log.format == "json" {
+    let started = if is_journal {
+        builder.event_format(Entries).try_init()
+    } else if log.format == "json" {
         builder.json().flatten_event(true).try_init()
     } else {
         use io::IsTerminal;

@@ -13,6 +13,7 @@ mod clock;
 mod config;
 mod events_file;
 mod exit;
+mod journal;
 mod log_writer;
 mod logging;
 #[cfg(test)]

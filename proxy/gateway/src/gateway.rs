@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::Fleet;
@@ -23,6 +24,7 @@ use crate::config::GatewayConfig;
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::page::Page;
+use crate::pulse::{Pulse, Question};
 use crate::requests::Requests;
 use crate::shared::Shared;
 use crate::workers::{self, Workers};
@@ -38,8 +40,24 @@ impl Gateway {
     ///
     /// An address cannot be listened on, or the certificate, the keys or the list of hosts cannot be used.
     pub async fn bind(config: GatewayConfig) -> Result<Bound, GatewayError> {
+        Self::bind_or_adopt(config, Vec::new()).await
+    }
+
+    /// The same with sockets that listen already, in the place of host and port; without any it opens its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::bind`], or one of them cannot be used.
+    pub async fn bind_or_adopt(
+        config: GatewayConfig,
+        sockets: Vec<std::net::TcpListener>,
+    ) -> Result<Bound, GatewayError> {
         let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
-        let listener = Listener::open(&config.server.host, config.server.port).await?;
+        let listener = if sockets.is_empty() {
+            Listener::open(&config.server.host, config.server.port).await?
+        } else {
+            Listener::adopt(sockets)?
+        };
         Bound::new(config, tls.map(Arc::new), listener)
     }
 
@@ -75,6 +93,8 @@ pub struct Bound {
     requests: Requests,
     tls: Option<Arc<Tls>>,
     page: Option<Arc<dyn Page>>,
+    pulse: Pulse,
+    asked: UnboundedReceiver<Question>,
 }
 
 impl std::fmt::Debug for Bound {
@@ -89,7 +109,8 @@ impl Bound {
         let workers = Workers::start(threads).map_err(|source| GatewayError::Threads { threads, source })?;
         let (gauges, control) = (Arc::default(), Control::default());
         let requests = Requests::new(workers.len());
-        Ok(Self { config, listener, workers, gauges, control, requests, tls, page: None })
+        let (pulse, asked) = Pulse::new(workers.askers());
+        Ok(Self { config, listener, workers, gauges, control, requests, tls, page: None, pulse, asked })
     }
 
     /// The address of the first host, with the port that was chosen.
@@ -126,6 +147,11 @@ impl Bound {
         self.requests.clone()
     }
 
+    /// Whether its loops turn, once it serves.
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
     /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
     pub fn tls(&self) -> Option<Arc<Tls>> {
         self.tls.clone()
@@ -152,7 +178,7 @@ impl Bound {
         ends: Ends,
     ) {
         let Ends { stop, retire } = ends;
-        let (workers, mut listener) = (self.workers, self.listener);
+        let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
         let config = Arc::new(self.config);
         let shared = Arc::new(Shared {
             upstream: Arc::new(Upstream::new(backends, config.clone(), workers.len())),
@@ -179,6 +205,11 @@ impl Bound {
                 biased;
                 () = stop.cancelled() => break,
                 () = retire.cancelled() => break,
+                Some(question) = asked.recv() => {
+                    // Whoever asked may have left.
+                    let _left = question.send(());
+                    continue;
+                }
                 accepted = listener.accept() => accepted,
             };
             match accepted {

@@ -35,7 +35,7 @@
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
 //! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
-//! | `workers`, `clock` | the threads that all of it runs on; the time of day |
+//! | `workers`, `pulse`, `clock` | the threads that all of it runs on; whether they turn; the time of day |
 
 mod access;
 mod answer;
@@ -51,6 +51,7 @@ mod live;
 mod observe;
 mod page;
 mod protocol;
+mod pulse;
 mod refusal;
 mod requests;
 mod route;
@@ -77,6 +78,7 @@ pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use page::{Answering, Asker, Page};
 pub use protocol::query::percent_decoded;
+pub use pulse::Pulse;
 pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::runtime::Builder;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// With `threads = 0`, no more than this many.
 const MOST_BY_DEFAULT: usize = 4;
@@ -80,6 +81,11 @@ impl Workers {
         self.0.len()
     }
 
+    /// What asks each of them whether it turns, and keeps none of them.
+    pub(crate) fn askers(&self) -> Vec<Asker> {
+        self.0.iter().map(|worker| Asker(worker.jobs.downgrade())).collect()
+    }
+
     /// Calls `job` on the thread that has the fewest connections, within its runtime. The job keeps its [`Load`] as long
     /// as its connection lasts.
     pub(crate) fn begin(&self, job: impl FnOnce(Load) + Send + 'static) {
@@ -89,6 +95,25 @@ impl Workers {
             // A worker ends only after us.
             drop(worker.jobs.send((Box::new(job), load)));
         }
+    }
+}
+
+/// Asks one thread whether it turns.
+#[derive(Clone, Debug)]
+pub(crate) struct Asker(WeakUnboundedSender<(Job, Load)>);
+
+impl Asker {
+    /// It is answered on the thread; dropped if that has ended.
+    pub(crate) fn ask(&self, question: oneshot::Sender<()>) {
+        let Some(jobs) = self.0.upgrade() else { return };
+        // A question is no connection.
+        let load = Load::new(&Arc::default());
+        drop(jobs.send((
+            Box::new(move |_load| {
+                let _left = question.send(());
+            }),
+            load,
+        )));
     }
 }
 

@@ -13,6 +13,8 @@ mod child_lines;
 mod config;
 #[path = "../../../proxy/app/src/exit.rs"]
 mod exit;
+#[path = "../../../proxy/app/src/journal.rs"]
+mod journal;
 #[path = "../../../proxy/app/src/log_writer.rs"]
 mod log_writer;
 #[path = "../../../proxy/app/src/logging.rs"]

@@ -14,6 +14,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixSocket};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -28,45 +30,84 @@ const BACKLOG: u32 = 128;
 pub(crate) struct Listeners {
     path: PathBuf,
     /// Device and number of the socket's file.
-    file: (u64, u64),
+    file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
     tcp: Option<TcpListener>,
     /// The next program has the sockets: the file stays.
     stays: CancellationToken,
+    asking: Asking,
+    asked: UnboundedReceiver<oneshot::Sender<()>>,
 }
 
-/// The sockets of the program before us.
+/// The sockets of the program before us. `given`: whoever started the first one made the Unix socket, and removes its file.
 pub(crate) fn inherit(
-    socket: &Path,
     unix: OwnedFd,
     tcp: Option<OwnedFd>,
+    given: bool,
     pause: Duration,
 ) -> io::Result<Listeners> {
-    let facts = std::fs::symlink_metadata(socket)?;
     let unix = UnixListener::from_std(unix.into())?;
     let tcp = tcp.map(|tcp| TcpListener::from_std(tcp.into())).transpose()?;
-    let file = (facts.dev(), facts.ino());
-    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause, stays: CancellationToken::new() })
+    let path = unix.local_addr()?.as_pathname().map(Path::to_owned).ok_or(io::ErrorKind::NotFound)?;
+    let facts = std::fs::symlink_metadata(&path)?;
+    let file = (!given).then_some((facts.dev(), facts.ino()));
+    Ok(Listeners::new(path, file, unix, tcp, pause))
 }
 
-/// Binds them. `pause` follows a failure to accept. A socket file that nobody listens on any more is replaced.
+/// Sockets that listen already.
+#[derive(Debug, Default)]
+pub(crate) struct Given {
+    /// With the path that programs connect to.
+    pub(crate) unix: Option<(std::os::unix::net::UnixListener, PathBuf)>,
+    pub(crate) tcp: Option<std::net::TcpListener>,
+}
+
+/// Asks whether the listener turns.
+#[derive(Clone, Debug)]
+pub(crate) struct Asking(UnboundedSender<oneshot::Sender<()>>);
+
+impl Asking {
+    /// Resolves when it does; fails when it has ended.
+    pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
+        let (question, answer) = oneshot::channel();
+        drop(self.0.send(question));
+        answer
+    }
+}
+
+/// Binds them, but for those that are given. `pause` follows a failure to accept. A socket file that nobody listens on any more is
+/// replaced.
 pub(crate) async fn bind(
     socket: &Path,
     address: Option<SocketAddr>,
+    given: Given,
     pause: Duration,
 ) -> Result<Listeners, Failure> {
-    let (unix, file) = bind_unix(socket).await?;
-    let tcp = match address {
-        None => None,
-        Some(address) => Some(TcpListener::bind(address).await.map_err(|problem| {
+    let unusable = |problem: io::Error| {
+        Failure::failed(format!("cannot use the socket for the admin routes that was handed over: {problem}"))
+    };
+    let (unix, path, file) = if let Some((unix, path)) = given.unix {
+        unix.set_nonblocking(true).map_err(unusable)?;
+        (UnixListener::from_std(unix).map_err(unusable)?, path, None)
+    } else {
+        let (unix, file) = bind_unix(socket).await?;
+        (unix, socket.to_owned(), Some(file))
+    };
+    let tcp = match (given.tcp, address) {
+        (Some(tcp), _) => {
+            tcp.set_nonblocking(true).map_err(unusable)?;
+            Some(TcpListener::from_std(tcp).map_err(unusable)?)
+        }
+        (None, None) => None,
+        (None, Some(address)) => Some(TcpListener::bind(address).await.map_err(|problem| {
             Failure::hinted(
                 format!("cannot listen on {address} for the admin routes: {problem}"),
                 "choose another `admin.address`",
             )
         })?),
     };
-    Ok(Listeners { path: socket.to_owned(), file, unix, tcp, pause, stays: CancellationToken::new() })
+    Ok(Listeners::new(path, file, unix, tcp, pause))
 }
 
 /// The listener, and which file it is.
@@ -117,6 +158,18 @@ fn private(socket: &Path) -> io::Result<UnixListener> {
 }
 
 impl Listeners {
+    fn new(
+        path: PathBuf,
+        file: Option<(u64, u64)>,
+        unix: UnixListener,
+        tcp: Option<TcpListener>,
+        pause: Duration,
+    ) -> Self {
+        let (asking, asked) = unbounded_channel();
+        let stays = CancellationToken::new();
+        Self { path, file, pause, unix, tcp, stays, asking: Asking(asking), asked }
+    }
+
     /// The TCP address, with the port that was really bound.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.tcp.as_ref().and_then(|listener| listener.local_addr().ok())
@@ -128,19 +181,39 @@ impl Listeners {
         std::iter::once(self.unix.as_fd().try_clone_to_owned()).chain(tcp).collect()
     }
 
+    /// Whether whoever started us made the Unix socket.
+    pub(crate) fn given(&self) -> bool {
+        self.file.is_none()
+    }
+
     /// Cancelled when the next program has the sockets.
     pub(crate) fn stays(&self) -> CancellationToken {
         self.stays.clone()
     }
 
+    /// Where programs connect to.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What asks whether it turns.
+    pub(crate) fn asking(&self) -> Asking {
+        self.asking.clone()
+    }
+
     /// Answers until `admin.stop`; ends when the last answer has.
-    pub(crate) async fn serve(self, admin: Admin) {
+    pub(crate) async fn serve(mut self, admin: Admin) {
         let tasks = TaskTracker::new();
         let (page, of_page) = (admin.page.clone(), admin.clone());
         tasks.spawn(async move { page.run(&of_page).await });
         loop {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
+                Some(question) = self.asked.recv() => {
+                    // Whoever asked may have left.
+                    let _left = question.send(());
+                    continue;
+                }
                 stream = self.unix.accept() => stream.map(|(stream, _)| {
                     let admin = admin.asked_by(&peer(&stream));
                     tasks.spawn(connection(stream, admin, None));
@@ -157,9 +230,11 @@ impl Listeners {
             }
         }
         // Whoever looks for a running instance should not find the file of one that has ended.
-        // Another's, if ours was removed and made again meanwhile, is not ours to remove.
+        // One that was handed over stays, and another's, if ours was removed and made again meanwhile, is not ours to remove.
         let there = std::fs::symlink_metadata(&self.path).ok();
-        if !self.stays.is_cancelled() && there.is_some_and(|facts| (facts.dev(), facts.ino()) == self.file) {
+        if !self.stays.is_cancelled()
+            && there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino())))
+        {
             drop(std::fs::remove_file(&self.path));
         }
         tasks.close();
@@ -244,9 +319,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("admin.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let living = bind(&socket, None, PAUSE).await.unwrap();
+        let living = bind(&socket, None, Given::default(), PAUSE).await.unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let Err(failure) = bind(&socket, None, PAUSE).await else { panic!("bound twice") };
+        let Err(failure) = bind(&socket, None, Given::default(), PAUSE).await else { panic!("bound twice") };
         assert!(failure.to_string().contains("already running"), "{failure}");
         drop(living);
     }
@@ -265,7 +340,8 @@ mod tests {
         let (admin, dir) = admin().await;
         let socket = dir.path().join("admin.sock");
         let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
-        let serving = TaskTracker::new().spawn(bind(&socket, None, PAUSE).await.unwrap().serve(admin));
+        let serving = TaskTracker::new()
+            .spawn(bind(&socket, None, Given::default(), PAUSE).await.unwrap().serve(admin));
         let client = Client::new(socket.clone()).unwrap();
         let status: Status = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
         assert_eq!(status.instance.pid, 1);
@@ -290,7 +366,8 @@ mod tests {
         let (admin, dir) = admin().await;
         let (stop, _guard) = (admin.stop.clone(), admin.stop.clone().drop_guard());
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listeners = bind(&dir.path().join("a.sock"), Some(address), PAUSE).await.unwrap();
+        let listeners =
+            bind(&dir.path().join("a.sock"), Some(address), Given::default(), PAUSE).await.unwrap();
         let url = format!("http://{}/status", listeners.address().unwrap());
         let serving = TaskTracker::new().spawn(listeners.serve(admin));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();

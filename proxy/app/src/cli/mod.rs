@@ -29,6 +29,7 @@ mod history;
 mod import;
 mod keys;
 mod mitigations;
+mod papers;
 mod patches;
 mod plan;
 mod policy;
@@ -39,6 +40,7 @@ mod report;
 mod requests;
 mod sample_model;
 mod serve;
+mod service;
 mod status;
 mod top;
 pub(crate) mod update;
@@ -121,6 +123,13 @@ enum Command {
     /// Watches over a tool of `diagnose --wrap`.
     #[command(hide = true)]
     KeepWrapped(diagnose::KeeperArgs),
+    /// Runs us as a service: writes the unit for systemd, removes it, prints it.
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
+    /// Prints what completes commands in a shell.
+    Completions(papers::CompletionsArgs),
+    /// Writes manual pages.
+    Man(papers::ManArgs),
     /// Prints the version.
     Version,
 }
@@ -222,6 +231,9 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Quarantine(command) => quarantine::run(&command),
         Command::Config(command) => config::run(command),
         Command::KeepWrapped(args) => diagnose::keep_wrapped(&args),
+        Command::Service(command) => service::run(&command),
+        Command::Completions(args) => papers::completions(&args),
+        Command::Man(args) => papers::man(&args),
         Command::Version => crate::out::line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }
 }
@@ -255,10 +267,10 @@ mod tests {
         let mut of = std::collections::BTreeMap::<&str, String>::new();
         for command in all.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
             let group = match command.get_name() {
-                "quickstart" | "sample-model" | "version" => "help_to_try_things",
+                "quickstart" | "sample-model" | "completions" | "man" | "version" => "help_to_try_things",
                 "build" | "builds" => "help_of_builds",
                 "patches" | "mitigations" => "help_of_cures",
-                "serve" | "config" | "keys" | "import" => "help_of_serving",
+                "serve" | "service" | "config" | "keys" | "import" => "help_of_serving",
                 "policy" | "diagnose" => "help_of_experiments",
                 _ => "help_of_an_instance",
             };

@@ -33,6 +33,7 @@ mod describe;
 mod first_start;
 mod folders;
 mod live;
+mod manager;
 mod measure;
 mod observe;
 mod reload;
@@ -43,6 +44,8 @@ pub(crate) mod upgrade;
 
 pub(crate) use describe::describe;
 use folders::Folders;
+use manager::Manager;
+pub(crate) use manager::Sockets;
 use renewing::Renewing;
 pub(crate) use server::Server;
 use signals::Asked;
@@ -101,17 +104,31 @@ impl Plan {
     }
 }
 
-/// Serves until told to end. Call it on the main thread.
+/// Serves until told to end. Call it on the main thread, before there is another one.
 pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
-    let Some(Succession { root, to_root, handover }) = Succession::ours() else {
-        return with_nursery(|nursery| serve(plan, nursery, None));
+    let (sockets, both, root, predecessor) = match Succession::ours() {
+        None => (Sockets::take()?, nursery::channel(), None, None),
+        Some(Succession { root, to_root, handover }) => {
+            instance::succeed(root);
+            let both = nursery::of_root(to_root)
+                .map_err(|error| Failure::failed(format!("cannot listen to the first instance: {error}")))?;
+            (Sockets::default(), both, Some(root), Some(Predecessor::new(handover)))
+        }
     };
-    instance::succeed(root);
-    let both = nursery::of_root(to_root);
-    let both =
-        both.map_err(|error| Failure::failed(format!("cannot listen to the first instance: {error}")))?;
-    let predecessor = Predecessor::new(handover);
-    with_this_nursery(both, |nursery| serve(plan, nursery, Some(predecessor)))
+    with_this_nursery(both, move |nursery| async move {
+        let machine = Machine::read();
+        // The manager knows the first instance.
+        let manager = Arc::new(Manager::of(&machine, root.unwrap_or(machine.pid)));
+        let done = serve(plan, &machine, manager.clone(), sockets, nursery, predecessor.as_ref());
+        let done = Box::pin(done).await;
+        match (&done, &predecessor) {
+            (Err(failure), None) => manager.failed(failure).await,
+            // It goes on, and tells whoever asked for us; if it has let go already, nobody listens.
+            (Err(failure), Some(predecessor)) => predecessor.disappoint(failure).await,
+            (Ok(()), _) => {}
+        }
+        done
+    })
 }
 
 /// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
@@ -159,25 +176,18 @@ impl Drop for StopOnDrop {
     }
 }
 
-async fn serve(plan: Plan, nursery: NurseryHandle, predecessor: Option<Predecessor>) -> Result<(), Failure> {
-    let served = Box::pin(serve_after(plan, nursery, predecessor.as_ref())).await;
-    if let (Err(problem), Some(predecessor)) = (&served, &predecessor) {
-        // It goes on, and tells whoever asked for us; if it has let go already, nobody listens.
-        predecessor.disappoint(problem).await;
-    }
-    served
-}
-
-async fn serve_after(
+async fn serve(
     plan: Plan,
+    machine: &Machine,
+    manager: Arc<Manager>,
+    sockets: Sockets,
     nursery: NurseryHandle,
     predecessor: Option<&Predecessor>,
 ) -> Result<(), Failure> {
     // Before anything is started, so that no signal finds us half-way with the default action.
     let mut signals = Signals::new()?;
-    let machine = Machine::read();
     let resolved = tokio::select! {
-        resolved = plan.resolve(&machine) => resolved?,
+        resolved = plan.resolve(machine) => resolved?,
         () = signals.end() => return Ok(()),
     };
     logging::init(&resolved.log, resolved.fleet.any_name)?;
@@ -193,7 +203,9 @@ async fn serve_after(
         None => None,
     };
     let begun = inheritance.as_ref().map(|left| left.begun.clone());
-    let mut server = Box::pin(Server::start_after(resolved, &machine, nursery, inheritance)).await?;
+    let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
+    let longest = deadline.saturating_add(graces.max().unwrap_or_default());
+    let mut server = Box::pin(Server::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
         let kept = predecessor.take_over(server.fleet(), &begun).await?;
@@ -203,6 +215,8 @@ async fn serve_after(
     } else {
         tell_where(&server);
     }
+    server.attend(&manager);
+    manager.ready().await;
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
@@ -216,7 +230,7 @@ async fn serve_after(
             asked = signals.next() => match asked {
                 Asked::End => break,
                 Asked::Reload => {
-                    folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+                    folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
                     renewing.set(server.renews_every());
                 }
                 Asked::Upgrade => {
@@ -230,7 +244,7 @@ async fn serve_after(
             () = renewing.go_on() => {}
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
-                folders.set(&Box::pin(reload(&plan, &machine, &mut server)).await);
+                folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
             }
             problem = server.ended() => return Err(problem),
             Some(order) = ordered(orders.as_mut()) => {
@@ -243,7 +257,8 @@ async fn serve_after(
         }
     }
     renewing.leave();
-    Box::pin(stop(server, deadline, &mut signals)).await?;
+    let in_flight = server.in_flight();
+    Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))).await?;
     tokio::select! {
         () = renewing.ended() => {}
         () = signals.end() => {}
@@ -294,7 +309,12 @@ async fn upgrade(
     }
 }
 
-async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {
+async fn stop(
+    server: Server,
+    deadline: Duration,
+    signals: &mut Signals,
+    telling: impl Future<Output = ()>,
+) -> Result<(), Failure> {
     tracing::info!(
         in_flight = server.in_flight(),
         ?deadline,
@@ -306,11 +326,14 @@ async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Resu
             Ok(())
         }
         () = signals.end() => Err(Failure::failed("ended at once by a second signal")),
+        // It ends with the others.
+        () = telling => Ok(()),
     }
 }
 
 /// Returns the folders of models that there are now.
-async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) -> Vec<PathBuf> {
+async fn reload(plan: &Plan, machine: &Machine, manager: &Manager, server: &mut Server) -> Vec<PathBuf> {
+    manager.reloading().await;
     server.reopen_logs();
     match plan.resolve(machine).await {
         Ok(resolved) => {
@@ -328,6 +351,7 @@ async fn reload(plan: &Plan, machine: &Machine, server: &mut Server) -> Vec<Path
             }
         }
     }
+    manager.ready().await;
     server.folders().to_vec()
 }
 

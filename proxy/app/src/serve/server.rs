@@ -12,12 +12,13 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Tls};
+use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
 use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::certificate;
 use super::live::live;
+use super::manager::{Manager, Sockets};
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
@@ -31,7 +32,7 @@ use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::page::door::Doorkeeper;
 use crate::admin::page::holds::plans;
-use crate::admin::server::{bind, inherit};
+use crate::admin::server::{Asking, Given, bind, inherit};
 use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
@@ -58,8 +59,8 @@ pub(crate) struct Server {
     told: watch::Sender<Told>,
     /// Ends the gateway: no new connections, running requests go on.
     ends: Ends,
-    /// Ends what is shown of the page on the public listener.
-    viewers: CancellationToken,
+    /// Cancelled when we end, and when another program takes our place.
+    leaving: CancellationToken,
     gateway_done: CancellationToken,
     /// Ends admin and watchers.
     stop: CancellationToken,
@@ -71,22 +72,29 @@ pub(crate) struct Server {
     /// For the program after us: the public sockets, and those of the operator.
     public: Vec<OwnedFd>,
     operators: Vec<OwnedFd>,
+    admin_given: bool,
     /// Cancelled when the operator's sockets are the next program's.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
     orders: Option<mpsc::Receiver<Order>>,
+    /// Where programs find the admin routes.
+    admin_socket: PathBuf,
+    /// Asks the loops that have to turn.
+    pulse: Pulse,
+    admin_pulse: Asking,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
 }
 
 impl Server {
-    /// Claims the directories, binds the port, starts the fleet, opens the admin routes.
+    /// Claims the directories, binds the port or takes the sockets that were handed over, starts the fleet, opens the admin routes.
     pub(crate) async fn start(
         resolved: Resolved,
         machine: &Machine,
         nursery: NurseryHandle,
+        sockets: Sockets,
     ) -> Result<Self, Failure> {
-        Box::pin(Self::start_after(resolved, machine, nursery, None)).await
+        Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
     /// The same with what a program before us left. Nothing of it is touched before that one has let go.
@@ -94,6 +102,7 @@ impl Server {
         resolved: Resolved,
         machine: &Machine,
         nursery: NurseryHandle,
+        given: Sockets,
         mut inheritance: Option<Inheritance>,
     ) -> Result<Self, Failure> {
         let begun = inheritance.as_ref().map(|left| left.begun.clone());
@@ -103,17 +112,18 @@ impl Server {
             now
         });
         let (legacy, will) = match inheritance.take() {
-            Some(Inheritance { public, admin_socket, admin_address, lock, will, .. }) => {
-                (Some((public, admin_socket, admin_address, lock)), Some(will))
+            Some(Inheritance { public, admin_socket, admin_address, admin_given, lock, will, .. }) => {
+                (Some((public, (admin_socket, admin_address, admin_given), lock)), Some(will))
             }
             None => (None, None),
         };
         let (sockets, mut claim) = match legacy {
-            Some((public, socket, address, lock)) => {
-                (Some((public, socket, address)), Claim::inherit(&resolved.dirs, lock))
-            }
+            Some((public, admin, lock)) => (Some((public, admin)), Claim::inherit(&resolved.dirs, lock)),
             None => (None, Claim::take(&resolved.dirs, machine)?),
         };
+        if !given.is_empty() {
+            tracing::info!("serving on sockets that the service manager has opened");
+        }
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.log)?;
         let mut recorders = Recorders::default();
         recorders.open(&resolved)?;
@@ -123,12 +133,12 @@ impl Server {
             None => config,
         };
         let (public, admin_sockets) = match sockets {
-            Some((public, socket, address)) => (Some(public), Some((socket, address))),
+            Some((public, admin)) => (Some(public), Some(admin)),
             None => (None, None),
         };
         let gateway = match public {
             Some(public) => Gateway::inherit(config, public),
-            None => Gateway::bind(config).await,
+            None => Gateway::bind_or_adopt(config, given.public).await,
         };
         let gateway = gateway.map_err(|error| gateway_failure(&error))?;
         let public = gateway.sockets().map_err(|error| copied(&error))?;
@@ -136,17 +146,20 @@ impl Server {
         let others = gateway.local_addrs()[1..].to_vec();
         let gauges = gateway.gauges();
         let (control, requests) = (gateway.control(), gateway.requests());
-        let tls = gateway.tls();
+        let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(live(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
         let listeners = match admin_sockets {
-            Some((unix, tcp)) => {
-                inherit(&resolved.admin_socket, unix, tcp, pause).map_err(|error| copied(&error))?
+            Some((unix, tcp, given)) => inherit(unix, tcp, given, pause).map_err(|error| copied(&error))?,
+            None => {
+                let given = Given { unix: given.admin, tcp: given.admin_tcp };
+                bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
             }
-            None => bind(&resolved.admin_socket, resolved.admin_address, pause).await?,
         };
+        let admin_given = listeners.given();
         let (operators, admin_stays) =
             (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
+        let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
         let admin_address = listeners.address();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = match will {
@@ -160,7 +173,7 @@ impl Server {
             pid: machine.pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             address: address.to_string(),
-            admin_socket: resolved.admin_socket.to_string_lossy().into_owned(),
+            admin_socket: admin_socket.to_string_lossy().into_owned(),
             started_at: clock::now_text(),
             ledger: fleet.ledger_path().to_string_lossy().into_owned(),
             data_dir: resolved.dirs.data.to_string_lossy().into_owned(),
@@ -214,8 +227,8 @@ impl Server {
             stop: stop.clone(),
         };
         // Whoever looks on over the public listener must not hold up its end.
-        let viewers = ends.stop.child_token();
-        let door = Doorkeeper::new(Admin { stop: viewers.clone(), ..admin.clone() });
+        let leaving = ends.stop.child_token();
+        let door = Doorkeeper::new(Admin { stop: leaving.clone(), ..admin.clone() });
         let gateway = gateway.with_page(Arc::new(door));
         tasks.spawn(once(listeners.serve(admin).boxed()));
         let (tracer, exporter) =
@@ -246,7 +259,7 @@ impl Server {
             tls,
             told: tell,
             ends,
-            viewers,
+            leaving,
             gateway_done,
             stop,
             tasks,
@@ -255,8 +268,12 @@ impl Server {
             claim,
             public,
             operators,
+            admin_given,
             admin_stays,
             orders: Some(orders),
+            admin_socket,
+            pulse,
+            admin_pulse,
             nursery,
         })
     }
@@ -282,7 +299,21 @@ impl Server {
     }
 
     pub(crate) fn admin_socket(&self) -> &Path {
-        &self.resolved.admin_socket
+        &self.admin_socket
+    }
+
+    /// Tells the service manager how we are from now on, and that all of us turns.
+    pub(crate) fn attend(&self, manager: &Arc<Manager>) {
+        let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
+        self.tasks.spawn(told);
+        let (pulse, admin, fleet) = (self.pulse.clone(), self.admin_pulse.clone(), self.fleet.clone());
+        let ask = move || {
+            let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
+            let models =
+                models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
+            pulse.ask().into_iter().chain([admin]).chain(models).collect()
+        };
+        self.tasks.spawn(manager.clone().feed(ask, self.leaving.clone()));
     }
 
     pub(crate) fn fleet(&self) -> &Fleet {
@@ -409,6 +440,11 @@ impl Server {
         Ok((self.public.len(), all?))
     }
 
+    /// Whether whoever started the first program made the admin socket.
+    pub(super) const fn admin_given(&self) -> bool {
+        self.admin_given
+    }
+
     /// Everything is ours from now on.
     pub(super) fn own(&mut self) {
         self.claim.own();
@@ -427,7 +463,7 @@ impl Server {
     /// The next program accepts clients and operators.
     pub(super) fn retire(&self) {
         self.ends.retire.cancel();
-        self.viewers.cancel();
+        self.leaving.cancel();
         self.admin_stays.cancel();
         self.stop.cancel();
     }

@@ -54,6 +54,11 @@ pub enum GatewayError {
     /// Anything else.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
     Listen { address: SocketAddr, source: io::Error },
+    /// A socket that was opened by whoever started us.
+    #[error(
+        "cannot serve on the socket that was handed over: {0}; start without it (`LISTEN_FDS`), or see to it that it is a TCP socket that listens"
+    )]
+    Given(io::Error),
     /// No threads to serve with.
     #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
     Threads { threads: usize, source: io::Error },
@@ -88,6 +93,7 @@ mod tests {
             GatewayError::NotPermitted { address },
             GatewayError::Inherit(source()),
             GatewayError::Listen { address, source: source() },
+            GatewayError::Given(source()),
             GatewayError::Threads { threads: 64, source: source() },
         ];
         let told = others.into_iter().chain(tls.map(GatewayError::from));

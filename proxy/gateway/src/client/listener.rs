@@ -58,6 +58,28 @@ impl Listener {
         self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
+    /// Takes sockets that listen already, opened by whoever started us.
+    ///
+    /// # Errors
+    /// There is none, or one of them cannot be used.
+    pub(crate) fn adopt(sockets: Vec<std::net::TcpListener>) -> Result<Self, GatewayError> {
+        let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
+        for socket in sockets {
+            let taken = socket.set_nonblocking(true).and_then(|()| {
+                let listener = TcpListener::from_std(socket)?;
+                Ok((listener.local_addr()?, listener))
+            });
+            let (address, listener) = taken.map_err(GatewayError::Given)?;
+            all.listeners.push(listener);
+            all.addresses.push(address);
+        }
+        if all.listeners.is_empty() {
+            Err(GatewayError::Given(io::ErrorKind::NotFound.into()))
+        } else {
+            Ok(all)
+        }
+    }
+
     /// Their addresses, in the order of the hosts, with the port that was chosen.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
@@ -131,6 +153,18 @@ mod tests {
         }
         assert!(taken[..2].contains(&second), "{taken:?}");
         assert_eq!(taken.iter().filter(|address| **address == first).count(), 3);
+    }
+
+    #[tokio::test]
+    async fn sockets_that_were_opened_by_others_are_taken_with_who_waits_at_them() {
+        let open = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let sockets = vec![open(), open()];
+        let addresses: Vec<SocketAddr> = sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let waiting = std::net::TcpStream::connect(addresses[1]).unwrap();
+        let mut listener = Listener::adopt(sockets).unwrap();
+        assert_eq!(listener.addresses(), addresses);
+        assert_eq!(listener.accept().await.unwrap().1, waiting.local_addr().unwrap());
+        assert!(matches!(Listener::adopt(Vec::new()), Err(GatewayError::Given(_))));
     }
 
     #[tokio::test]

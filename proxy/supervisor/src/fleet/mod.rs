@@ -1,5 +1,6 @@
 //! All models by name: the entry point of everything.
 
+mod beat;
 mod canary;
 pub mod handover;
 mod roster;

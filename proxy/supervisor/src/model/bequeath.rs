@@ -194,6 +194,8 @@ impl Model {
                     Some(Message::Control(Control::Disband)) | None => return,
                     Some(Message::Control(Control::Gates(gates))) => self.follow_gates(&gates),
                     Some(Message::Control(control)) => self.too_late(control),
+                    // Whoever asks whether we turn may have left.
+                    Some(Message::Beat(question)) => drop(question.send(())),
                     Some(Message::Report(..) | Message::Looked(..)) => {}
                 },
                 () = leases.wake.notified() => {

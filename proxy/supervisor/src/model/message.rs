@@ -37,6 +37,8 @@ pub(crate) enum Message {
     Looked(Box<Recipe>, Sight),
     /// An operator, a reload or the end.
     Control(Control),
+    /// Somebody wants to know whether the task turns.
+    Beat(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]

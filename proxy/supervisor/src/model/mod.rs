@@ -291,6 +291,10 @@ impl Model {
                     Some(Message::Report(generation, report)) => self.take_report(generation, report),
                     Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
                     Some(Message::Control(control)) => self.control(control),
+                    // Nothing has changed; whoever asked may have left.
+                    Some(Message::Beat(question)) => {
+                        let _left = question.send(());
+                    }
                     // Cannot be: we hold a sender ourselves.
                     None => return,
                 },

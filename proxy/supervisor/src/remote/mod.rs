@@ -164,7 +164,14 @@ impl Remote {
     }
 
     fn heed(&mut self, message: Message) -> Next {
-        let Message::Control(control) = message else { return Next::Go };
+        let control = match message {
+            Message::Control(control) => control,
+            Message::Beat(question) => {
+                let _left = question.send(());
+                return Next::Go;
+            }
+            Message::Report(..) | Message::Looked(..) => return Next::Go,
+        };
         match control {
             Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),
             // There is no process to be replaced: what an operator wants is that it be tried now.

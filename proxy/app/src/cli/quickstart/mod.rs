@@ -24,7 +24,7 @@ use super::build::{self, ArchArgs, PatchArgs};
 use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
 use crate::exit::Failure;
-use crate::serve::{self, Plan, Server, Signals};
+use crate::serve::{self, Plan, Server, Signals, Sockets};
 use crate::{logging, out};
 
 mod file;
@@ -273,7 +273,7 @@ async fn start(
     }
     let resolved = plan.resolve(machine).await?;
     logging::init(&resolved.log, false)?;
-    Box::pin(Server::start(resolved, machine, nursery)).await
+    Box::pin(Server::start(resolved, machine, nursery, Sockets::default())).await
 }
 
 /// The memory that the backend holds, once it has been read.

@@ -9,13 +9,14 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use warden_policies::defaults::TEXT;
 
+use super::credentials;
 use super::folder::{self, Found};
 use super::tree::{Kind, Node};
 use super::variables;
 use crate::config::arguments;
 use crate::config::problem::{Place, Problem, Problems};
-use crate::config::schema::compiled_in;
 use crate::config::schema::validate::validate;
+use crate::config::schema::{compiled_in, root};
 use crate::config::settings::{Model, Settings};
 
 /// Prefix of environment variables. Sections and keys are separated by two underscores.
@@ -193,6 +194,8 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
         layers.push(file_layer(path)?);
     }
     let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
+    let handed =
+        sources.env.iter().find(|(name, _)| name == credentials::VARIABLE).map(|(_, value)| value.clone());
     let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
     layers.extend(variables);
     layers.extend(flags);
@@ -201,6 +204,8 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
     for layer in layers.iter_mut().skip(1) {
         let mut tree = layer.tree.clone();
         problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
+        let filled = credentials::fill(&mut tree, root(), handed.as_deref(), &|byte| layer.place(byte));
+        problems.extend(filled);
         let taken = compiled_in::take(&mut tree);
         internal.extend(taken.into_iter().map(|(key, byte)| (key, layer.place(byte))));
         layer.tree = tree;

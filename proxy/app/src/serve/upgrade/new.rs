@@ -28,6 +28,7 @@ pub(in crate::serve) struct Inheritance {
     pub(in crate::serve) public: Vec<OwnedFd>,
     pub(in crate::serve) admin_socket: OwnedFd,
     pub(in crate::serve) admin_address: Option<OwnedFd>,
+    pub(in crate::serve) admin_given: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
     /// Cancelled when all of it is ours.
@@ -71,6 +72,7 @@ impl Predecessor {
             public: files,
             admin_socket,
             admin_address: rest.next(),
+            admin_given: legacy.admin_given,
             lock,
             will,
             begun: CancellationToken::new(),

@@ -107,7 +107,8 @@ async fn send(
 ) -> std::io::Result<()> {
     let (public, files) = server.sockets()?;
     let pieces: Vec<_> = will.into_pieces().collect();
-    talk.say(Legacy { public, pieces: pieces.len() }, files, until).await?;
+    let legacy = Legacy { public, pieces: pieces.len(), admin_given: server.admin_given() };
+    talk.say(legacy, files, until).await?;
     for (piece, files) in pieces {
         let files: Vec<OwnedFd> = files;
         talk.say(piece, files, until).await?;

@@ -56,6 +56,9 @@ impl Place {
 pub(super) struct Legacy {
     pub(super) public: usize,
     pub(super) pieces: usize,
+    /// The admin socket was made by whoever started the first program.
+    #[serde(default)]
+    pub(super) admin_given: bool,
 }
 
 /// The new one's further words.

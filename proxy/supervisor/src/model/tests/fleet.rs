@@ -262,3 +262,20 @@ async fn auto_overlaps_on_a_gpu_that_holds_two_and_not_where_that_is_unknown() {
         rig.end().await;
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn each_task_gives_a_word_when_it_is_asked_and_nothing_changes_by_that() {
+    let rig = two(|_| {}, |_| {}).await;
+    let number = rig.fleet.view().number;
+    let asked = rig.fleet.ask_tasks();
+    let names: Vec<&str> = asked.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    for (name, answer) in asked {
+        assert!(answer.await.is_ok(), "{name}");
+    }
+    assert_eq!(rig.fleet.view().number, number, "no new picture is published");
+    rig.fleet.shutdown(Duration::ZERO).await;
+    for (name, answer) in rig.fleet.ask_tasks() {
+        assert!(answer.await.is_err(), "the task of {name} has ended");
+    }
+}

@@ -1,0 +1,71 @@
+//! `llama-warden completions SHELL` and `llama-warden man DIR`: what shells and `man` know of the command line, made of the same
+//! description as `--help`.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory as _, ValueEnum};
+use clap_complete::Shell;
+
+use super::Cli;
+use crate::exit::Failure;
+use crate::out;
+
+/// What `completions` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: Known,
+}
+
+/// Shells that are known.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Known {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// What `man` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The folder that gets a page for each command. It is made if it is not there.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+}
+
+/// The same whatever the environment is: what is set here is nobody else's business.
+fn described() -> clap::Command {
+    fn quiet(command: clap::Command) -> clap::Command {
+        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
+    }
+    quiet(Cli::command())
+}
+
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let shell = match args.shell {
+        Known::Bash => Shell::Bash,
+        Known::Zsh => Shell::Zsh,
+        Known::Fish => Shell::Fish,
+    };
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut described(), "llama-warden", &mut text);
+    out::write(&String::from_utf8_lossy(&text))
+}
+
+pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
+    let folder = &args.folder;
+    let written =
+        std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(described(), folder));
+    written.map_err(|error| {
+        Failure::hinted(
+            format!("cannot write the pages to {}: {error}", folder.display()),
+            "name a folder that we may write to",
+        )
+    })?;
+    out::line(&format!(
+        "pages are in {}: `man -l {}`",
+        folder.display(),
+        folder.join("llama-warden.1").display()
+    ))
+}

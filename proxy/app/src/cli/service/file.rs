@@ -1,0 +1,137 @@
+//! Writes and removes the files of units. What somebody wrote or changed is not touched unasked, and kept even then.
+
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::unit::{Found, judge};
+use crate::exit::Failure;
+
+/// Copies that are kept of one file; more than anybody makes.
+const COPIES: u32 = 1000;
+
+/// What became of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    Written,
+    /// There was an older one of ours.
+    Renewed,
+    /// It was there already.
+    Nothing,
+    /// What somebody had written is there now.
+    Kept(PathBuf),
+}
+
+/// Writes a unit; `force`: also in the place of somebody's.
+///
+/// # Errors
+/// It is somebody's, or cannot be written.
+pub(super) fn write(path: &Path, text: &str, force: bool) -> Result<Done, Failure> {
+    let done = match found(path, text)? {
+        Found::Nothing => Done::Written,
+        Found::Same => return Ok(Done::Nothing),
+        Found::Ours => Done::Renewed,
+        Found::Theirs if force => Done::Kept(keep(path)?),
+        Found::Theirs => return Err(theirs(path, "writes ours and keeps a copy of it")),
+    };
+    put(path, text).map_err(|error| cannot("write", path, &error))?;
+    Ok(done)
+}
+
+/// Removes a unit of ours; `force`: somebody's, too. `None`: there was none.
+///
+/// # Errors
+/// It is somebody's, or cannot be removed.
+pub(super) fn remove(path: &Path, force: bool) -> Result<Option<Done>, Failure> {
+    match found(path, "")? {
+        Found::Nothing => return Ok(None),
+        Found::Theirs if force => return keep(path).map(|copy| Some(Done::Kept(copy))),
+        Found::Theirs => return Err(theirs(path, "takes it away and keeps a copy of it")),
+        Found::Same | Found::Ours => {}
+    }
+    std::fs::remove_file(path).map_err(|error| cannot("remove", path, &error))?;
+    Ok(Some(Done::Written))
+}
+
+fn theirs(path: &Path, forced: &str) -> Failure {
+    Failure::hinted(
+        format!("{} is not as we wrote it", path.display()),
+        format!("`--force` {forced}; changes outlive all this in a drop-in: `systemctl edit llama-warden`"),
+    )
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> Failure {
+    let hint = if error.kind() == io::ErrorKind::PermissionDenied { "as root, or with `--user`" } else { "" };
+    Failure::hinted(format!("cannot {what} {}: {error}", path.display()), hint)
+}
+
+fn found(path: &Path, wanted: &str) -> Result<Found, Failure> {
+    // A link is somebody's, wherever it leads: so a unit is masked.
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Err(error) => Err(cannot("look at", path, &error)),
+        Ok(facts) if !facts.is_file() => Ok(Found::Theirs),
+        Ok(_) => {
+            let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
+            Ok(judge(Some(&String::from_utf8_lossy(&text)), wanted))
+        }
+    }
+}
+
+/// Gives it another name, which is no unit's.
+fn keep(path: &Path) -> Result<PathBuf, Failure> {
+    let named = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(if number == 1 { ".old".to_owned() } else { format!(".old-{number}") });
+        PathBuf::from(name)
+    };
+    let free = (1..COPIES).map(named).find(|copy| std::fs::symlink_metadata(copy).is_err());
+    let copy = free
+        .ok_or_else(|| Failure::failed(format!("there are {COPIES} copies of {} already", path.display())))?;
+    std::fs::rename(path, &copy).map_err(|error| cannot("keep a copy of", path, &error))?;
+    Ok(copy)
+}
+
+/// In one step: nobody reads half of it.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    std::fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|failed| failed.error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::service::unit::socket;
+
+    #[test]
+    fn what_somebody_changed_stays_or_is_kept_and_ours_comes_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("systemd/user/llama-warden.socket");
+        let [old, new] = [8080, 9090].map(|port| socket("127.0.0.1", port).unwrap());
+        assert_eq!(write(&path, &old, false).unwrap(), Done::Written);
+        assert_eq!(write(&path, &old, false).unwrap(), Done::Nothing);
+        assert_eq!(write(&path, &new, false).unwrap(), Done::Renewed);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        let changed = new.replace("Backlog=4096", "Backlog=1");
+        for copy in ["llama-warden.socket.old", "llama-warden.socket.old-2"] {
+            std::fs::write(&path, &changed).unwrap();
+            for refused in [write(&path, &new, false).map(drop), remove(&path, false).map(drop)] {
+                let told = refused.unwrap_err().lines().join("\n");
+                assert!(told.contains("--force") && told.contains("llama-warden.socket is not"), "{told}");
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), changed);
+            let copy = path.with_file_name(copy);
+            assert_eq!(write(&path, &new, true).unwrap(), Done::Kept(copy.clone()));
+            assert_eq!(std::fs::read_to_string(copy).unwrap(), changed);
+        }
+        assert_eq!(remove(&path, false).unwrap(), Some(Done::Written));
+        assert_eq!(remove(&path, false).unwrap(), None);
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(write(&path, &new, false).is_err(), "somebody has masked it");
+    }
+}

@@ -1,0 +1,302 @@
+//! `llama-warden service install|uninstall|show`: the unit by which systemd runs us. Writes files and says what to do next; it calls
+//! nobody and starts nothing.
+
+mod file;
+mod unit;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use self::file::Done;
+use self::unit::{Facts, NAME, Scope};
+use crate::cli::ConfigArgs;
+use crate::config::machine::Machine;
+use crate::config::source::layers::{ENV_PREFIX, FlagSetting, Loaded};
+use crate::config::source::tree::{Kind, Node};
+use crate::exit::Failure;
+use crate::out;
+
+/// Where packages put units.
+const OF_PACKAGES: &str = "/usr/lib/systemd/system";
+
+/// What can be done with the unit.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServiceCommand {
+    /// Writes the unit, with times that add up with the configuration, and says what to do next.
+    Install(InstallArgs),
+    /// Removes the unit that `install` wrote.
+    Uninstall(UninstallArgs),
+    /// Prints the unit that `install` would write.
+    Show(UnitArgs),
+}
+
+/// Whose service it is.
+#[derive(Debug, Args)]
+pub(crate) struct ScopeArgs {
+    /// For the user who calls this: runs while they are logged in. Default, but for root.
+    #[arg(long, conflicts_with = "system")]
+    user: bool,
+    /// For the machine. Default for root.
+    #[arg(long)]
+    system: bool,
+    /// Another root directory than `/`, as of `systemctl --root`.
+    #[arg(long, value_name = "DIR", conflicts_with = "user")]
+    root: Option<PathBuf>,
+}
+
+/// What a unit is made of.
+#[derive(Debug, Args)]
+pub(crate) struct UnitArgs {
+    #[command(flatten)]
+    scope: ScopeArgs,
+    /// The configuration that it serves. Default: /etc/llama-warden/warden.toml, of a user ~/.config/llama-warden/warden.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The program to run. Default: this one.
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+    /// The user that the machine's service runs as.
+    #[arg(long, value_name = "NAME", default_value = NAME)]
+    run_as: String,
+    /// The unit of a socket, too: systemd listens, and starts us when somebody connects.
+    #[arg(long)]
+    socket: bool,
+    /// For this version of systemd. Default: that of this machine.
+    #[arg(long, value_name = "NUMBER")]
+    systemd: Option<u32>,
+}
+
+/// What `service install` takes.
+#[derive(Debug, Args)]
+pub(crate) struct InstallArgs {
+    #[command(flatten)]
+    unit: UnitArgs,
+    /// Writes it also where somebody has written or changed it, and keeps a copy of that.
+    #[arg(long)]
+    force: bool,
+}
+
+/// What `service uninstall` takes.
+#[derive(Debug, Args)]
+pub(crate) struct UninstallArgs {
+    #[command(flatten)]
+    scope: ScopeArgs,
+    /// Also what somebody has changed, of which it keeps a copy, and also while it is enabled.
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(command: &ServiceCommand) -> Result<(), Failure> {
+    let machine = Machine::read();
+    match command {
+        ServiceCommand::Show(args) => {
+            let units = Units::of(args, &machine)?;
+            let texts: Vec<&str> = units.files.iter().map(|(_, text)| text.as_str()).collect();
+            out::write(&texts.join("\n"))
+        }
+        ServiceCommand::Install(args) => install(args, &machine),
+        ServiceCommand::Uninstall(args) => uninstall(args, &machine),
+    }
+}
+
+/// What is to be written.
+struct Units {
+    scope: Scope,
+    config: PathBuf,
+    folder: PathBuf,
+    /// By their names.
+    files: Vec<(String, String)>,
+}
+
+impl Units {
+    fn of(args: &UnitArgs, machine: &Machine) -> Result<Self, Failure> {
+        let scope = args.scope.scope(machine);
+        let config = match (&args.config, scope) {
+            (Some(path), _) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+            (None, Scope::System) => PathBuf::from("/etc/llama-warden/warden.toml"),
+            (None, Scope::User) => machine.config_dir().ok_or_else(homeless)?.join("warden.toml"),
+        };
+        let program = args.program.clone().or_else(|| machine.exe.clone());
+        let program = program.ok_or_else(|| {
+            Failure::hinted(
+                "it is not known where this program lies",
+                "name it: `--program /usr/bin/llama-warden`",
+            )
+        })?;
+        let written = args.scope.within(&config);
+        let loaded = load(&written, machine)?;
+        let (drain, grace) = times(&loaded);
+        let facts = Facts {
+            scope,
+            program: &program,
+            config: &config,
+            user: &args.run_as,
+            systemd: args.systemd.or_else(version),
+            drain,
+            grace,
+        };
+        let mut files = vec![(format!("{NAME}.service"), unit::service(&facts))];
+        if args.socket {
+            let server = &loaded.settings.server;
+            let text =
+                unit::socket(&server.host, server.port).filter(|_| server.port != 0).ok_or_else(|| {
+                    Failure::hinted(
+                        format!("systemd cannot listen on `{}`, port {}", server.host, server.port),
+                        "give `server.host` addresses instead of names, and `server.port` a number",
+                    )
+                })?;
+            files.push((format!("{NAME}.socket"), text));
+        }
+        Ok(Self { scope, folder: args.scope.folder(machine)?, config, files })
+    }
+}
+
+impl ScopeArgs {
+    fn scope(&self, machine: &Machine) -> Scope {
+        let is_system = self.system || self.root.is_some() || (machine.uid == 0 && !self.user);
+        if is_system { Scope::System } else { Scope::User }
+    }
+
+    /// Where a path of the service is now.
+    fn within(&self, path: &Path) -> PathBuf {
+        match &self.root {
+            Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
+            None => path.to_owned(),
+        }
+    }
+
+    /// Where units of an administrator or a user are.
+    fn folder(&self, machine: &Machine) -> Result<PathBuf, Failure> {
+        match self.scope(machine) {
+            Scope::System => {
+                let root = self.root.as_deref().unwrap_or_else(|| Path::new("/"));
+                Ok(root.join("etc/systemd/system"))
+            }
+            Scope::User => {
+                let own = machine.config_dir().ok_or_else(homeless)?;
+                Ok(own.with_file_name("systemd").join("user"))
+            }
+        }
+    }
+}
+
+fn homeless() -> Failure {
+    Failure::hinted("it is not known where your home is", "set HOME")
+}
+
+/// The configuration as the service will have it: without the variables of this shell. One that is not there yet is that of the
+/// defaults.
+fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
+    let is_ours = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(ENV_PREFIX);
+    let mut machine = machine.clone();
+    machine.env.retain(|(name, _)| !is_ours(name) && name != "CREDENTIALS_DIRECTORY");
+    // Nothing is read there now.
+    machine.env.push(("CREDENTIALS_DIRECTORY".into(), "/run/credentials/llama-warden.service".into()));
+    let config = config.exists().then(|| config.to_owned());
+    // Nor are models looked for: their folders may not be there yet.
+    let no_folders = FlagSetting {
+        flag: "service".to_owned(),
+        path: ["paths", "models"].map(str::to_owned).to_vec(),
+        value: Node::new(Kind::List(Vec::new())),
+    };
+    ConfigArgs { config, set: Vec::new() }.load(&machine, vec![no_folders])
+}
+
+/// How long requests and processes may take to end.
+fn times(loaded: &Loaded) -> (Duration, Duration) {
+    let own = loaded.models.iter().map(|(_, model, _)| model.lifecycle.stop_grace);
+    let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
+    (loaded.settings.server.shutdown_deadline, grace)
+}
+
+/// The version of systemd, where it is installed.
+fn version() -> Option<u32> {
+    let told = Command::new("systemctl").arg("--version").output().ok()?;
+    String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
+}
+
+fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
+    let units = Units::of(&args.unit, machine)?;
+    for (name, text) in &units.files {
+        let path = units.folder.join(name);
+        let shown = path.display();
+        out::line(&match file::write(&path, text, args.force)? {
+            Done::Written => format!("wrote {shown}"),
+            Done::Renewed => format!("renewed {shown}"),
+            Done::Nothing => format!("{shown} is there already"),
+            Done::Kept(copy) => format!("wrote {shown}; what was there is now {}", copy.display()),
+        })?;
+    }
+    let packaged = args.unit.scope.within(Path::new(OF_PACKAGES)).join(format!("{NAME}.service"));
+    if units.scope == Scope::System && packaged.exists() {
+        out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
+    }
+    out::line("next:")?;
+    for line in next(&units, &args.unit) {
+        out::line(&format!("  {line}"))?;
+    }
+    Ok(())
+}
+
+/// What is left to do.
+fn next(units: &Units, args: &UnitArgs) -> Vec<String> {
+    let mut lines = Vec::new();
+    let control = if units.scope == Scope::System { "systemctl" } else { "systemctl --user" };
+    if !args.scope.within(&units.config).exists() {
+        lines.push(format!(
+            "write {}, for example: paths.models = [\"/FOLDER/OF/MODELS\"]",
+            units.config.display()
+        ));
+    }
+    lines.push(format!("llama-warden config check {}", units.config.display()));
+    let users = std::fs::read_to_string(args.scope.within(Path::new("/etc/passwd"))).unwrap_or_default();
+    let is_there = users.lines().any(|line| line.split(':').next() == Some(&args.run_as));
+    if units.scope == Scope::System && !is_there && args.run_as != "root" {
+        lines.push(format!(
+            "useradd --system --no-create-home --home-dir /var/lib/llama-warden --groups video,render {}",
+            args.run_as
+        ));
+    }
+    lines.push(format!("{control} daemon-reload"));
+    let started = if args.socket { format!("{NAME}.socket {NAME}.service") } else { NAME.to_owned() };
+    lines.push(format!("{control} enable --now {started}"));
+    if units.scope == Scope::User {
+        lines.push("loginctl enable-linger        # if it is to run while you are not logged in".to_owned());
+    }
+    lines
+}
+
+fn uninstall(args: &UninstallArgs, machine: &Machine) -> Result<(), Failure> {
+    let (scope, folder) = (args.scope.scope(machine), args.scope.folder(machine)?);
+    let control = if scope == Scope::System { "systemctl" } else { "systemctl --user" };
+    let targets = ["multi-user.target.wants", "default.target.wants", "sockets.target.wants"];
+    let names = [format!("{NAME}.socket"), format!("{NAME}.service")];
+    let enabled = targets.iter().flat_map(|target| names.iter().map(move |name| (target, name)));
+    let enabled: Vec<PathBuf> = enabled
+        .map(|(target, name)| folder.join(target).join(name))
+        .filter(|link| std::fs::symlink_metadata(link).is_ok())
+        .collect();
+    if let (Some(link), false) = (enabled.first(), args.force) {
+        return Err(Failure::hinted(
+            format!("it is enabled: {} leads to it", link.display()),
+            format!("first `{control} disable --now {}`", names.join(" ")),
+        ));
+    }
+    let mut any = false;
+    for name in names {
+        let path = folder.join(name);
+        match file::remove(&path, args.force)? {
+            None => continue,
+            Some(Done::Kept(copy)) => out::line(&format!("{} is now {}", path.display(), copy.display()))?,
+            Some(_) => out::line(&format!("removed {}", path.display()))?,
+        }
+        any = true;
+    }
+    if !any {
+        return out::line(&format!("there is no unit of ours in {}", folder.display()));
+    }
+    out::line(&format!("next:\n  {control} daemon-reload"))
+}

@@ -1,0 +1,193 @@
+//! The text of units: from one template for each kind, with what differs between machines filled in. Pure.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+/// Its name, without what says of which kind it is.
+pub(super) const NAME: &str = "llama-warden";
+/// The first systemd that knows `Type=notify-reload`.
+const RELOADS: u32 = 253;
+/// For what comes after requests and processes have ended: the last lines of logs.
+const REST: Duration = Duration::from_secs(15);
+/// How the first line begins; the checksum of what follows it is its last word.
+const MARK: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
+
+/// Whose service it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The machine's.
+    System,
+    /// That of the user who is logged in.
+    User,
+}
+
+/// What differs.
+#[derive(Clone, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) scope: Scope,
+    pub(super) program: &'a Path,
+    pub(super) config: &'a Path,
+    /// The user that the machine's service runs as.
+    pub(super) user: &'a str,
+    /// Version of systemd, where it is known.
+    pub(super) systemd: Option<u32>,
+    /// How long requests may take to end.
+    pub(super) drain: Duration,
+    /// How long processes may take to end.
+    pub(super) grace: Duration,
+}
+
+/// The unit of the service.
+pub(super) fn service(facts: &Facts<'_>) -> String {
+    let (kind, reload) = if facts.systemd.is_some_and(|version| version >= RELOADS) {
+        ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
+    } else {
+        (
+            "Type=notify",
+            "# To us alone: llama-server processes have nothing to reload.\nExecReload=/bin/kill -HUP $MAINPID",
+        )
+    };
+    let seconds = |time: Duration| time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let (drain, grace, rest) = (seconds(facts.drain), seconds(facts.grace), seconds(REST));
+    let sum = format!(
+        "server.shutdown_deadline ({drain} s), lifecycle.stop_grace ({grace} s), and {rest} s for the rest."
+    );
+    let template = match facts.scope {
+        Scope::System => include_str!("system.service"),
+        Scope::User => include_str!("user.service"),
+    };
+    let stop = drain.saturating_add(grace).saturating_add(rest).to_string();
+    marked(&fill(
+        template,
+        &[
+            ("@TYPE@", kind),
+            ("@RELOAD@", reload),
+            ("@PROGRAM@", &word(facts.program)),
+            ("@CONFIG@", &word(facts.config)),
+            ("@USER@", facts.user),
+            ("@STOP_SUM@", &sum),
+            ("@STOP@", &stop),
+        ],
+    ))
+}
+
+/// The unit of its socket, for these hosts with commas between them. `None`: one of them is a name, which systemd does not look up.
+pub(super) fn socket(hosts: &str, port: u16) -> Option<String> {
+    let line = |host: &str| {
+        let host = host.trim().trim_start_matches('[').trim_end_matches(']');
+        let host = if host == "localhost" { "127.0.0.1" } else { host };
+        Some(format!("ListenStream={}", std::net::SocketAddr::new(host.parse().ok()?, port)))
+    };
+    let lines: Option<Vec<String>> = hosts.split(',').map(line).collect();
+    Some(marked(&fill(include_str!("service.socket"), &[("@LISTEN@", &lines?.join("\n"))])))
+}
+
+/// What stands where a unit is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing.
+    Nothing,
+    /// Just this.
+    Same,
+    /// What we wrote, of another version or configuration.
+    Ours,
+    /// What somebody wrote or changed.
+    Theirs,
+}
+
+/// Whose the text of a unit is.
+pub(super) fn judge(there: Option<&str>, wanted: &str) -> Found {
+    let Some(there) = there else { return Found::Nothing };
+    if there == wanted {
+        return Found::Same;
+    }
+    let ours = there.split_once('\n').is_some_and(|(first, rest)| {
+        first.strip_prefix(MARK).is_some_and(|sum| sum.trim() == checksum(rest))
+    });
+    if ours { Found::Ours } else { Found::Theirs }
+}
+
+fn marked(text: &str) -> String {
+    format!("{MARK}{}\n{text}", checksum(text))
+}
+
+fn checksum(text: &str) -> String {
+    hex::encode(Sha256::digest(text.as_bytes()))
+}
+
+fn fill(template: &str, values: &[(&str, &str)]) -> String {
+    values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
+}
+
+/// A word of a command line in a unit: in it `%` and `$` mean something, and spaces separate.
+fn word(path: &Path) -> String {
+    let text = path.to_string_lossy().replace('%', "%%").replace('$', "$$");
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+,:%$@".contains(char);
+    if text.chars().all(is_plain) {
+        return text;
+    }
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(scope: Scope, systemd: Option<u32>) -> Facts<'static> {
+        let (drain, grace) = (Duration::from_secs(30), Duration::from_millis(9500));
+        let (program, config) =
+            (Path::new("/usr/bin/llama-warden"), Path::new("/etc/llama-warden/warden.toml"));
+        Facts { scope, program, config, user: "llama-warden", systemd, drain, grace }
+    }
+
+    #[test]
+    fn units_are_what_is_written_down_here() {
+        insta::assert_snapshot!("system", service(&facts(Scope::System, Some(252))));
+        insta::assert_snapshot!("user", service(&facts(Scope::User, Some(255))));
+        insta::assert_snapshot!("socket", socket("localhost, [::1]", 8080).unwrap());
+        assert_eq!(socket("models.example", 8080), None);
+    }
+
+    #[test]
+    fn nothing_is_left_to_fill_in_and_each_number_is_that_of_the_configuration() {
+        for scope in [Scope::System, Scope::User] {
+            for systemd in [None, Some(252), Some(253)] {
+                let text = service(&facts(scope, systemd));
+                assert!(
+                    !text.contains('@')
+                        || !text.lines().any(|line| line.contains("@T") || line.contains("@P")),
+                    "{text}"
+                );
+                assert!(text.contains("TimeoutStopSec=55\n"), "{text}");
+                // The manager sends HUP by itself then; a second one would reload twice.
+                assert_ne!(text.contains("notify-reload"), text.contains("ExecReload"), "{text}");
+            }
+        }
+        let long = Facts { drain: Duration::from_secs(600), ..facts(Scope::System, None) };
+        assert!(service(&long).contains("TimeoutStopSec=625\n"));
+    }
+
+    #[test]
+    fn what_we_wrote_is_known_by_its_checksum_and_one_letter_makes_it_somebodys() {
+        let (old, new) = (service(&facts(Scope::User, Some(252))), service(&facts(Scope::User, Some(255))));
+        assert_eq!(judge(None, &new), Found::Nothing);
+        assert_eq!(judge(Some(&new), &new), Found::Same);
+        assert_eq!(judge(Some(&old), &new), Found::Ours);
+        for theirs in [
+            old.replace("RestartSec=1", "RestartSec=2"),
+            "[Service]\n".into(),
+            String::new(),
+            old[..200].into(),
+        ] {
+            assert_eq!(judge(Some(&theirs), &new), Found::Theirs, "{theirs}");
+        }
+    }
+
+    #[test]
+    fn paths_are_words_whatever_is_in_them() {
+        let words = ["/a/b", "/a b", "/100%", "/$x", "/a\"b\\c"].map(|path| word(Path::new(path)));
+        assert_eq!(words, ["/a/b", "\"/a b\"", "/100%%", "/$$x", "\"/a\\\"b\\\\c\""]);
+    }
+}

@@ -1,0 +1,277 @@
+//! Our log where it goes to the journal: each event is an entry with its fields (`MODEL=`, `GENERATION=`, …), so that
+//! `journalctl MODEL=chat` and `journalctl -p warning` find what they are asked for.
+//!
+//! ```text
+//!   event --a line--> [bounded queue of `log_writer`] --> its thread: a datagram for each line --> journald
+//!                                                                       | cannot be sent
+//!                                                                       └─> standard error, `<PRIORITY>text`
+//! ```
+//!
+//! The thread of the log writes here, too: whoever logs never waits for journald. In the queue an entry is one line, its fields with a
+//! separator between them, the message last. The format of the datagrams: <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>.
+
+use std::ffi::OsStr;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Where journald listens.
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// Between two fields of a line, and in the place of a line's end within a value.
+const FIELD: char = '\u{1f}';
+const LINE: char = '\u{1e}';
+/// Of one value. A datagram has to fit into the buffer of a socket, 208 KiB by default.
+const MOST: usize = 32 * 1024;
+/// Names that mean something to journald, or that we write ourselves.
+const TAKEN: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
+
+/// The way to journald.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    from: UnixDatagram,
+    to: PathBuf,
+}
+
+impl Journal {
+    /// If our standard error is the journal and journald listens. `stream`: the variable by which a manager tells what it connected
+    /// standard error to, `JOURNAL_STREAM`.
+    pub(crate) fn here(stream: Option<&OsStr>) -> Option<Self> {
+        let own = rustix::fs::fstat(io::stderr()).ok()?;
+        let is_own = stream?.to_str()? == format!("{}:{}", own.st_dev, own.st_ino);
+        let journal = Self::at(Path::new(SOCKET)).ok()?;
+        (is_own && journal.to.exists()).then_some(journal)
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self { from: UnixDatagram::unbound()?, to: path.to_owned() })
+    }
+}
+
+impl Write for Journal {
+    /// Takes one line at a time.
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        let end = lines.iter().position(|&byte| byte == b'\n');
+        let line = String::from_utf8_lossy(&lines[..end.unwrap_or(lines.len())]);
+        if self.from.send_to(&datagram(&line), &self.to).is_err() {
+            // journald is not there at the moment, but who reads our standard error in its place may be.
+            let (priority, message) = plain(&line);
+            writeln!(io::stderr().lock(), "<{priority}>{message}")?;
+        }
+        Ok(end.map_or(lines.len(), |end| end + 1))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An entry as journald takes it.
+fn datagram(line: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(line.len() + 64);
+    let fields = || line.split(FIELD).filter_map(|field| field.split_once('='));
+    if !line.contains(FIELD) {
+        // What the queue says of itself.
+        put(&mut out, "PRIORITY", "4");
+        put(&mut out, "MESSAGE", line);
+        return out;
+    }
+    fields().for_each(|(name, value)| put(&mut out, name, value));
+    out
+}
+
+fn put(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.extend_from_slice(name.as_bytes());
+    if value.contains(LINE) {
+        let value = value.replace(LINE, "\n");
+        out.push(b'\n');
+        out.extend_from_slice(&(value.len() as u64).to_le_bytes());
+        out.extend_from_slice(value.as_bytes());
+    } else {
+        out.push(b'=');
+        out.extend_from_slice(value.as_bytes());
+    }
+    out.push(b'\n');
+}
+
+/// Priority and message of a line.
+fn plain(line: &str) -> (&str, String) {
+    let value = |name: &str| {
+        line.split(FIELD)
+            .find_map(|field| field.split_once('=').filter(|(own, _)| *own == name))
+            .map(|(_, value)| value)
+    };
+    (value("PRIORITY").unwrap_or("4"), value("MESSAGE").unwrap_or(line).replace(LINE, " "))
+}
+
+/// Writes events as lines of the queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entries;
+
+impl<S, N> FormatEvent<S, N> for Entries
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let facts = event.metadata();
+        let priority = match *facts.level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        };
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let target = facts.target();
+        write!(
+            writer,
+            "PRIORITY={priority}{FIELD}SYSLOG_IDENTIFIER=llama-warden{FIELD}TARGET={target}{FIELD}"
+        )?;
+        writer.write_str(&fields.named)?;
+        // Somebody reads the message alone.
+        write!(writer, "MESSAGE={target}:")?;
+        if !fields.message.is_empty() {
+            write!(writer, " {}", fields.message)?;
+        }
+        writeln!(writer, "{}", fields.beside)
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    /// As fields of the entry.
+    named: String,
+    /// As text behind the message.
+    beside: String,
+}
+
+impl Fields {
+    fn add(&mut self, field: &Field, value: &str) {
+        let value: String = value
+            .chars()
+            .scan(0, |bytes, char| {
+                *bytes += char.len_utf8();
+                (*bytes <= MOST).then_some(match char {
+                    '\n' => LINE,
+                    FIELD | LINE => ' ',
+                    other => other,
+                })
+            })
+            .collect();
+        if field.name() == "message" {
+            self.message = value;
+            return;
+        }
+        let name: String = field
+            .name()
+            .chars()
+            .map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' })
+            .collect();
+        if !name.starts_with('_') && !name.starts_with("SYSLOG_") && !TAKEN.contains(&name.as_str()) {
+            // Lines of children have it as it is shown, `g7`: as a field it is a number everywhere.
+            let value = if name == "GENERATION" { value.trim_start_matches('g') } else { &value };
+            let _infallible = write!(self.named, "{name}={value}{FIELD}");
+        }
+        let _infallible = write!(self.beside, " {}={value}", field.name());
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, &format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_event_is_an_entry_with_its_fields_and_a_message_that_can_be_read_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let journald = UnixDatagram::bind(&path).unwrap();
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let model = Some("chat");
+            tracing::warn!(target: "event", model, generation = 3, none = None::<u32>, "it leaks");
+            tracing::error!(priority = 0, _pid = 1, message_id = "x", "two\nlines\u{1f}MODEL=other");
+        });
+        let lines = kept.0.lock().unwrap().clone();
+        let mut journal = Journal::at(&path).unwrap();
+        journal.write_all(&lines).unwrap();
+        journal.write_all(b"3 log lines were left out here\n").unwrap();
+        let told = || {
+            let mut bytes = [0; 512];
+            let length = journald.recv(&mut bytes).unwrap();
+            bytes[..length].escape_ascii().to_string().replace("\\n", "\n")
+        };
+        insta::assert_snapshot!([told(), told(), told()].join("--\n"));
+        drop(journald);
+        journal.write_all(&lines).unwrap();
+        let line = String::from_utf8(lines).unwrap();
+        assert_eq!(
+            plain(line.lines().next().unwrap()),
+            ("4", "event: it leaks model=chat generation=3".into())
+        );
+    }
+
+    #[test]
+    fn only_what_our_standard_error_was_connected_to_is_the_journal() {
+        for stream in [None, Some("0:0"), Some(""), Some("nothing")] {
+            assert!(Journal::here(stream.map(OsStr::new)).is_none(), "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn a_value_without_an_end_fits_into_a_datagram() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let journald = UnixDatagram::bind(&path).unwrap();
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
+        let long = "ü".repeat(MOST);
+        tracing::subscriber::with_default(subscriber, || tracing::info!(%long, "{long}"));
+        Journal::at(&path).unwrap().write_all(&kept.0.lock().unwrap()).unwrap();
+        let mut bytes = vec![0; 8 * MOST];
+        let length = journald.recv(&mut bytes).unwrap();
+        assert!((2 * MOST..4 * MOST).contains(&length), "{length}");
+    }
+}

@@ -1,0 +1,171 @@
+//! Sockets that the service manager has opened for us (socket activation, `sd_listen_fds(3)`): who connects waits there while we start or
+//! are started anew.
+//!
+//! | name (`FileDescriptorName=`) | what it is |
+//! |---|---|
+//! | `public`, or none | a TCP socket that listens, for clients; several are several addresses. In the place of `server.host` and `server.port` |
+//! | `admin` | a Unix socket for the admin routes, in the place of `admin.socket`; a TCP socket on loopback, in that of `admin.address` |
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use listenfd::ListenFd;
+use rustix::net::sockopt::socket_acceptconn;
+
+use crate::exit::Failure;
+
+/// What was handed over; nothing, as a rule.
+#[derive(Debug, Default)]
+pub(crate) struct Sockets {
+    /// For clients.
+    pub(crate) public: Vec<TcpListener>,
+    /// For the admin routes, with the path that programs connect to.
+    pub(crate) admin: Option<(UnixListener, PathBuf)>,
+    /// For the admin routes, on loopback.
+    pub(crate) admin_tcp: Option<TcpListener>,
+}
+
+/// Whose a socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Public,
+    Admin,
+}
+
+impl Sockets {
+    /// Takes them, and the variables that tell of them from the environment: so to be called before there is a second thread.
+    ///
+    /// # Errors
+    /// One of them is of no use to us.
+    pub(crate) fn take() -> Result<Self, Failure> {
+        let text = |name: &str| std::env::var_os(name).unwrap_or_default();
+        let count = count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
+        let names = names(&text("LISTEN_FDNAMES"), count)?;
+        let mut given = if count == 0 { ListenFd::empty() } else { ListenFd::from_env() };
+        let mut sockets = Self::default();
+        for (index, (name, whose)) in names.into_iter().enumerate() {
+            let shown =
+                format!("the socket `{name}` that the service manager hands over (descriptor {})", 3 + index);
+            sockets.add(&mut given, index, whose, &shown)?;
+        }
+        Ok(sockets)
+    }
+
+    /// Whether there are any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.public.is_empty() && self.admin.is_none() && self.admin_tcp.is_none()
+    }
+
+    fn add(&mut self, given: &mut ListenFd, index: usize, whose: Whose, shown: &str) -> Result<(), Failure> {
+        let tcp = given.take_tcp_listener(index).ok().flatten();
+        if let Some(socket) = tcp {
+            listens(&socket, shown)?;
+            match whose {
+                Whose::Public => self.public.push(socket),
+                Whose::Admin if !socket.local_addr().is_ok_and(|address| address.ip().is_loopback()) => {
+                    let hint =
+                        "the admin routes are for this machine: `ListenStream=127.0.0.1:9090`, or a path";
+                    return Err(Failure::usage(format!("{shown} can be reached from elsewhere"), hint));
+                }
+                Whose::Admin if self.admin_tcp.is_some() => return Err(twice(shown)),
+                Whose::Admin => self.admin_tcp = Some(socket),
+            }
+            return Ok(());
+        }
+        let unix = given.take_unix_listener(index).ok().flatten();
+        let (Some(socket), Whose::Admin) = (unix, whose) else {
+            let wanted = match whose {
+                Whose::Public => "a TCP socket is needed for clients: `ListenStream=8080`",
+                Whose::Admin => {
+                    "a Unix socket or one on loopback is needed: `ListenStream=/run/llama-warden/admin.sock`"
+                }
+            };
+            return Err(Failure::usage(format!("{shown} is of a kind that cannot be used for that"), wanted));
+        };
+        listens(&socket, shown)?;
+        let path = socket.local_addr().ok().and_then(|address| address.as_pathname().map(PathBuf::from));
+        let Some(path) = path else {
+            let hint = "`ListenStream=/run/llama-warden/admin.sock`: `llama-warden status` looks for a file";
+            return Err(Failure::usage(format!("{shown} has no path"), hint));
+        };
+        if self.admin.replace((socket, path)).is_some() { Err(twice(shown)) } else { Ok(()) }
+    }
+}
+
+fn twice(shown: &str) -> Failure {
+    Failure::usage(
+        format!("{shown} is the second of its kind"),
+        "one Unix socket and one TCP socket is all that `admin` may be",
+    )
+}
+
+fn listens(socket: &impl AsFd, shown: &str) -> Result<(), Failure> {
+    match socket_acceptconn(socket) {
+        Ok(false) => {
+            Err(Failure::usage(format!("{shown} does not listen"), "`Accept=no` in the unit of the socket"))
+        }
+        // An old kernel that cannot tell: then accepting will.
+        Ok(true) | Err(_) => Ok(()),
+    }
+}
+
+/// How many were handed over to this process; those of another one are not ours.
+fn count(count: &OsString, process: &OsString, own: u32) -> usize {
+    let is_ours = process.to_str().and_then(|text| text.parse().ok()) == Some(own);
+    count.to_str().and_then(|text| text.parse().ok()).filter(|_| is_ours).unwrap_or(0)
+}
+
+/// Their names, and what they are for.
+fn names(written: &OsString, count: usize) -> Result<Vec<(String, Whose)>, Failure> {
+    let written = written.to_string_lossy();
+    let mut all = written.split(':');
+    let told = (0..count).map(|_| {
+        let name = all.next().filter(|name| !name.is_empty()).unwrap_or("unknown");
+        // Without a name of its own it has that of its unit, or this word.
+        let whose = match name {
+            "admin" => Whose::Admin,
+            "public" | "unknown" => Whose::Public,
+            unit if unit.ends_with(".socket") => Whose::Public,
+            _ => {
+                let hint =
+                    "`FileDescriptorName=public` or `FileDescriptorName=admin` in the unit of the socket";
+                return Err(Failure::usage(
+                    format!("nothing is known of a socket by the name of `{name}`"),
+                    hint,
+                ));
+            }
+        };
+        Ok((name.to_owned(), whose))
+    });
+    told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_of_another_process_are_not_ours() {
+        let text = |text: &str| OsString::from(text);
+        assert_eq!(count(&text("2"), &text("7"), 7), 2);
+        for (number, process) in [("2", "8"), ("2", ""), ("", "7"), ("-1", "7"), ("two", "7")] {
+            assert_eq!(count(&text(number), &text(process), 7), 0, "{number} of {process}");
+        }
+    }
+
+    #[test]
+    fn names_say_what_a_socket_is_for_and_one_that_says_nothing_is_told() {
+        let whose = |text: &str, count| {
+            names(&OsString::from(text), count)
+                .map(|all| all.into_iter().map(|(_, whose)| whose).collect::<Vec<_>>())
+        };
+        assert_eq!(whose("admin:public", 2).unwrap(), [Whose::Admin, Whose::Public]);
+        assert_eq!(whose("", 2).unwrap(), [Whose::Public; 2]);
+        assert_eq!(whose("llama-warden.socket:admin", 2).unwrap(), [Whose::Public, Whose::Admin]);
+        let told = whose("public:metrics", 2).unwrap_err();
+        assert!(told.to_string().contains("`metrics`") && told.code() == 2, "{told}");
+    }
+}

@@ -1,0 +1,149 @@
+//! The watchdog: fed only if everything that has to turn has turned since the last time.
+//!
+//! ```text
+//!   round: the acceptor, each thread of the gateway, the task of each model, the admin listener are asked for a word
+//!            all have given it  -> fed, and the next round after a pause
+//!            one has not        -> not fed, however well all others are; told in our log before the manager ends us
+//!            one has ended      -> not fed: asked anew, because a model may just have been removed
+//! ```
+//!
+//! There is never more than one round, so a loop that is stuck has one question in its queue and no more.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// Who was asked, in words, and what resolves when it has turned.
+pub(super) type Asked = Vec<(String, oneshot::Receiver<()>)>;
+
+/// Asks and feeds until `stop`. `limit`: the manager ends us when it was not fed for so long.
+pub(super) async fn watch<Fed: Future<Output = ()>>(
+    limit: Duration,
+    ask: impl Fn() -> Asked,
+    feed: impl Fn() -> Fed,
+    stop: CancellationToken,
+) {
+    stop.run_until_cancelled(rounds(limit, ask, feed)).await;
+}
+
+async fn rounds<Fed: Future<Output = ()>>(limit: Duration, ask: impl Fn() -> Asked, feed: impl Fn() -> Fed) {
+    loop {
+        if turned(ask(), limit / 2).await {
+            feed().await;
+        }
+        // Two rounds that come late, and it is fed in time all the same.
+        tokio::time::sleep(limit / 4).await;
+    }
+}
+
+/// Whether all have answered; waits for those that have not. `patience`: after it, who is missing is told.
+async fn turned(asked: Asked, patience: Duration) -> bool {
+    let told = tokio::time::sleep(patience);
+    tokio::pin!(told);
+    let (mut all, mut silent) = (true, false);
+    for (who, mut answer) in asked {
+        let answered = tokio::select! {
+            biased;
+            answered = &mut answer => answered,
+            () = &mut told, if !silent => {
+                silent = true;
+                tracing::error!(target: "watchdog", "{who} has not turned for {} s: the service manager is not told that all is well", patience.as_secs_f64());
+                answer.await
+            }
+        };
+        if answered.is_err() {
+            tracing::warn!(target: "watchdog", "{who} has ended");
+            all = false;
+        }
+    }
+    if silent {
+        tracing::warn!(target: "watchdog", "all turn again");
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(40);
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Two of which the second answers only while it is not stuck.
+    struct Two {
+        stuck: Cell<bool>,
+        dead: Cell<bool>,
+        asked: Cell<u32>,
+        held: RefCell<Vec<oneshot::Sender<()>>>,
+    }
+
+    impl Two {
+        fn ask(&self) -> Asked {
+            self.asked.set(self.asked.get() + 1);
+            let mut all = Vec::new();
+            for number in 0..2 {
+                let (question, answer) = oneshot::channel();
+                all.push((format!("number {number}"), answer));
+                if number == 1 && self.dead.get() {
+                    drop(question);
+                } else if number == 1 && self.stuck.get() {
+                    self.held.borrow_mut().push(question);
+                } else {
+                    question.send(()).unwrap();
+                }
+            }
+            all
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_is_stuck_or_dead_is_enough_not_to_feed_it_and_it_is_fed_when_that_is_over() {
+        let (stuck, dead, asked) = (Cell::new(false), Cell::new(false), Cell::new(0));
+        let two = Rc::new(Two { stuck, dead, asked, held: RefCell::default() });
+        let fed = Rc::new(Cell::new(0));
+        let (asks, feeds) = (two.clone(), fed.clone());
+        let watching = rounds(
+            LIMIT,
+            move || asks.ask(),
+            move || {
+                feeds.set(feeds.get() + 1);
+                std::future::ready(())
+            },
+        );
+        tokio::pin!(watching);
+        // Watches on until that is so.
+        let mut until = async |what: &str, so: &dyn Fn() -> bool| {
+            let waits = async {
+                while !so() {
+                    tokio::time::sleep(LIMIT / 10).await;
+                }
+            };
+            tokio::select! {
+                () = &mut watching => panic!("it watches for ever"),
+                waited = tokio::time::timeout(LONG, waits) => waited.expect(what),
+            }
+        };
+        until("it is fed again and again", &|| fed.get() >= 5).await;
+        two.stuck.set(true);
+        until("one is stuck", &|| !two.held.borrow().is_empty()).await;
+        let (before, asked, since) = (fed.get(), two.asked.get(), tokio::time::Instant::now());
+        until("ten times the limit pass", &|| since.elapsed() > LIMIT * 10).await;
+        assert_eq!(fed.get(), before, "one is stuck");
+        assert_eq!((two.asked.get(), two.held.borrow().len()), (asked, 1), "and is asked once");
+        two.stuck.set(false);
+        two.held.borrow_mut().drain(..).for_each(|question| question.send(()).unwrap());
+        until("it turns again", &|| fed.get() >= before + 5).await;
+        two.dead.set(true);
+        let asked = two.asked.get();
+        until("the dead one is asked", &|| two.asked.get() > asked).await;
+        let (before, asked) = (fed.get(), two.asked.get());
+        until("it is asked again and again", &|| two.asked.get() > asked + 5).await;
+        assert_eq!(fed.get(), before, "one is gone");
+        two.dead.set(false);
+        until("there is another one in its place", &|| fed.get() > before).await;
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether the data plane turns: its acceptor and each of its threads are asked for a word, and a loop that is stuck gives none.
+//!
+//! It keeps nobody alive: when the gateway has ended nothing is answered any more.
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+use crate::workers::Asker;
+
+/// Who is to answer.
+pub(crate) type Question = oneshot::Sender<()>;
+
+/// Asks the loops of the data plane whether they turn. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    acceptor: UnboundedSender<Question>,
+    workers: Vec<Asker>,
+}
+
+impl Pulse {
+    /// For these threads; the acceptor answers what comes out of the other end.
+    pub(crate) fn new(workers: Vec<Asker>) -> (Self, UnboundedReceiver<Question>) {
+        let (acceptor, asked) = unbounded_channel();
+        (Self { acceptor, workers }, asked)
+    }
+
+    /// Asks them all: who was asked, in words, and what resolves when it turns. It fails if that loop has ended.
+    pub fn ask(&self) -> Vec<(String, oneshot::Receiver<()>)> {
+        let (question, answer) = oneshot::channel();
+        // Where nobody accepts any more the question is dropped, and that is the answer.
+        drop(self.acceptor.send(question));
+        let threads = self.workers.iter().enumerate().map(|(number, worker)| {
+            let (question, answer) = oneshot::channel();
+            worker.ask(question);
+            (format!("the gateway's thread {number}"), answer)
+        });
+        std::iter::once(("the acceptor of connections".to_owned(), answer)).chain(threads).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::workers::Workers;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_thread_that_is_stuck_gives_no_word_until_it_turns_again_and_none_of_it_keeps_the_threads() {
+        let workers = Workers::start(2).unwrap();
+        let (pulse, mut asked) = Pulse::new(workers.askers());
+        let (release, held) = channel::<()>();
+        // The first of two idle threads: number 0.
+        workers.begin(move |_load| assert!(held.recv_timeout(LONG).is_ok()));
+        let mut answers = pulse.ask();
+        assert_eq!(answers.len(), 3, "{answers:?}");
+        asked.recv().await.unwrap().send(()).unwrap();
+        for number in [0, 2] {
+            let (who, answer) = &mut answers[number];
+            tokio::time::timeout(LONG, answer).await.expect(who).expect(who);
+        }
+        let (who, stuck) = &mut answers[1];
+        assert_eq!(who, "the gateway's thread 0");
+        assert!(stuck.try_recv().is_err(), "it cannot have answered");
+        release.send(()).unwrap();
+        tokio::time::timeout(LONG, stuck).await.unwrap().unwrap();
+        drop((workers, asked));
+        for (who, answer) in pulse.ask() {
+            assert!(tokio::time::timeout(LONG, answer).await.expect(&who).is_err(), "{who}");
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The life of the packages: made twice with one hash, installed into a clean root, at work there, upgraded while it serves, purged.
+//!
+//! The program in them is the one that the other tests run, which makes them large and nothing else. Maintainer scripts run as dpkg runs
+//! them for another root, with `DPKG_ROOT`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warden_rig::home::Home;
+use warden_rig::process::Kid;
+use warden_rig::warden::{CHAT, SOON, chat};
+use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, wait_for};
+
+/// Compressing, on a machine that does other things as well.
+const LONG: Duration = Duration::from_secs(240);
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Whether this machine has what makes and installs Debian packages, and lets us install them.
+fn can() -> bool {
+    let has =
+        |program| Command::new(program).arg("--version").output().is_ok_and(|told| told.status.success());
+    let is_root = rustix::process::getuid().is_root();
+    is_root && ["dpkg", "dpkg-deb", "dpkg-shlibdeps", "strip", "python3"].into_iter().all(has)
+}
+
+/// A home in which cargo finds what it has: the list of what is linked is asked of it.
+fn with_cargo(mut home: Home) -> Home {
+    for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+        let usual = || Some(Path::new(&std::env::var_os("HOME")?).join(folder).into_os_string());
+        if let Some(place) = std::env::var_os(name).or_else(usual) {
+            home.env.insert(name.into(), place);
+        }
+    }
+    home
+}
+
+/// The packages of this version, made here.
+async fn made(home: &Home, version: &str, folder: &str) -> Result<Vec<PathBuf>, Trouble> {
+    let script = here().join("packaging/build.sh");
+    let (binary, out) = (binaries::llama_warden()?, home.path().join(folder));
+    let words = ["--quick", "--version", version, "--binary"].map(Into::into);
+    let words =
+        words.into_iter().chain([binary.into_os_string(), "--out".into(), out.clone().into_os_string()]);
+    let ran = home.run(&script, words, LONG).await?;
+    if ran.code != 0 {
+        return Err(Trouble::new(format!("{ran:?}")));
+    }
+    Ok(ran.stdout.lines().map(PathBuf::from).collect())
+}
+
+fn files(root: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path.clone());
+            }
+            found.insert(path.strip_prefix(root).map(Path::to_owned).unwrap_or(path));
+        }
+    }
+    found
+}
+
+/// dpkg in another root. What the program depends on is this machine's.
+fn dpkg(root: &Path, words: &[&str]) -> Outcome {
+    let told = Command::new("dpkg")
+        .arg(format!("--root={}", root.display()))
+        .args(["--force-script-chrootless", "--force-depends", "--no-triggers"])
+        .args(words)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .output()?;
+    if told.status.success() { Ok(()) } else { Err(Trouble::new(format!("dpkg {words:?}: {told:?}"))) }
+}
+
+/// The service, run from the root that it was installed into.
+async fn served(home: &Home, root: &Path) -> Result<(Kid, Http), Trouble> {
+    let models = format!("paths.models=[\"{}\"]", root.join("var/lib/llama-warden/models").display());
+    let access = format!("log.access={}", root.join("var/log/llama-warden/access.log").display());
+    let args = [
+        "serve",
+        "--config",
+        "ROOT/etc/llama-warden/warden.toml",
+        "--port",
+        "0",
+        "--set",
+        &models,
+        "--set",
+        &access,
+    ];
+    let mut args: Vec<_> =
+        args.iter().map(|word| word.replace("ROOT", &root.to_string_lossy()).into()).collect();
+    args.extend(["--binary".into(), binaries::fake_llama()?.into_os_string()]);
+    let mut env: BTreeMap<_, _> = home.env.clone();
+    for (name, folder) in
+        [("XDG_STATE_HOME", "var/lib"), ("XDG_DATA_HOME", "var/lib"), ("XDG_CACHE_HOME", "var/cache")]
+    {
+        env.insert(name.into(), root.join(folder).into_os_string());
+    }
+    let mut kid = Kid::start(
+        &root.join("usr/bin/llama-warden"),
+        &args,
+        &env,
+        home.path(),
+        home.path().join("served.log"),
+    )?;
+    kid.says("listening on", SOON).await?;
+    let address = wait_for("an address", SOON, async || {
+        let output = kid.output();
+        let after = output.split_once("listening on http://")?.1;
+        after.split_once('\n')?.0.trim().parse().ok()
+    });
+    let http = Http::Tcp(address.await?);
+    Ok((kid, http))
+}
+
+async fn answers(http: &Http, model: &str) -> Outcome {
+    let answer = http.post(CHAT, &chat("a", model, "hello", 3, false)).await?;
+    if answer.status.is_success() { Ok(()) } else { Err(Trouble::new(format!("{answer:?}"))) }
+}
+
+#[tokio::test]
+async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_nothing_when_purged() -> Outcome
+{
+    if !can() {
+        return Ok(());
+    }
+    let home = with_cargo(Home::with_fake(&json!({}))?);
+    let (old, new) = (made(&home, "0.0.1", "old").await?, made(&home, "0.0.2", "new").await?);
+    let deb = |made: &[PathBuf]| made[1].to_string_lossy().into_owned();
+    let root = home.path().join("root");
+    for folder in ["var/lib/dpkg/info", "var/lib/dpkg/updates", "etc"] {
+        std::fs::create_dir_all(root.join(folder))?;
+    }
+    home.file("root/var/lib/dpkg/status", "")?;
+    home.file("root/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")?;
+    home.file("root/etc/group", "root:x:0:\n")?;
+    let before = files(&root);
+
+    // It says which libraries it needs, and every file of configuration is known as one.
+    let control = Command::new("dpkg-deb").args(["--field", &deb(&old), "Depends"]).output()?;
+    let depends = String::from_utf8_lossy(&control.stdout).into_owned();
+    assert!(depends.contains("libc6 (>="), "{depends}");
+    dpkg(&root, &["--install", &deb(&old)])?;
+    for file in [
+        "usr/bin/llama-warden",
+        "usr/lib/systemd/system/llama-warden.service",
+        "usr/share/man/man1/llama-warden-serve.1.gz",
+        "usr/share/bash-completion/completions/llama-warden",
+        "usr/share/zsh/vendor-completions/_llama-warden",
+        "usr/share/fish/vendor_completions.d/llama-warden.fish",
+        "usr/share/doc/llama-warden/copyright",
+        "etc/logrotate.d/llama-warden",
+        "var/lib/llama-warden/models",
+    ] {
+        assert!(root.join(file).exists(), "{file}");
+    }
+    let unit = std::fs::read_to_string(root.join("usr/lib/systemd/system/llama-warden.service"))?;
+    assert!(
+        unit.contains("ExecStart=/usr/bin/llama-warden serve --config /etc/llama-warden/warden.toml\n"),
+        "{unit}"
+    );
+
+    // Its main job, with the configuration that it comes with; without any model first, then with one.
+    std::fs::create_dir_all(root.join("var/log/llama-warden"))?;
+    let (mut kid, http) = served(&home, &root).await?;
+    assert!(http.get("/v1/models").await?.json()?["data"].as_array().is_some_and(Vec::is_empty));
+    let sample = root.join("var/lib/llama-warden/models/tiny.gguf");
+    home.sample_model(sample.to_str().context("a path")?).await?;
+    wait_for("the model that was put there answers", SOON, async || answers(&http, "tiny").await.ok())
+        .await?;
+
+    // Upgraded while it serves: what runs goes on with the old program, and what somebody changed stays.
+    let config = root.join("etc/llama-warden/warden.toml");
+    let changed = format!("{}\n# ours\n", std::fs::read_to_string(&config)?);
+    std::fs::write(&config, &changed)?;
+    dpkg(&root, &["--install", &deb(&new)])?;
+    answers(&http, "tiny").await?;
+    assert_eq!(std::fs::read_to_string(&config)?, changed);
+    kid.signal(Signal::TERM);
+    assert_eq!(kid.exit(SOON).await?, 0);
+    let (mut kid, http) = served(&home, &root).await?;
+    answers(&http, "tiny").await?;
+    kid.signal(Signal::TERM);
+    assert_eq!(kid.exit(SOON).await?, 0);
+
+    // Removed, it leaves what somebody may want again; purged, nothing but models.
+    dpkg(&root, &["--remove", "llama-warden"])?;
+    assert!(!root.join("usr/bin/llama-warden").exists() && config.exists());
+    assert!(root.join("var/lib/llama-warden/ledger.jsonl").exists(), "{:?}", files(&root));
+    dpkg(&root, &["--purge", "llama-warden"])?;
+    let is_kept = |path: &&PathBuf| {
+        // dpkg's own books, and the user and groups of the service, whose numbers may own files elsewhere.
+        let books = ["var/lib/dpkg", "etc/passwd", "etc/group", "etc/shadow", "etc/gshadow", "etc/.pwd.lock"];
+        !books.iter().any(|book| path.starts_with(book))
+            && !path.ends_with("passwd-")
+            && !path.ends_with("group-")
+    };
+    let left: Vec<PathBuf> = files(&root).difference(&before).filter(is_kept).cloned().collect();
+    // The folders that all packages share stay as long as dpkg thinks that they are somebody's.
+    let left: Vec<&PathBuf> =
+        left.iter().filter(|path| path.to_string_lossy().contains("llama-warden")).collect();
+    let models =
+        ["var/lib/llama-warden", "var/lib/llama-warden/models", "var/lib/llama-warden/models/tiny.gguf"];
+    assert_eq!(left, models.map(PathBuf::from).iter().collect::<Vec<_>>());
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_builds_of_the_packages_have_one_hash_and_say_what_is_in_them() -> Outcome {
+    if !can() {
+        return Ok(());
+    }
+    let home = with_cargo(Home::new()?);
+    let (first, second) =
+        (made(&home, "0.0.1", "first").await?, made(&home, "0.0.1", "a/second/place").await?);
+    let sums = |made: &[PathBuf]| std::fs::read_to_string(&made[2]);
+    let [one, two] = [sums(&first)?, sums(&second)?];
+    assert_eq!(one, two);
+    assert_eq!(one.lines().count(), 2, "{one}");
+    let checked = Command::new("sha256sum")
+        .args(["--check", "SHA256SUMS"])
+        .current_dir(home.path().join("first"))
+        .output()?;
+    assert!(checked.status.success(), "{checked:?}");
+
+    // The list has every crate that is linked: asked of cargo in another way, by its tree.
+    let unpacked = Command::new("tar")
+        .arg("-xzOf")
+        .arg(&first[0])
+        .args(["--wildcards", "*/llama-warden.cdx.json"])
+        .output()?;
+    let list: Value = serde_json::from_slice(&unpacked.stdout)?;
+    assert_eq!(
+        (&list["bomFormat"], &list["metadata"]["component"]["version"]),
+        (&json!("CycloneDX"), &json!("0.0.1"))
+    );
+    let named = |one: &Value| {
+        format!(
+            "{} {}",
+            one["name"].as_str().unwrap_or_default(),
+            one["version"].as_str().unwrap_or_default()
+        )
+    };
+    let listed: BTreeSet<String> =
+        list["components"].as_array().context("components")?.iter().map(named).collect();
+    let tree = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--package",
+            "llama-warden",
+            "--edges",
+            "normal,build",
+            "--prefix",
+            "none",
+            "--locked",
+            "--offline",
+        ])
+        .args(["--format", "{p}"])
+        .current_dir(here())
+        .output()?;
+    let tree = String::from_utf8_lossy(&tree.stdout).into_owned();
+    let linked: BTreeSet<String> = tree
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.split_once(" v")?;
+            Some(format!("{name} {}", rest.split(' ').next()?))
+        })
+        .filter(|one| !one.starts_with("llama-warden "))
+        .collect();
+    assert!(linked.len() > 100, "{tree}");
+    let missing: Vec<_> = linked.difference(&listed).collect();
+    assert!(missing.is_empty(), "not in the list: {missing:?}");
+    for one in list["components"].as_array().context("components")? {
+        let name = one["name"].as_str().unwrap_or_default();
+        assert!(
+            name.starts_with("warden-") || one["hashes"][0]["content"].is_string(),
+            "without a checksum: {one}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn completions_and_pages_are_of_the_whole_command_line() -> Outcome {
+    let home = Home::new()?;
+    let help = home.warden(["--help"], SOON).await?.stdout;
+    let (_, commands) = help.split_once("Commands:").context("commands")?;
+    let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names: Vec<&str> = names
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| !name.starts_with('-'))
+        .collect();
+    assert!(names.len() > 20, "{names:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = home.warden(["completions", shell], SOON).await?;
+        assert!(script.code == 0 && names.iter().all(|name| script.stdout.contains(name)), "{shell}");
+        let file = home.file(shell, &script.stdout)?;
+        // Where the shell is here, it reads it without a word.
+        if let Ok(read) = Command::new(shell).arg("-n").arg(&file).output() {
+            assert!(read.status.success() && read.stderr.is_empty(), "{shell}: {read:?}");
+        }
+    }
+    let pages = home.warden(["man", "pages"], SOON).await?;
+    assert_eq!(pages.code, 0, "{pages:?}");
+    for name in names {
+        let page = home.path().join(format!("pages/llama-warden-{name}.1"));
+        let text = std::fs::read_to_string(&page).context(page.display())?;
+        assert!(text.contains(".TH") && !text.contains(home.path().to_string_lossy().as_ref()), "{name}");
+    }
+    Ok(())
+}
