@@ -19,6 +19,7 @@ mod otel;
 mod out;
 #[cfg(test)]
 mod printed;
+mod probe;
 mod replay;
 mod request_recorder;
 mod series;

@@ -74,7 +74,7 @@ pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
 pub use protocol::query::percent_decoded;
-pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
+pub use requests::{Holds, NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
 pub use trace::{Kind as PartKind, Part, Peer, Trace};

@@ -5,7 +5,7 @@
 //!   control threads  check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
 //!   gateway threads  clients' connections, one runtime each (`warden_gateway`)
 //!
-//!   TERM, INT        stop accepting -> requests end, up to the deadline -> children stop -> exit 0
+//!   TERM, INT        probes say so, for `probe.drain_delay` -> stop accepting -> requests end, up to the deadline -> children stop -> exit 0
 //!   a second one     exit 1 at once; the children die with the main thread (not within a second: see `signals`)
 //!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
 //! ```
@@ -30,6 +30,7 @@ mod certificate;
 mod describe;
 mod first_start;
 mod folders;
+pub(crate) mod leaving;
 mod live;
 mod measure;
 mod observe;
@@ -162,6 +163,11 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));
     }
+    for (what, address) in [("probe address http://", server.probes().0), ("agent address ", server.probes().1)] {
+        if let Some(address) = address {
+            drop(out::line(&format!("{what}{address}")));
+        }
+    }
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
@@ -196,6 +202,15 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
 }
 
 async fn stop(server: Server, deadline: Duration, signals: &mut Signals) -> Result<(), Failure> {
+    let delay = server.leave();
+    if !delay.is_zero() {
+        tracing::info!(?delay, "leaving: balancers are told; requests are still taken");
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            problem = server.ended() => return Err(problem),
+            () = signals.end() => return Err(Failure::failed("ended at once by a second signal")),
+        }
+    }
     tracing::info!(
         in_flight = server.in_flight(),
         ?deadline,

@@ -13,6 +13,7 @@ use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::certificate;
+use super::leaving::Leaving;
 use super::live::live;
 use super::measure;
 use super::observe::{Watcher, events};
@@ -31,6 +32,8 @@ use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::otel::{Exporter, Tracer};
+use crate::probe::board::Board;
+use crate::probe::{keeper, listen};
 use crate::request_recorder::Recorders;
 use crate::series;
 
@@ -41,6 +44,9 @@ pub(crate) struct Server {
     /// Those of the second host and all after it.
     others: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
+    /// Where probes are answered, and where `HAProxy` is.
+    probes: (Option<SocketAddr>, Option<SocketAddr>),
+    leaving: Arc<Leaving>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
     gateway: Control,
@@ -86,6 +92,8 @@ impl Server {
         let listeners =
             bind(&resolved.admin_socket, resolved.admin_address, resolved.server.accept_pause).await?;
         let admin_address = listeners.address();
+        let probe = listen::Listeners::bind(resolved.probe_address, resolved.agent_address)?;
+        let probes = probe.addresses();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = Fleet::start(resolved.fleet.clone(), nursery.clone()).await?;
         let metrics = Arc::new(Metrics::new());
@@ -120,7 +128,12 @@ impl Server {
         }
         let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
         tasks.spawn(series::record(kept.clone(), fleet.clone(), stop.clone()));
+        let leaving = Arc::new(Leaving::new(gauges.clone()));
+        let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone()));
         let admin = Admin {
+            leaving: leaving.clone(),
+            probe: Arc::new(resolved.probe.clone()),
+            connections: resolved.server.connections,
             fleet: fleet.clone(),
             metrics: metrics.clone(),
             told,
@@ -134,6 +147,10 @@ impl Server {
             series: kept,
             stop: stop.clone(),
         };
+        if probes.0.is_some() || probes.1.is_some() {
+            tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
+        }
+        probe.serve(board, stop.clone())?;
         tasks.spawn(listeners.serve(admin));
         let (tracer, exporter) =
             resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
@@ -154,6 +171,8 @@ impl Server {
             address,
             others,
             admin_address,
+            probes,
+            leaving,
             fleet,
             gauges,
             gateway: control,
@@ -189,6 +208,16 @@ impl Server {
     /// The admin routes' address over TCP, if there is one.
     pub(crate) fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
+    }
+
+    /// Where probes are answered, and where `HAProxy` is, if anywhere.
+    pub(crate) const fn probes(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        self.probes
+    }
+
+    /// Tells balancers that we end, and for how long requests are still taken.
+    pub(crate) fn leave(&self) -> Duration {
+        self.leaving.end(self.resolved.probe.drain_delay)
     }
 
     pub(crate) fn admin_socket(&self) -> &Path {

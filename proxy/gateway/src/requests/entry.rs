@@ -70,6 +70,8 @@ pub(super) struct Entry {
     pub(super) evaluated: Micros,
     pub(super) generated: Micros,
     prompt: AtomicU64,
+    /// Tokens of the prompt by its length, while nobody has counted.
+    guess: AtomicU64,
     output: AtomicU64,
 }
 
@@ -125,6 +127,7 @@ impl Entry {
             evaluated: Micros::default(),
             generated: Micros::default(),
             prompt: AtomicU64::new(0),
+            guess: AtomicU64::new(0),
             output: AtomicU64::new(0),
         }
     }
@@ -188,6 +191,18 @@ impl Entry {
         self.answers.get()
     }
 
+    /// Whether a backend has it.
+    pub(super) fn is_on_a_backend(&self) -> bool {
+        matches!(self.stage(), Stage::Sent | Stage::Answers | Stage::Continues)
+    }
+
+    /// Tokens that it holds in its backend, as far as they are known.
+    pub(super) fn held(&self) -> u64 {
+        let (prompt, output) = self.tokens();
+        let prompt = if prompt == 0 { self.guess.load(Ordering::Relaxed) } else { prompt };
+        prompt.saturating_add(output)
+    }
+
     /// Tokens of the prompt, and generated, as far as they are known.
     pub(super) fn tokens(&self) -> (u64, u64) {
         (self.prompt.load(Ordering::Relaxed), self.output.load(Ordering::Relaxed))
@@ -245,8 +260,10 @@ impl Progress {
     }
 
     /// What its backend is asked for: a stream or not, with a prompt of so many tokens where somebody has counted.
-    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>) {
+    /// `guess`: by its length.
+    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
+            entry.guess.store(guess, Ordering::Relaxed);
             entry.streams.store(streams, Ordering::Relaxed);
             if let Some(tokens) = tokens {
                 entry.prompt.store(tokens, Ordering::Relaxed);

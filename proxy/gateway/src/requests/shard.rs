@@ -163,6 +163,21 @@ impl Shard {
         inner.live.len() - inner.free.len()
     }
 
+    /// Those in flight, a portion at a time.
+    pub(super) fn live(&self) -> Vec<Arc<Entry>> {
+        let mut all = Vec::new();
+        let mut from = 0;
+        loop {
+            let inner = self.inner();
+            let portion = inner.live.get(from..).unwrap_or_default();
+            if portion.is_empty() {
+                return all;
+            }
+            all.extend(portion.iter().take(PORTION).flatten().map(|live| live.entry.clone()));
+            from += PORTION;
+        }
+    }
+
     /// Those in flight, a portion at a time, and then those that ended: who ends meanwhile is in it by its end.
     pub(super) fn list(&self) -> Vec<Seen> {
         let mut seen: Vec<Seen> = Vec::new();

@@ -59,6 +59,8 @@ const TEXTS: [&str; 22] = [
     "remotes.*.aliases[]",
     "remotes.*.model",
     "remotes.*.url",
+    "probe.address",
+    "probe.agent",
     "server.api_prefix",
     "server.host",
     "telemetry.endpoint",
