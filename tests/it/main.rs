@@ -60,6 +60,7 @@ mod routes;
 mod sample_models;
 mod series;
 mod settings;
+mod several;
 mod shutdown;
 mod sidecar;
 mod smuggling;

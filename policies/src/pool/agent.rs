@@ -63,7 +63,8 @@ pub fn line(facts: &Facts, horizon: f64) -> Line {
         Err(why) => return Line::Down(why),
     }
     let sum = |of: fn(&ModelFacts) -> u32| facts.models.iter().map(|model| u64::from(of(model))).sum::<u64>();
-    let (slots, running, waiting) = (sum(|model| model.slots), sum(|model| model.running), sum(|model| model.waiting));
+    let (slots, running, waiting) =
+        (sum(|model| model.slots), sum(|model| model.running), sum(|model| model.waiting));
     let depth = sum(|model| model.depth);
     let share = if slots == 0 {
         COLD
@@ -73,7 +74,8 @@ pub fn line(facts: &Facts, horizon: f64) -> Line {
     };
     let queue = if waiting == 0 || depth == 0 { 1.0 } else { 1.0 - (exact(waiting) / exact(depth)).min(1.0) };
     let left = facts.models.iter().filter_map(|model| model.limit_in).fold(f64::INFINITY, f64::min);
-    let near = if left < horizon && horizon > 0.0 { NEAR + (1.0 - NEAR) * (left.max(0.0) / horizon) } else { 1.0 };
+    let near =
+        if left < horizon && horizon > 0.0 { NEAR + (1.0 - NEAR) * (left.max(0.0) / horizon) } else { 1.0 };
     // A slot that comes free is filled by who waits here, so as many may wait as there are slots; further ones wait in front, from
     // where they can still go elsewhere.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
@@ -133,7 +135,10 @@ mod tests {
         assert_eq!(line(&facts(false, true, &[model(4, 0, 0)]), HORIZON).to_string(), "ready up 1%");
         let refuses = ModelFacts { refuses: true, ..model(0, 0, 0) };
         assert_eq!(line(&facts(false, false, &[refuses]), HORIZON).to_string(), "ready down #refusing");
-        assert_eq!(line(&facts(false, false, &[model(4, 4, 16)]), HORIZON).to_string(), "ready down #queues_full");
+        assert_eq!(
+            line(&facts(false, false, &[model(4, 4, 16)]), HORIZON).to_string(),
+            "ready down #queues_full"
+        );
         assert_eq!(line(&facts(false, false, &[]), HORIZON).to_string(), "ready down #no_model");
     }
 
@@ -142,9 +147,10 @@ mod tests {
         for slots in 0..6 {
             for running in 0..8 {
                 for waiting in 0..15 {
-                    let Line::Up { weight, connections } =
-                        line(&Facts { models: vec![model(slots, running, waiting)], ..Facts::default() }, HORIZON)
-                    else {
+                    let Line::Up { weight, connections } = line(
+                        &Facts { models: vec![model(slots, running, waiting)], ..Facts::default() },
+                        HORIZON,
+                    ) else {
                         panic!("{slots} {running} {waiting}");
                     };
                     assert!((1..=100).contains(&weight) && connections != Some(0));

@@ -34,8 +34,8 @@ use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 use crate::config::show::Kept;
 use crate::probe::facts;
-use crate::serve::leaving::Leaving;
 use crate::series::Store;
+use crate::serve::leaving::Leaving;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 

@@ -142,7 +142,10 @@ mod tests {
     #[test]
     fn a_picker_finds_its_gauges_under_our_names_and_those_of_vllm() {
         let model = ModelFacts { slots: 4, running: 3, waiting: 2, depth: 8, ..ModelFacts::default() };
-        let contexts = [("a".to_owned(), Context { used: 100, room: 400 }), ("b".to_owned(), Context { used: 0, room: 400 })];
+        let contexts = [
+            ("a".to_owned(), Context { used: 100, room: 400 }),
+            ("b".to_owned(), Context { used: 0, room: 400 }),
+        ];
         let pool = Pool {
             facts: Facts { models: vec![model, model], ..Facts::default() },
             contexts: contexts.into(),

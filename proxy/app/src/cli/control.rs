@@ -157,7 +157,10 @@ fn drain_all(client: &Client, undo: bool) -> Result<(), Failure> {
     let wishes: &[(&str, String)] = if undo { &[("undo", "1".to_owned())] } else { &[] };
     let left: Left = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
     out::line(&if left.draining {
-        format!("balancers are told to send nothing more; {} requests run, and who still comes is served", left.in_flight)
+        format!(
+            "balancers are told to send nothing more; {} requests run, and who still comes is served",
+            left.in_flight
+        )
     } else {
         "balancers are told that it is back".to_owned()
     })

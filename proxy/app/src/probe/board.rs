@@ -41,7 +41,13 @@ pub(crate) struct Board {
 
 impl Board {
     pub(crate) fn new(numbers: Probe, gauges: Arc<Gauges>) -> Self {
-        Self { numbers, gauges, seen: watch::Sender::default(), text: watch::Sender::default(), wanted: Notify::new() }
+        Self {
+            numbers,
+            gauges,
+            seen: watch::Sender::default(),
+            text: watch::Sender::default(),
+            wanted: Notify::new(),
+        }
     }
 
     pub(super) const fn numbers(&self) -> &Probe {

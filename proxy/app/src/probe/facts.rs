@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use warden_gateway::Holds;
+use warden_policies::ModelName;
 use warden_policies::lifecycle::Phase;
 use warden_policies::pool::{Facts, ModelFacts};
-use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 /// What requests hold of the context of one model, in tokens.
@@ -31,8 +31,10 @@ fn of_model(model: &ModelView) -> ModelFacts {
         running: ready().map(|backend| backend.in_flight).fold(0, u32::saturating_add),
         waiting: count(model.waiting),
         depth: count(model.queue_depth),
-        refuses: model.state == ModelState::Failed || model.outage.as_ref().is_some_and(|outage| outage.refusing),
-        limit_in: seconds.fold(None, |least: Option<f64>, next| Some(least.map_or(next, |least| least.min(next)))),
+        refuses: model.state == ModelState::Failed
+            || model.outage.as_ref().is_some_and(|outage| outage.refusing),
+        limit_in: seconds
+            .fold(None, |least: Option<f64>, next| Some(least.map_or(next, |least| least.min(next)))),
     }
 }
 

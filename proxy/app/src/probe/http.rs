@@ -76,7 +76,8 @@ mod tests {
     async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
         let board = Board::new(warden_policies::defaults().probe.clone(), Arc::default());
         let none = HeaderMap::new();
-        let ask = async |method: Method, path: &str| answered(&board, &method, path, &none).await.status().as_u16();
+        let ask =
+            async |method: Method, path: &str| answered(&board, &method, path, &none).await.status().as_u16();
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
         let models = vec![ModelFacts { slots: 1, ..ModelFacts::default() }];

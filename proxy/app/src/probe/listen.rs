@@ -49,7 +49,8 @@ impl Listeners {
         if self.probe.is_none() && self.agent.is_none() {
             return Ok(());
         }
-        let cannot = |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
+        let cannot =
+            |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
         let work = async move {
             let tasks = TaskTracker::new();
@@ -72,7 +73,10 @@ fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, F
         Ok(listener)
     });
     bound.map(Some).map_err(|problem| {
-        Failure::hinted(format!("cannot listen on {address} (`{key}`): {problem}"), format!("choose another `{key}`"))
+        Failure::hinted(
+            format!("cannot listen on {address} (`{key}`): {problem}"),
+            format!("choose another `{key}`"),
+        )
     })
 }
 

@@ -163,7 +163,9 @@ async fn serve(plan: Plan, nursery: NurseryHandle) -> Result<(), Failure> {
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));
     }
-    for (what, address) in [("probe address http://", server.probes().0), ("agent address ", server.probes().1)] {
+    for (what, address) in
+        [("probe address http://", server.probes().0), ("agent address ", server.probes().1)]
+    {
         if let Some(address) = address {
             drop(out::line(&format!("{what}{address}")));
         }

@@ -11,8 +11,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::Method;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -165,7 +165,8 @@ mod tests {
             keyed(key, body.to_string().as_bytes()).unwrap().to_str().unwrap().to_owned()
         };
         let first = json!({ "messages": [said("user", "a secret")] });
-        let next = json!({ "messages": [said("user", "a secret"), said("assistant", "b"), said("user", "c")] });
+        let next =
+            json!({ "messages": [said("user", "a secret"), said("assistant", "b"), said("user", "c")] });
         assert_eq!(word(&key, &first), word(&key, &next));
         assert_eq!(word(&key, &first).len(), 16);
         assert_ne!(word(&key, &first), word(&key, &json!({ "messages": [said("user", "a secre")] })));

@@ -281,7 +281,18 @@ fn receive(
     );
     flight.record.trace = trace;
     let origin = parts.headers.get(ORIGIN).cloned();
-    let exchange = Exchange { shared, live, drop_in, conn, route, request_id, origin, flight, renamed: None, conversation: None };
+    let exchange = Exchange {
+        shared,
+        live,
+        drop_in,
+        conn,
+        route,
+        request_id,
+        origin,
+        flight,
+        renamed: None,
+        conversation: None,
+    };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 

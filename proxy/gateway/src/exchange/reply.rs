@@ -106,8 +106,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
     let (config, route) = (&exchange.shared.config.upstream, exchange.route);
-    let has_body =
-        exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
+    let has_body = exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
     headers::to_client(&mut parts.headers, &exchange.request_id, has_body);
     exchange.tell_conversation(parts.status, &mut parts.headers);
     // Where we stand in its place and nothing is configured, llama-server's own word stands.

@@ -71,9 +71,7 @@ mod tests {
             patience: std::time::Duration::ZERO,
         };
         let taken = |canary: &CanaryRoute| -> Vec<u64> {
-            (0..10_000_u64)
-                .filter(|n| canary.takes(of(&n.to_string())))
-                .collect()
+            (0..10_000_u64).filter(|n| canary.takes(of(&n.to_string()))).collect()
         };
         let (one, other) = (taken(&canary(0.1, 1)), taken(&canary(0.1, 2)));
         assert!((850..1150).contains(&one.len()), "{}", one.len());
