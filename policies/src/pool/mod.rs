@@ -80,7 +80,7 @@ impl Unready {
 impl fmt::Display for Unready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Draining => "draining: it was told to leave, and serves who still comes",
+            Self::Draining => "it was told to leave, and still serves who comes",
             Self::NoModel => "no model is configured",
             Self::Refusing => "no model starts: `llama-warden status` says why",
             Self::Full => "all slots are taken, and all queues are full",

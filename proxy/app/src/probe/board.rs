@@ -141,7 +141,7 @@ mod tests {
         Facts { models: vec![model], ..Facts::default() }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn who_leaves_says_so_at_once_and_lives_on_and_who_is_not_looked_at_is_stuck() {
         let board = board();
         assert_eq!((board.lives(), board.takes()), (Ok(()), Err(Unready::Unknown)));
@@ -151,36 +151,37 @@ mod tests {
         assert_eq!((board.takes(), board.line()), (Err(Unready::Draining), Line::Drain));
         assert_eq!(board.lives(), Ok(()));
         board.gauges.draining.store(false, Ordering::Relaxed);
-        tokio::time::advance(board.numbers.stuck).await;
+        let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
+        board.seen.send_replace(Some(Seen { at, facts: Arc::new(serves()) }));
         assert!(board.lives().is_err());
         assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
         board.look(serves());
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
-        let board = Arc::new(board());
+        let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
+        let hasty = Board::new(numbers, Arc::default());
+        assert!(hasty.metrics().await.is_none(), "nobody makes any");
+        hasty.wanted().await;
         let text = |words: &'static str, fresh: u64| Text {
-            fresh_until: Instant::now() + Duration::from_millis(fresh),
+            fresh_until: Instant::now() + Duration::from_secs(fresh),
             open_metrics: words.into(),
             plain: words.into(),
         };
-        let begun = Instant::now();
-        assert!(board.metrics().await.is_none(), "nobody makes any");
-        assert_eq!(begun.elapsed(), board.numbers.patience);
-        board.wanted().await;
-        board.write(text("one", 100));
+        hasty.write(text("one", 0));
+        assert_eq!(&hasty.metrics().await.unwrap().plain[..], b"one", "the last ones, where none come");
+        let board = board();
+        board.write(text("two", 3600));
         for _ in 0..3 {
-            assert_eq!(&board.metrics().await.unwrap().plain[..], b"one");
+            assert_eq!(&board.metrics().await.unwrap().plain[..], b"two");
         }
-        assert_eq!(begun.elapsed(), board.numbers.patience);
-        tokio::time::advance(Duration::from_millis(100)).await;
+        board.write(text("old", 0));
         let (asked, ()) = tokio::join!(board.metrics(), async {
             board.wanted().await;
-            board.write(text("two", 0));
+            board.write(text("new", 0));
         });
-        assert_eq!(&asked.unwrap().plain[..], b"two");
-        assert_eq!(&board.metrics().await.unwrap().plain[..], b"two", "the last ones, where none come");
+        assert_eq!(&asked.unwrap().plain[..], b"new");
     }
 }

@@ -66,15 +66,18 @@ fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::time::Duration;
 
+    use warden_policies::defaults::Probe;
     use warden_policies::pool::{Facts, ModelFacts};
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
-        let board = Board::new(warden_policies::defaults().probe.clone(), Arc::default());
+        let numbers =
+            Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
+        let board = Board::new(numbers, std::sync::Arc::default());
         let none = HeaderMap::new();
         let ask =
             async |method: Method, path: &str| answered(&board, &method, path, &none).await.status().as_u16();
