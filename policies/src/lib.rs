@@ -56,6 +56,7 @@ pub mod modes;
 pub mod names;
 pub mod origins;
 pub mod phrases;
+pub mod pool;
 pub mod quarantine;
 pub mod rate;
 pub mod reclaim;

@@ -63,6 +63,7 @@ mod sample_models;
 mod series;
 mod service;
 mod settings;
+mod several;
 mod shutdown;
 mod sidecar;
 mod smuggling;

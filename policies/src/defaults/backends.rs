@@ -93,7 +93,7 @@ section!(
         /// Added to the child's `oom_score_adj`, -1000 to 1000.
         pub oom_score_adj: i32 where Takes::Whole(-1000, 1000),
         /// Lines of output kept per backend.
-        pub log_lines: usize,
+        log_lines: usize,
         /// Bytes of one line kept; the rest of it is cut.
         log_line_bytes: usize,
         /// Lines of output shown with a failed start, to clients too; 0 for none.
@@ -132,7 +132,7 @@ section!(
         /// npm has to make the web page within this time; after that the build goes on without one.
         pub page_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A sample request of the verification has to be answered within this time.
-        pub verify_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        verify_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Builds that `builds gc` keeps.
         pub keep: usize,
         /// The repository that `build` takes when no source is given: a name of `[build.sources]`, a URL or a path.

@@ -71,7 +71,7 @@ pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
 pub use showing::Series;
-pub use telling::Telemetry;
+pub use telling::{Probe, Telemetry};
 pub use trying::Canary;
 pub use updating::Update;
 
@@ -142,6 +142,8 @@ section!(
         update: Update,
         /// Traces of requests.
         telemetry: Telemetry,
+        /// What probes and balancers ask.
+        probe: Probe,
     }
 );
 

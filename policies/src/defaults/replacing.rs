@@ -127,7 +127,7 @@ section!(
         /// Waiting requests without any progress for this long are a wedge where nothing is known of its speed, or where it answers questions and computes nothing ...
         pub wedged_after: Duration = "duration" where Takes::AtLeast("1ms"),
         /// ... and for this long where an answer comes in one piece and the server cannot be asked how far it is.
-        pub wedged_unseen: Duration = "duration" where Takes::AtLeast("1ms"),
+        wedged_unseen: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Once every stream has its first token: so many times what 99 of 100 tokens took is a wedge ...
         token_factor: f64,
         /// ... but nothing shorter than this.

@@ -74,7 +74,7 @@ section!(
         /// How often the two files are looked at for a new certificate.
         tls_check: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A certificate that ends sooner than this is warned of in the log.
-        pub tls_warn: Duration = "duration",
+        tls_warn: Duration = "duration",
         /// Time for a TLS handshake.
         tls_handshake_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Whether clients may choose HTTP/2 over TLS.

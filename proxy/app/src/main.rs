@@ -22,6 +22,7 @@ mod otel;
 mod out;
 #[cfg(test)]
 mod printed;
+mod probe;
 mod replay;
 mod request_recorder;
 mod series;

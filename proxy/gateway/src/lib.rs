@@ -79,7 +79,7 @@ pub use observe::{Gauges, Observer, Outcome, Record};
 pub use page::{Answering, Asker, Page};
 pub use protocol::query::percent_decoded;
 pub use pulse::Pulse;
-pub use requests::{NotCancelled, RequestState, RequestView, Requests, Told};
+pub use requests::{Holds, NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
 pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
 pub use trace::{Kind as PartKind, Part, Peer, Trace};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use http::{Method, Version};
@@ -177,6 +177,8 @@ pub struct Gauges {
     pub held_bytes: AtomicUsize,
     /// When the certificate ends, seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,
+    /// Whether `/health` sends balancers elsewhere already, while requests are still taken. Whoever serves us says so.
+    pub draining: AtomicBool,
     /// How often each limit of connections was reached, of which no request has a record.
     pub limited: Limited,
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt};
@@ -17,6 +18,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_gateway::{Control, Gauges, Requests};
 use warden_patches::mitigation::Advice;
+use warden_policies::defaults::Probe;
+use warden_policies::pool::{Facts, agent};
 use warden_policies::{MemoryLimit, secrets};
 use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
 
@@ -25,11 +28,14 @@ use super::families::plain_text;
 use super::metrics::Metrics;
 use super::page::holds::Plans;
 use super::page::hub::Desk;
+use super::pool_metrics::Pool;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 use crate::config::show::Kept;
+use crate::probe::facts;
 use crate::series::Store;
+use crate::serve::leaving::Leaving;
 use crate::serve::upgrade::order::{Orders, Refused};
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -164,6 +170,15 @@ pub(crate) struct Instance {
     pub(crate) memory_anon: Option<u64>,
 }
 
+/// What `POST /drain` answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Left {
+    /// Whether others are told to send nothing more.
+    pub(crate) draining: bool,
+    /// Requests that run.
+    pub(crate) in_flight: usize,
+}
+
 /// What the answers are made of. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Admin {
@@ -187,6 +202,12 @@ pub(crate) struct Admin {
     pub(crate) series: Store,
     /// Where another program is asked to take our place.
     pub(crate) upgrades: Orders,
+    /// Whether we leave a group of instances.
+    pub(crate) leaving: Arc<Leaving>,
+    /// What probes and balancers are told.
+    pub(crate) probe: Arc<Probe>,
+    /// Connections that may be open.
+    pub(crate) connections: usize,
     /// Ends answers that would go on for ever.
     pub(crate) stop: CancellationToken,
 }
@@ -203,14 +224,7 @@ impl Admin {
         match route::route(method, path, query) {
             Ok(Route::Status) => json(StatusCode::OK, &self.status()),
             Ok(Route::Metrics) => {
-                let text = {
-                    let budgets = self.told.borrow().budgets.clone();
-                    {
-                        let keys = self.gateway.key_counts();
-                        self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
-                        self.metrics.text(&self.fleet.view(), &budgets, &self.gauges, &keys, own_memory())
-                    }
-                };
+                let text = self.metrics_text(true);
                 if wants_open_metrics(headers) {
                     respond(
                         StatusCode::OK,
@@ -245,6 +259,7 @@ impl Admin {
                 Ok(()) => json(StatusCode::OK, &serde_json::json!({ "drained": model })),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Leave { undo }) => self.leave(undo),
             Ok(Route::Reclaim(model)) => match self.fleet.reclaim(&model).await {
                 Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
@@ -273,6 +288,44 @@ impl Admin {
                 error(StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is for {wanted}, not for {method}"))
             }
         }
+    }
+
+    /// All metrics, in the format of `OpenMetrics`; those of keys, which are somebody's names, only if they are wanted.
+    pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
+        let budgets = self.told.borrow().budgets.clone();
+        let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
+        let view = self.fleet.view();
+        let facts = self.facts_of(&view);
+        let line = Some(agent::line(&facts, self.probe.horizon.as_secs_f64()));
+        let contexts = facts::contexts(&view, &self.requests.held());
+        self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm });
+        self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
+        self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
+    }
+
+    /// What matters of this moment to who spreads requests over several instances.
+    pub(crate) fn facts(&self) -> Facts {
+        self.facts_of(&self.fleet.view())
+    }
+
+    fn facts_of(&self, view: &FleetView) -> Facts {
+        let draining = self.gauges.draining.load(Ordering::Relaxed);
+        let full = self.gauges.connections.load(Ordering::Relaxed) >= self.connections;
+        facts::facts(view, draining, full)
+    }
+
+    /// `POST /drain`: others are told that we leave, or stay after all. Nothing of what runs ends by it.
+    fn leave(&self, undo: bool) -> Response<Body> {
+        let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
+        let changed = match changed {
+            Ok(changed) => changed,
+            Err(ending) => return error(StatusCode::CONFLICT, &ending.to_string()),
+        };
+        if changed {
+            self.fleet.note_asked(None, if undo { "stay" } else { "drain" }, &self.by);
+        }
+        let left = Left { draining: !undo, in_flight: self.leaving.in_flight() };
+        json(StatusCode::OK, &left)
     }
 
     /// The same for somebody else, in words.
@@ -341,7 +394,7 @@ pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
 }
 
 /// Prometheus names the formats that it can read; who names none gets the one that everybody can.
-fn wants_open_metrics(headers: &HeaderMap) -> bool {
+pub(crate) fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let named = |value: &http::HeaderValue| {
         value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
     };

@@ -19,11 +19,15 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         ledger: "l".into(),
         ..Instance::default()
     };
+    let gauges: Arc<Gauges> = Arc::default();
     let admin = Admin {
         fleet,
         metrics: Arc::new(Metrics::new()),
         told: watch::channel(Told::default()).1,
-        gauges: Arc::default(),
+        leaving: Arc::new(Leaving::new(gauges.clone())),
+        probe: Arc::new(warden_policies::defaults().probe.clone()),
+        connections: 8,
+        gauges,
         gateway: Control::default(),
         access: AccessLog::none(),
         requests: Requests::default(),
@@ -69,6 +73,28 @@ async fn status_tells_who_we_are_and_what_runs() {
     let told: Status = serde_json::from_str(&body).unwrap();
     assert_eq!((status, told.instance.pid, told.fleet.models.len()), (200, 1, 0));
     assert!(told.instance.memory_anon.is_some_and(|bytes| bytes > 0), "our own memory can be read");
+}
+
+#[tokio::test]
+async fn an_operator_sends_balancers_away_and_calls_them_back() {
+    let (admin, _dir) = admin().await;
+    let said = |draining| Left { draining, in_flight: 0 };
+    let left = async |query: Option<&str>| {
+        let answer = admin.answer(&Method::POST, "/drain", query, &HeaderMap::new()).await;
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice::<Left>(&body).ok())
+    };
+    assert_eq!(left(None).await, (200, Some(said(true))));
+    assert_eq!(left(None).await, (200, Some(said(true))));
+    assert!(admin.facts().draining);
+    assert!(ask(&admin, Method::GET, "/metrics").await.1.contains("\nllama_warden_pool_draining 1\n"));
+    assert_eq!(left(Some("undo=1")).await, (200, Some(said(false))));
+    assert!(!admin.facts().draining);
+    admin.leaving.end(std::time::Duration::ZERO);
+    assert_eq!(left(Some("undo")).await.0, 409, "who ends does not come back");
+    let (_, asked) = ask(&admin, Method::GET, "/events").await;
+    assert!(asked.contains("\"drain\"") && asked.contains("\"stay\""), "{asked}");
 }
 
 #[tokio::test]

@@ -113,7 +113,9 @@ impl Row {
     pub(super) fn of<M: Shape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
         let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
         let total = if M::KIND == "counter" { "_total" } else { "" };
-        let name = format!("{PREFIX}_{name}{unit}{total}");
+        // Those of others have a prefix of their own.
+        let prefix = if name.contains(':') { String::new() } else { format!("{PREFIX}_") };
+        let name = format!("{prefix}{name}{unit}{total}");
         Self { name, kind: M::KIND, labels: M::LABELS, meaning }
     }
 }
@@ -151,7 +153,7 @@ fn help(meaning: &str) -> String {
 
 /// The same for those who read the older format, in which a counter is declared by its whole name: `promtool check metrics`, and
 /// whoever does not ask for `OpenMetrics`.
-pub(super) fn plain_text(open_metrics: &str) -> String {
+pub(crate) fn plain_text(open_metrics: &str) -> String {
     let mut counter = "";
     let mut text = String::with_capacity(open_metrics.len());
     let lines: Vec<&str> = open_metrics.lines().collect();

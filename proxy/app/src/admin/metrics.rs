@@ -12,6 +12,7 @@
 //! | what patched servers report | `report_metrics` |
 //! | the machine | `machine_metrics` |
 //! | API keys | `key_metrics` |
+//! | one instance of several | `pool_metrics` |
 //! | llama-warden itself | here |
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::model_metrics::ModelMetrics;
 use super::page::tally::Tally;
+use super::pool_metrics::{Pool, PoolMetrics, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
@@ -73,6 +75,9 @@ families! {
     }
 }
 
+/// Behind the last metric.
+const END: &str = "# EOF\n";
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct Metrics {
@@ -85,6 +90,12 @@ pub(crate) struct Metrics {
     machine: MachineMetrics,
     keys: KeyMetrics,
     own: OwnMetrics,
+    pool: PoolMetrics,
+    vllm: VllmMetrics,
+    /// The names of vLLM begin otherwise.
+    foreign: Registry,
+    /// What the metrics of one instance of several are read from, noted before each scrape.
+    noted: Mutex<Pool>,
     /// What is true now is written anew for each scrape, in several steps.
     scrape: Mutex<()>,
 }
@@ -92,6 +103,9 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let (metrics, mut registry) = (Self::default(), Registry::with_prefix(PREFIX));
+        let mut foreign = Registry::default();
+        metrics.vllm.register(&mut foreign);
+        metrics.pool.register(&mut registry);
         metrics.requests.register(&mut registry);
         metrics.models.register(&mut registry);
         metrics.events.register(&mut registry);
@@ -103,7 +117,7 @@ impl Metrics {
         let version = env!("CARGO_PKG_VERSION");
         metrics.own.build.get_or_create(&VersionLabel { version }).set(1);
         metrics.own.started.set(clock::now().as_second());
-        Self { registry, ..metrics }
+        Self { registry, foreign, ..metrics }
     }
 
     pub(crate) fn request_done(&self, record: &Record) {
@@ -125,6 +139,11 @@ impl Metrics {
         // The writers count; a scrape only repeats it.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
+    }
+
+    /// What an instance of several is like now.
+    pub(crate) fn note_pool(&self, pool: Pool) {
+        *lock(&self.noted) = pool;
     }
 
     /// Spans are exported from now on: they are counted from 0.
@@ -168,8 +187,17 @@ impl Metrics {
         self.machine.read(view);
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
+        let pool = lock(&self.noted).clone();
+        self.pool.read(&pool);
         let mut text = String::new();
-        match encode(&mut text, &self.registry) {
+        let mut encoded = Ok(());
+        if pool.vllm {
+            self.vllm.read(&pool, view, clock::now().as_second());
+            encoded = encode(&mut text, &self.foreign);
+            // There is one end.
+            text.truncate(text.len() - text.strip_suffix(END).map_or(0, |_| END.len()));
+        }
+        match encoded.and_then(|()| encode(&mut text, &self.registry)) {
             Ok(()) => text,
             Err(error) => format!("# {error}\n"),
         }

@@ -9,6 +9,7 @@ use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::metrics::OwnMetrics;
 use super::model_metrics::ModelMetrics;
+use super::pool_metrics::{PoolMetrics, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::printed::{END, holds};
@@ -16,7 +17,7 @@ use crate::printed::{END, holds};
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 
 /// The tables, each with its name.
-fn tables() -> [(&'static str, Vec<Row>); 8] {
+fn tables() -> [(&'static str, Vec<Row>); 10] {
     [
         ("requests", RequestMetrics::rows()),
         ("models", ModelMetrics::rows()),
@@ -26,6 +27,8 @@ fn tables() -> [(&'static str, Vec<Row>); 8] {
         ("reports", ReportMetrics::rows()),
         ("keys", KeyMetrics::rows()),
         ("own", OwnMetrics::rows()),
+        ("pool", PoolMetrics::rows()),
+        ("vllm", VllmMetrics::rows()),
     ]
 }
 

@@ -34,6 +34,11 @@ pub(crate) enum Route {
     Restart(String),
     /// `POST /models/{name}/drain`
     Drain(String),
+    /// `POST /drain`: the whole instance is left alone by balancers.
+    Leave {
+        /// Whether it is not, after all.
+        undo: bool,
+    },
     /// `POST /models/{name}/reclaim`
     Reclaim(String),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
@@ -72,7 +77,7 @@ const REQUEST: &str = "/requests/";
 /// The routes, for the answer to a wrong one.
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
-                                 POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
+                                 POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
                                  GET /requests[?model=NAME&state=STATE&limit=COUNT], POST /requests/ID/cancel[?number=NUMBER], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
@@ -92,6 +97,7 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/series" => (Route::Series(query.map(str::to_owned)), "GET"),
         "/quarantine/release" | "/quarantine/release/" => (Route::Release(None), "POST"),
         UPGRADE => (Route::Upgrade(upgrade(query)), "POST"),
+        "/drain" => (Route::Leave { undo: asks("undo") }, "POST"),
         "/requests" => (Route::Requests(Filter::of(query)), "GET"),
         _ if path.starts_with(REQUEST) => {
             let id = path[REQUEST.len()..].strip_suffix("/cancel").ok_or(Mismatch::NotFound)?;

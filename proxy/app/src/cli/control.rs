@@ -9,7 +9,7 @@ use warden_policies::secrets;
 use warden_supervisor::{Event, LedgerEntry, LogLine, ReclaimEntry};
 
 use super::{ConfigArgs, block_on};
-use crate::admin::answer::Status;
+use crate::admin::answer::{Left, Status};
 use crate::admin::client::{Client, find};
 use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
@@ -56,7 +56,23 @@ pub(crate) struct StatusArgs {
     instance: InstanceArgs,
 }
 
-/// What `restart` and `drain` take.
+/// What `drain` takes.
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// The model, by its name or an alias.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    model: Option<String>,
+    /// The whole instance: probes and balancers are told to send nothing more. Who still comes is served, and nothing ends.
+    #[arg(long)]
+    all: bool,
+    /// Takes `--all` back.
+    #[arg(long, requires = "all")]
+    undo: bool,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+/// What `restart` takes.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// The model, by its name or an alias.
@@ -130,10 +146,24 @@ pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {
     out::line(&format!("{}: restarted", args.model))
 }
 
-pub(crate) fn drain(args: &ModelArgs) -> Result<(), Failure> {
+pub(crate) fn drain(args: &DrainArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
-    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, "drain"]))??;
-    out::line(&format!("{}: drained and stopped; the next request starts it again", args.model))
+    let Some(model) = &args.model else { return drain_all(&client, args.undo) };
+    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", model, "drain"]))??;
+    out::line(&format!("{model}: drained and stopped; the next request starts it again"))
+}
+
+fn drain_all(client: &Client, undo: bool) -> Result<(), Failure> {
+    let wishes: &[(&str, String)] = if undo { &[("undo", "1".to_owned())] } else { &[] };
+    let left: Left = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
+    out::line(&if left.draining {
+        format!(
+            "balancers are told to send nothing more; {} requests run, and who still comes is served",
+            left.in_flight
+        )
+    } else {
+        "balancers are told that it is back".to_owned()
+    })
 }
 
 pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {

@@ -97,8 +97,8 @@ enum Command {
     Top(Box<top::TopArgs>),
     /// Replaces the processes of a model; requests wait or go to the next one.
     Restart(control::ModelArgs),
-    /// Drains and stops a model; the next request starts it again.
-    Drain(control::ModelArgs),
+    /// Drains and stops a model; the next request starts it again. With `--all`, sends balancers away from the whole instance.
+    Drain(control::DrainArgs),
     /// Asks the processes of a model to give back what they hoard; they serve on.
     Reclaim(control::ReclaimArgs),
     /// Tries another build of llama-server with a model, beside its own, and says whether it is worse.

@@ -81,6 +81,9 @@ pub(crate) struct Settings {
     /// Traces of requests, for a collector of OpenTelemetry.
     #[schemars(with = "Of<defaults::Telemetry>")]
     pub(crate) telemetry: defaults::Telemetry,
+    /// What probes, collectors and balancers ask of one instance of several.
+    #[schemars(with = "Of<defaults::Probe>")]
+    pub(crate) probe: defaults::Probe,
     /// Settings for all models; a model's own come first.
     #[schemars(with = "AllModels")]
     pub(crate) defaults: Dict,

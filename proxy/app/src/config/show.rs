@@ -16,12 +16,13 @@ use super::schema::compiled_in;
 use super::source::layers::Loaded;
 
 /// Sections in the order in which people think about them. Those about models come last.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 17] = [
     "server",
     "admin",
     "paths",
     "log",
     "telemetry",
+    "probe",
     "upstream",
     "sensors",
     "health",

@@ -5,7 +5,7 @@
 //!   control threads  check -> claim directories -> bind port -> fleet -> admin -> "listening on" -> signals
 //!   gateway threads  clients' connections, one runtime each (`warden_gateway`)
 //!
-//!   TERM, INT        stop accepting -> requests end, up to the deadline -> children stop -> exit 0
+//!   TERM, INT        probes say so, for `probe.drain_delay` -> stop accepting -> requests end, up to the deadline -> children stop -> exit 0
 //!   a second one     exit 1 at once; the children die with the main thread (not within a second: see `signals`)
 //!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
 //! ```
@@ -32,6 +32,7 @@ mod certificate;
 mod describe;
 mod first_start;
 mod folders;
+pub(crate) mod leaving;
 mod live;
 mod manager;
 mod measure;
@@ -204,7 +205,8 @@ async fn serve(
     };
     let begun = inheritance.as_ref().map(|left| left.begun.clone());
     let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
-    let longest = deadline.saturating_add(graces.max().unwrap_or_default());
+    let longest =
+        deadline.saturating_add(resolved.probe.drain_delay).saturating_add(graces.max().unwrap_or_default());
     let mut server = Box::pin(Server::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
@@ -283,6 +285,13 @@ fn tell_where(server: &Server) {
     if let Some(address) = server.admin_address() {
         drop(out::line(&format!("admin address http://{address}")));
     }
+    for (what, address) in
+        [("probe address http://", server.probes().0), ("agent address ", server.probes().1)]
+    {
+        if let Some(address) = address {
+            drop(out::line(&format!("{what}{address}")));
+        }
+    }
 }
 
 /// Lets another program take our place. What is left to do if it has; nothing has changed otherwise.
@@ -315,6 +324,17 @@ async fn stop(
     signals: &mut Signals,
     telling: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
+    tokio::pin!(telling);
+    let delay = server.leave();
+    if !delay.is_zero() {
+        tracing::info!(?delay, "leaving: balancers are told; requests are still taken");
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            problem = server.ended() => return Err(problem),
+            () = signals.end() => return Err(Failure::failed("ended at once by a second signal")),
+            () = &mut telling => return Ok(()),
+        }
+    }
     tracing::info!(
         in_flight = server.in_flight(),
         ?deadline,

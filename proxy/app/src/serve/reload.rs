@@ -24,6 +24,7 @@ pub(crate) fn needs_restart(old: &Resolved, new: &Resolved) -> Vec<&'static str>
     note("log", differs(&old.log, &new.log));
     note("series", differs(&old.series, &new.series));
     note("telemetry", old.collector != new.collector);
+    note("probe", differs(&old.probe, &new.probe));
     note("admin", old.admin_socket != new.admin_socket || old.admin_address != new.admin_address);
     // Folders of models are taken over.
     let dirs = Dirs { models: old.dirs.models.clone(), ..new.dirs.clone() };

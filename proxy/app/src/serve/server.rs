@@ -17,6 +17,7 @@ use warden_supervisor::Fleet;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::certificate;
+use super::leaving::Leaving;
 use super::live::live;
 use super::manager::{Manager, Sockets};
 use super::measure;
@@ -24,7 +25,7 @@ use super::observe::{Watcher, events};
 use super::reload::needs_restart;
 use super::upgrade::new::Inheritance;
 use super::upgrade::order::{Order, Orders};
-use super::upgrade::talk::Place;
+use super::upgrade::talk::{Legacy, Place};
 use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
@@ -40,6 +41,8 @@ use crate::config::show::Kept;
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::otel::{Exporter, Tracer};
+use crate::probe::board::Board;
+use crate::probe::{keeper, listen};
 use crate::request_recorder::Recorders;
 use crate::series;
 
@@ -50,6 +53,9 @@ pub(crate) struct Server {
     /// Those of the second host and all after it.
     others: Vec<SocketAddr>,
     admin_address: Option<SocketAddr>,
+    /// Where probes are answered, and where `HAProxy` is.
+    probes: (Option<SocketAddr>, Option<SocketAddr>),
+    leaving: Arc<Leaving>,
     fleet: Fleet,
     gauges: Arc<Gauges>,
     gateway: Control,
@@ -60,7 +66,7 @@ pub(crate) struct Server {
     /// Ends the gateway: no new connections, running requests go on.
     ends: Ends,
     /// Cancelled when we end, and when another program takes our place.
-    leaving: CancellationToken,
+    retiring: CancellationToken,
     gateway_done: CancellationToken,
     /// Ends admin and watchers.
     stop: CancellationToken,
@@ -73,6 +79,7 @@ pub(crate) struct Server {
     public: Vec<OwnedFd>,
     operators: Vec<OwnedFd>,
     admin_given: bool,
+    probe_sockets: Vec<OwnedFd>,
     /// Cancelled when the operator's sockets are the next program's.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
@@ -111,8 +118,20 @@ impl Server {
             now.cancel();
             now
         });
+        let (mut left, mut leaves_group) = (Vec::new(), false);
         let (legacy, will) = match inheritance.take() {
-            Some(Inheritance { public, admin_socket, admin_address, admin_given, lock, will, .. }) => {
+            Some(Inheritance {
+                public,
+                admin_socket,
+                admin_address,
+                admin_given,
+                probes,
+                leaves,
+                lock,
+                will,
+                ..
+            }) => {
+                (left, leaves_group) = (probes, leaves);
                 (Some((public, (admin_socket, admin_address, admin_given), lock)), Some(will))
             }
             None => (None, None),
@@ -161,6 +180,9 @@ impl Server {
             (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
         let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
         let admin_address = listeners.address();
+        let probe = listen::Listeners::bind(resolved.probe_address, resolved.agent_address, left)?;
+        let probe_sockets = probe.sockets().map_err(|error| copied(&error))?;
+        let probes = probe.addresses();
         let unmeasured = measure::Job::new(&resolved, nursery.clone());
         let fleet = match will {
             Some(will) => Fleet::start_after(resolved.fleet.clone(), nursery.clone(), will).await?,
@@ -211,7 +233,15 @@ impl Server {
         let recording = series::record(kept.clone(), fleet.clone(), books.closed.clone());
         books.tasks.spawn(once(recording.boxed()));
         let (upgrades, orders) = Orders::new();
+        let leaving = Arc::new(Leaving::new(gauges.clone()));
+        if leaves_group {
+            leaving.begin();
+        }
+        let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone()));
         let admin = Admin {
+            leaving: leaving.clone(),
+            probe: Arc::new(resolved.probe.clone()),
+            connections: resolved.server.connections,
             fleet: fleet.clone(),
             metrics: metrics.clone(),
             told,
@@ -227,9 +257,19 @@ impl Server {
             stop: stop.clone(),
         };
         // Whoever looks on over the public listener must not hold up its end.
-        let leaving = ends.stop.child_token();
-        let door = Doorkeeper::new(Admin { stop: leaving.clone(), ..admin.clone() });
+        let retiring = ends.stop.child_token();
+        let door = Doorkeeper::new(Admin { stop: retiring.clone(), ..admin.clone() });
         let gateway = gateway.with_page(Arc::new(door));
+        if probes.0.is_some() || probes.1.is_some() {
+            tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
+        }
+        let until = stop.clone();
+        let probing = async move {
+            if let Err(failure) = probe.serve(board, until) {
+                tracing::error!("probes are not answered: {}", failure.lines().join("; "));
+            }
+        };
+        tasks.spawn(once(probing.boxed()));
         tasks.spawn(once(listeners.serve(admin).boxed()));
         let (tracer, exporter) =
             resolved.collector.clone().map(|to| Tracer::new(to, metrics.clone())).unzip();
@@ -251,6 +291,8 @@ impl Server {
             address,
             others,
             admin_address,
+            probes,
+            leaving,
             fleet,
             gauges,
             gateway: control,
@@ -259,7 +301,7 @@ impl Server {
             tls,
             told: tell,
             ends,
-            leaving,
+            retiring,
             gateway_done,
             stop,
             tasks,
@@ -269,6 +311,7 @@ impl Server {
             public,
             operators,
             admin_given,
+            probe_sockets,
             admin_stays,
             orders: Some(orders),
             admin_socket,
@@ -298,6 +341,16 @@ impl Server {
         self.admin_address
     }
 
+    /// Where probes are answered, and where `HAProxy` is, if anywhere.
+    pub(crate) const fn probes(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        self.probes
+    }
+
+    /// Tells balancers that we end, and for how long requests are still taken.
+    pub(crate) fn leave(&self) -> Duration {
+        self.leaving.end(self.resolved.probe.drain_delay)
+    }
+
     pub(crate) fn admin_socket(&self) -> &Path {
         &self.admin_socket
     }
@@ -313,7 +366,7 @@ impl Server {
                 models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
             pulse.ask().into_iter().chain([admin]).chain(models).collect()
         };
-        self.tasks.spawn(manager.clone().feed(ask, self.leaving.clone()));
+        self.tasks.spawn(manager.clone().feed(ask, self.retiring.clone()));
     }
 
     pub(crate) fn fleet(&self) -> &Fleet {
@@ -434,15 +487,18 @@ impl Server {
     }
 
     /// How many of them are public, and all sockets with the lock of the directory.
-    pub(super) fn sockets(&self) -> io::Result<(usize, Vec<OwnedFd>)> {
-        let copies = self.public.iter().chain(&self.operators).map(OwnedFd::try_clone);
+    pub(super) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
+        let copies = self.public.iter().chain(&self.operators).chain(&self.probe_sockets);
+        let copies = copies.map(OwnedFd::try_clone);
         let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
-        Ok((self.public.len(), all?))
-    }
-
-    /// Whether whoever started the first program made the admin socket.
-    pub(super) const fn admin_given(&self) -> bool {
-        self.admin_given
+        let legacy = Legacy {
+            public: self.public.len(),
+            pieces: 0,
+            admin_given: self.admin_given,
+            probes: self.probe_sockets.len(),
+            leaves: self.leaving.is_begun(),
+        };
+        Ok((legacy, all?))
     }
 
     /// Everything is ours from now on.
@@ -463,7 +519,7 @@ impl Server {
     /// The next program accepts clients and operators.
     pub(super) fn retire(&self) {
         self.ends.retire.cancel();
-        self.leaving.cancel();
+        self.retiring.cancel();
         self.admin_stays.cancel();
         self.stop.cancel();
     }

@@ -31,7 +31,7 @@ static ANSWERS: [HeaderName; 7] = [
 
 /// What scripts may read beyond the few headers that they always may.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued",
+    "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
 /// What llama-server has routes for.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");

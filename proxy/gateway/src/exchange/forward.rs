@@ -15,6 +15,7 @@ use warden_policies::modes::{OnDeath, WhileLoading};
 use warden_policies::quarantine::Standing;
 use warden_supervisor::{Address, Denied, ResolveError};
 
+use super::conversation::{self, Wish};
 use super::{Answered, Asked, ClientBody, Exchange, Refused, naming, prompt_size, tried};
 use crate::access::keys::{self, Access};
 use crate::answer::assemble::{self, Kind};
@@ -81,10 +82,16 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         .map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
+    let wish = conversation::wish(&mut parts.headers);
     let named =
         named_in_target(exchange, &access, named, &mut parts).map_err(|refusal| unread.refused(refusal))?;
     let prepared = prepare(exchange, &access, named, is_plain, &mut parts, &mut intake).await;
     let mut prepared = prepared.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    if wish != Wish::None {
+        // Rare: not a part of every request's future.
+        let word = Box::pin(conversation::word(exchange, wish, &mut intake)).await;
+        exchange.conversation = word.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    }
     exchange.flight.progress.waits();
     if let Some(canary) = shared.upstream.backends.canary(&prepared.model) {
         prepared.patience = canary.patience;
@@ -232,12 +239,14 @@ async fn send(
         remembers: kept.is_some(),
         most_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
+    // Four bytes of text are about a token, and where nobody has counted that is better than nothing.
+    let guess = intake.text_bytes().unwrap_or(0) / 4;
     let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let remember = kept.map(|(path, understood)| {
         let limit = shared.config.upstream.continue_bytes.in_memory();
         Box::new(Remember::of(&message, &path, understood, limit))
     });
-    exchange.flight.progress.asks(message.streams(), prepared.tokens);
+    exchange.flight.progress.asks(message.streams(), prepared.tokens, guess);
     let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = {

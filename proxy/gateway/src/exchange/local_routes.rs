@@ -2,6 +2,7 @@
 //! What is listed is what `shown` says: a client sees the models that it may use.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,7 +37,11 @@ pub(super) fn answer(
     let resolve = |name: &str| naming::resolve(live, access, backends, Some(name)).map(|(model, _)| model);
     let shown = |model: &ModelView| access.may_use(&model.name);
     let answer = match local {
-        LocalRoute::Health if shared.stop.is_cancelled() => Err(Refusal::ShuttingDown),
+        LocalRoute::Health
+            if shared.stop.is_cancelled() || shared.gauges.draining.load(Ordering::Relaxed) =>
+        {
+            Err(Refusal::ShuttingDown)
+        }
         LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
         LocalRoute::Health => health(&backends.view()),
         LocalRoute::Models => {

@@ -20,6 +20,7 @@
 //! The whole life is one future. Dropping it, which is what happens when the client leaves, gives back the place in the
 //! queue, the lease, the held bytes, and closes the connection to the backend.
 
+mod conversation;
 pub(crate) mod dropin;
 mod forward;
 mod local_routes;
@@ -34,9 +35,9 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{HeaderValue, ORIGIN};
+use http::header::{HeaderMap, HeaderValue, ORIGIN};
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -85,6 +86,8 @@ struct Exchange {
     body: Option<Arc<Sent>>,
     /// The rules of the name under which the model is asked for, if it has its own.
     renamed: Option<Arc<ModelRules>>,
+    /// What its conversation is known by, if its client or a balancer wants to know.
+    conversation: Option<HeaderValue>,
 }
 
 /// A head has come, of which only the target has been read.
@@ -184,6 +187,13 @@ impl ClientBody {
 }
 
 impl Exchange {
+    /// Tells what its conversation is known by, in the head of a success: nothing is bound to an instance that refused it.
+    fn tell_conversation(&self, status: StatusCode, headers: &mut HeaderMap) {
+        if let Some(word) = self.conversation.clone().filter(|_| status.is_success()) {
+            headers.insert(headers::CONVERSATION, word);
+        }
+    }
+
     /// An operator has ended it: whatever was done for it is given up, as when its client leaves. `rest` is what was to come of its
     /// body when that was looked at last; all of it may have come since.
     fn cancelled(&self, rest: ClientBody) -> Refused {
@@ -306,6 +316,7 @@ fn receive(
         flight,
         body: None,
         renamed: None,
+        conversation: None,
     };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }

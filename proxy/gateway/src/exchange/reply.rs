@@ -108,9 +108,9 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     let (mut parts, incoming) = response.into_parts();
     let version = parts.version;
     let (config, route) = (&exchange.shared.config.upstream, exchange.route);
-    let record = &mut exchange.flight.record;
-    let has_body = record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
+    let has_body = exchange.flight.record.method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
     headers::to_client(&mut parts.headers, &exchange.request_id, has_body);
+    exchange.tell_conversation(parts.status, &mut parts.headers);
     // Where we stand in its place and nothing is configured, llama-server's own word stands.
     let cors = &exchange.live.cors;
     if !(exchange.drop_in && cors.is_plain()) {
@@ -118,6 +118,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
         cors.mark(exchange.origin.as_ref(), &mut parts.headers);
     }
     wire::sign(&mut parts.headers, version);
+    let record = &mut exchange.flight.record;
     record.status = parts.status.as_u16();
     record.stream = is_events;
     headers::mark_continued(&mut parts.headers, record.continued);
@@ -161,6 +162,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
+    exchange.tell_conversation(StatusCode::OK, &mut headers);
     exchange.live.cors.mark(exchange.origin.as_ref(), &mut headers);
     // As the client sees it, if it leaves before anything comes of it.
     let record = &mut exchange.flight.record;
@@ -240,6 +242,7 @@ fn reply(
     outcome: Outcome,
     busy: Busy,
 ) -> Response<AnswerBody> {
+    exchange.tell_conversation(status, &mut headers);
     let Exchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.mark(origin.as_ref(), &mut headers);

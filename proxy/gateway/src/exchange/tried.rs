@@ -4,18 +4,15 @@
 //! of its body is held, and the operator lets it be executed again. And it goes there only if a lease can be had at once: nobody
 //! waits for a canary.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use warden_policies::ModelName;
 use warden_policies::canary::Arm;
 use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::Standing;
 use warden_supervisor::CanaryRoute;
 
-use super::Exchange;
+use super::{Exchange, conversation};
 use crate::backend::backends::BackendLease;
 use crate::body::intake::Intake;
 use crate::observe::Tried;
@@ -37,7 +34,7 @@ pub(super) async fn lease(
         return Ok(None);
     }
     let Some(body) = intake.json() else { return Ok(None) };
-    let conversation = conversation(&body);
+    let conversation = conversation::number(&body);
     let tried = |arm| Some(Tried { conversation, arm, left: None });
     if !canary.takes(conversation) {
         exchange.flight.record.tried = tried(Arm::Base);
@@ -54,78 +51,15 @@ pub(super) async fn lease(
     Ok(lease)
 }
 
-/// What stays the same over the turns of a conversation: all up to its first message of a user. Where there are no messages, all of it.
-fn conversation(body: &[u8]) -> u64 {
-    #[derive(Deserialize)]
-    struct Body<'a> {
-        #[serde(borrow)]
-        system: Option<&'a RawValue>,
-        #[serde(borrow)]
-        instructions: Option<&'a RawValue>,
-        #[serde(borrow)]
-        messages: Option<Vec<&'a RawValue>>,
-        #[serde(borrow)]
-        input: Option<&'a RawValue>,
-    }
-    #[derive(Deserialize)]
-    struct Message<'a> {
-        #[serde(borrow)]
-        role: Option<&'a RawValue>,
-    }
-    let is_users = |message: &&RawValue| {
-        let role = serde_json::from_str::<Message<'_>>(message.get()).ok().and_then(|message| message.role);
-        role.is_some_and(|role| role.get() == "\"user\"")
-    };
-    let mut hasher = DefaultHasher::new();
-    let Ok(parsed) = serde_json::from_slice::<Body<'_>>(body) else {
-        body.hash(&mut hasher);
-        return hasher.finish();
-    };
-    // The Responses API names the list of messages `input`, which may also be one text.
-    let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
-    let Some(messages) = parsed.messages.or(listed) else {
-        body.hash(&mut hasher);
-        return hasher.finish();
-    };
-    let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);
-    let texts = messages[..first].iter().map(|message| message.get());
-    let around = [parsed.system, parsed.instructions].into_iter().flatten().map(RawValue::get);
-    around.chain(texts).for_each(|text| text.hash(&mut hasher));
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
-    fn of(body: &Value) -> u64 {
-        conversation(body.to_string().as_bytes())
-    }
-
-    fn said(role: &str, text: &str) -> Value {
-        json!({ "role": role, "content": text })
-    }
-
-    #[test]
-    fn a_conversation_is_known_at_each_of_its_turns() {
-        let (system, first) = (said("system", "be brief"), said("user", "a"));
-        let begins = of(&json!({ "messages": [system, first], "temperature": 0 }));
-        let goes_on = json!({ "messages": [system, first, said("assistant", "b"), said("user", "c")] });
-        assert_eq!(begins, of(&goes_on));
-        assert_ne!(begins, of(&json!({ "messages": [system, said("user", "b")] })));
-        assert_ne!(begins, of(&json!({ "messages": [said("system", "be long"), first] })));
-        let responses =
-            |instructions: &str, input: Value| of(&json!({ "instructions": instructions, "input": input }));
-        assert_eq!(
-            responses("x", json!([first])),
-            responses("x", json!([first, said("assistant", "b"), said("user", "c")]))
-        );
-        assert_ne!(responses("x", json!([first])), responses("y", json!([first])));
-        assert_ne!(responses("x", json!("a")), responses("x", json!("b")));
-        assert_ne!(of(&json!({ "prompt": "a" })), of(&json!({ "prompt": "b" })));
-        assert_ne!(conversation(b"no json"), conversation(b"other"));
+    fn of(text: &str) -> u64 {
+        let body = json!({ "messages": [{ "role": "user", "content": text }] });
+        conversation::number(body.to_string().as_bytes())
     }
 
     #[test]
@@ -137,9 +71,7 @@ mod tests {
             patience: std::time::Duration::ZERO,
         };
         let taken = |canary: &CanaryRoute| -> Vec<u64> {
-            (0..10_000_u64)
-                .filter(|n| canary.takes(of(&json!({ "messages": [said("user", &n.to_string())] }))))
-                .collect()
+            (0..10_000_u64).filter(|n| canary.takes(of(&n.to_string()))).collect()
         };
         let (one, other) = (taken(&canary(0.1, 1)), taken(&canary(0.1, 2)));
         assert!((850..1150).contains(&one.len()), "{}", one.len());

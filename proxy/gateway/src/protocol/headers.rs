@@ -38,6 +38,9 @@ pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool)
         headers.remove(name);
     }
 }
+/// What a conversation is known by.
+pub(crate) const CONVERSATION: HeaderName = HeaderName::from_static("x-warden-conversation");
+
 /// Names one request through client, gateway, log and backend.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// `no`: nothing was executed, the client may send again. `maybe`: that is not known.

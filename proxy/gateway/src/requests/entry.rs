@@ -77,6 +77,8 @@ struct Course {
     evaluated: Micros,
     generated: Micros,
     prompt: AtomicU64,
+    /// Tokens of the prompt by its length, while nobody has counted.
+    guess: AtomicU64,
     output: AtomicU64,
     /// As which of those of its shard it ended.
     ended: Maybe,
@@ -212,6 +214,18 @@ impl Entry {
         self.course.ended.get().is_none_or(|nth| nth > ended)
     }
 
+    /// Whether a backend has it.
+    pub(super) fn is_on_a_backend(&self) -> bool {
+        matches!(self.stage(), Stage::Sent | Stage::Answers | Stage::Continues)
+    }
+
+    /// Tokens that it holds in its backend, as far as they are known.
+    pub(super) fn held(&self) -> u64 {
+        let (prompt, output) = self.tokens();
+        let prompt = if prompt == 0 { self.course.guess.load(Ordering::Relaxed) } else { prompt };
+        prompt.saturating_add(output)
+    }
+
     /// Tokens of the prompt, and generated, as far as they are known.
     pub(super) fn tokens(&self) -> (u64, u64) {
         (self.course.prompt.load(Ordering::Relaxed), self.course.output.load(Ordering::Relaxed))
@@ -274,8 +288,10 @@ impl Progress {
     }
 
     /// What its backend is asked for: a stream or not, with a prompt of so many tokens where somebody has counted.
-    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>) {
+    /// `guess`: by its length.
+    pub(crate) fn asks(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
+            entry.course.guess.store(guess, Ordering::Relaxed);
             entry.course.streams.store(streams, Ordering::Relaxed);
             if let Some(tokens) = tokens {
                 entry.course.prompt.store(tokens, Ordering::Relaxed);

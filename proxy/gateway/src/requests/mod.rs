@@ -15,10 +15,11 @@ mod entry;
 mod shard;
 mod view;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use warden_policies::defaults;
+use warden_policies::{ModelName, defaults};
 
 pub(crate) use self::entry::{Begun, Progress};
 pub(crate) use self::shard::Ticket;
@@ -36,6 +37,16 @@ impl Default for Requests {
     fn default() -> Self {
         Self::new(1)
     }
+}
+
+/// What the requests of one model hold of its context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// How many generate.
+    pub requests: u64,
+    /// Tokens of their prompts and answers so far, as far as they are known. A prompt that nobody has counted is taken for a token for
+    /// each four bytes of its request.
+    pub tokens: u64,
 }
 
 /// A request was told to end.
@@ -109,6 +120,19 @@ impl Requests {
         all.sort_by(Seen::order);
         let (now, wall) = (Instant::now(), clock::unix_ms());
         all.iter().map(|seen| seen.view(now, wall)).collect()
+    }
+
+    /// What those that a backend has hold of its context, by model.
+    pub fn held(&self) -> BTreeMap<ModelName, Holds> {
+        let mut all: BTreeMap<ModelName, Holds> = BTreeMap::new();
+        for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
+            if let Some(model) = entry.model.get().filter(|_| entry.generates && entry.is_on_a_backend()) {
+                let holds = all.entry(model.clone()).or_default();
+                holds.requests += 1;
+                holds.tokens = holds.tokens.saturating_add(entry.held());
+            }
+        }
+        all
     }
 
     /// How many are in flight.

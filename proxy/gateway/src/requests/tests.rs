@@ -76,7 +76,10 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     assert!(waits.queued_ms >= 0.0 && waits.prefill_ms.is_none());
     progress.leased(GenerationId(3), Duration::from_millis(7));
     assert_eq!((now().state, now().queued_ms), (RequestState::Sent, 7.0));
-    progress.asks(true, Some(40));
+    progress.asks(true, None, 7);
+    let held = || requests.held()[&ModelName::new("m")];
+    assert_eq!(held(), Holds { requests: 1, tokens: 7 }, "by its length, until somebody counts");
+    progress.asks(true, Some(40), 7);
     let sent = now();
     assert_eq!((sent.state, sent.prompt_tokens, sent.stream), (RequestState::Prefill, 40, true));
     assert!(sent.prefill_ms.is_some() && sent.generating_ms.is_none());
@@ -84,6 +87,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     progress.generated(5);
     let generates = now();
     assert_eq!((generates.state, generates.output_tokens), (RequestState::Generating, 5));
+    assert_eq!(held().tokens, 45);
     assert_eq!((generates.prompt_tokens, generates.generation), (40, Some(GenerationId(3))));
     progress.continues();
     progress.waits_again(true);
@@ -97,6 +101,7 @@ fn a_request_is_shown_as_far_as_it_has_come() {
     (end.generation, end.continued) = (Some(GenerationId(4)), true);
     end.work = Work { prompt_tokens: 41, output_tokens: 6, ..Work::default() };
     ticket.end(&end);
+    assert!(requests.held().is_empty());
     let ended = now();
     assert_eq!(
         (ended.state, ended.status, ended.outcome.as_deref()),

@@ -65,6 +65,12 @@ pub(crate) struct Resolved {
     pub(crate) admin_socket: PathBuf,
     /// TCP address of the admin routes.
     pub(crate) admin_address: Option<SocketAddr>,
+    /// What probes and balancers are told.
+    pub(crate) probe: defaults::Probe,
+    /// Where they ask.
+    pub(crate) probe_address: Option<SocketAddr>,
+    /// Where `HAProxy` asks.
+    pub(crate) agent_address: Option<SocketAddr>,
     /// The fleet, but for the binaries: [`binary`] finds them by `choices`.
     pub(crate) fleet: FleetConfig,
     /// What is changed in requests, in the order of the models.
@@ -208,6 +214,8 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         Problem::new(place, message).hint("it comes when its file does; or name one with `model`")
     }));
     let admin_address = resolver.admin_address();
+    let probe_address = resolver.probe_address("address", &settings.probe.address);
+    let agent_address = resolver.probe_address("agent", &settings.probe.agent);
     let access_log = resolver.file(&settings.log.access);
     let collector = resolver.collector();
     let admin_socket = settings
@@ -244,6 +252,9 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         dirs,
         admin_socket,
         admin_address,
+        probe: settings.probe.clone(),
+        probe_address,
+        agent_address,
         fleet,
         rules,
         remote_rules,
@@ -318,6 +329,17 @@ impl Resolver<'_> {
                 .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
         }
         Some(address)
+    }
+
+    /// Where others may ask, beyond loopback too: nothing can be done there.
+    fn probe_address(&mut self, key: &str, text: &str) -> Option<SocketAddr> {
+        let address = text.to_socket_addrs().ok().and_then(|mut all| all.next());
+        if address.is_none() && !text.is_empty() {
+            let message = format!("`probe.{key}`: `{text}` is no address with a port");
+            let problem = Problem::new(self.place(&["probe", key]), message);
+            self.problems.push(problem.hint("write it like `0.0.0.0:8081`"));
+        }
+        address
     }
 
     fn shared(&self) -> SharedBudgets {

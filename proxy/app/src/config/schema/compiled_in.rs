@@ -39,7 +39,7 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 25] = [
+static PARTS: [Part; 26] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -56,6 +56,7 @@ static PARTS: [Part; 25] = [
     part::<defaults::Proof>(&["proof"]),
     part::<defaults::Update>(&["update"]),
     part::<defaults::Telemetry>(&["telemetry"]),
+    part::<defaults::Probe>(&["probe"]),
     part::<defaults::Model>(&["defaults"]),
     part::<defaults::Queue>(&["defaults", "queue"]),
     part::<defaults::Quarantine>(&["defaults", "quarantine"]),

@@ -7,12 +7,13 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 24] = [
+const TABLES: [(&str, &[&str]); 25] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
     ("log", &["log"]),
     ("telemetry", &["telemetry"]),
+    ("probe", &["probe"]),
     ("upstream", &["upstream"]),
     ("sensors", &["sensors"]),
     ("health", &["health"]),

@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 22] = [
+const TEXTS: [&str; 24] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -56,6 +56,8 @@ const TEXTS: [&str; 22] = [
     "models.*.upstream_model",
     "models.*.with[]",
     "names.*.models[]",
+    "probe.address",
+    "probe.agent",
     "remotes.*.aliases[]",
     "remotes.*.model",
     "remotes.*.url",

@@ -29,6 +29,8 @@ pub(in crate::serve) struct Inheritance {
     pub(in crate::serve) admin_socket: OwnedFd,
     pub(in crate::serve) admin_address: Option<OwnedFd>,
     pub(in crate::serve) admin_given: bool,
+    pub(in crate::serve) probes: Vec<OwnedFd>,
+    pub(in crate::serve) leaves: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
     /// Cancelled when all of it is ours.
@@ -62,17 +64,20 @@ impl Predecessor {
         let strange = || Failure::failed("what the program before us hands over cannot be understood");
         let will = FleetWill::from_pieces(pieces).ok_or_else(strange)?;
         let mut files = files;
-        if files.len() < legacy.public + 2 {
+        if files.len() < legacy.public.saturating_add(legacy.probes).saturating_add(2) {
             return Err(strange());
         }
         let mut rest = files.split_off(legacy.public).into_iter();
         let admin_socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
+        let probes = rest.by_ref().rev().take(legacy.probes).collect();
         Ok(Inheritance {
             public: files,
             admin_socket,
             admin_address: rest.next(),
             admin_given: legacy.admin_given,
+            probes,
+            leaves: legacy.leaves,
             lock,
             will,
             begun: CancellationToken::new(),

@@ -105,10 +105,9 @@ async fn send(
     will: warden_supervisor::FleetWill,
     until: Instant,
 ) -> std::io::Result<()> {
-    let (public, files) = server.sockets()?;
+    let (legacy, files) = server.legacy()?;
     let pieces: Vec<_> = will.into_pieces().collect();
-    let legacy = Legacy { public, pieces: pieces.len(), admin_given: server.admin_given() };
-    talk.say(legacy, files, until).await?;
+    talk.say(Legacy { pieces: pieces.len(), ..legacy }, files, until).await?;
     for (piece, files) in pieces {
         let files: Vec<OwnedFd> = files;
         talk.say(piece, files, until).await?;

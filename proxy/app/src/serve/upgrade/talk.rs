@@ -51,14 +51,21 @@ impl Place {
     }
 }
 
-/// What the new one gets first. The files: public sockets, admin socket, admin address if there is one, the directory's lock.
+/// What the new one gets first. The files: public sockets, admin socket, admin address if there is one, those for probes and
+/// balancers, the directory's lock.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Legacy {
-    pub(super) public: usize,
-    pub(super) pieces: usize,
+pub(in crate::serve) struct Legacy {
+    pub(in crate::serve) public: usize,
+    pub(in crate::serve) pieces: usize,
     /// The admin socket was made by whoever started the first program.
     #[serde(default)]
-    pub(super) admin_given: bool,
+    pub(in crate::serve) admin_given: bool,
+    /// How many sockets there are for probes and balancers.
+    #[serde(default)]
+    pub(in crate::serve) probes: usize,
+    /// It leaves a group of instances.
+    #[serde(default)]
+    pub(in crate::serve) leaves: bool,
 }
 
 /// The new one's further words.

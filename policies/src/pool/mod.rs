@@ -1,0 +1,160 @@
+//! What an instance that is one of several tells those who spread requests over them: whether it can take one, how much, and how full its
+//! slots are.
+//!
+//! | module | what is decided |
+//! |---|---|
+//! | here | whether a request would be served or queued ([`readiness`]), and how full the context of the slots is ([`fill`]) |
+//! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
+
+pub mod agent;
+
+use std::fmt;
+
+/// One model, as far as it matters to who spreads requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// Slots of its processes that take requests.
+    pub slots: u32,
+    /// Requests on them.
+    pub running: u32,
+    /// Requests that wait for one.
+    pub waiting: u32,
+    /// How many may wait.
+    pub depth: u32,
+    /// Callers are turned away at once, because no process of it starts.
+    pub refuses: bool,
+    /// Seconds until the memory of one of its processes reaches a limit, at the earliest; `None` while nothing is forecast.
+    pub limit_in: Option<f64>,
+}
+
+impl ModelFacts {
+    /// Whether one more request would be served, or would wait.
+    pub const fn takes(&self) -> bool {
+        !self.refuses && (self.running < self.slots || self.waiting < self.depth)
+    }
+}
+
+/// An instance at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// It was told to leave.
+    pub draining: bool,
+    /// The connections of its clients are as many as it takes.
+    pub full: bool,
+    /// Its models.
+    pub models: Vec<ModelFacts>,
+}
+
+/// Why no request should come here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unready {
+    /// It was told to leave, and still serves who comes.
+    Draining,
+    /// There is no model.
+    NoModel,
+    /// No model starts.
+    Refusing,
+    /// All slots are taken and all queues are full.
+    Full,
+    /// There are as many connections as may be.
+    Connections,
+    /// Nothing has been looked at for too long, or not at all yet.
+    Unknown,
+}
+
+impl Unready {
+    /// A word for programs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Draining => "draining",
+            Self::NoModel => "no_model",
+            Self::Refusing => "refusing",
+            Self::Full => "queues_full",
+            Self::Connections => "connections_full",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A sentence for people.
+impl fmt::Display for Unready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Draining => "it was told to leave, and still serves who comes",
+            Self::NoModel => "no model is configured",
+            Self::Refusing => "no model starts: `llama-warden status` says why",
+            Self::Full => "all slots are taken, and all queues are full",
+            Self::Connections => "there are as many connections as `server.connections` allows",
+            Self::Unknown => "the state of the models is not known at the moment",
+        })
+    }
+}
+
+/// Whether requests should come here.
+///
+/// # Errors
+///
+/// Why they should not.
+pub fn readiness(facts: &Facts) -> Result<(), Unready> {
+    if facts.draining {
+        return Err(Unready::Draining);
+    }
+    if facts.models.is_empty() {
+        return Err(Unready::NoModel);
+    }
+    if facts.full {
+        return Err(Unready::Connections);
+    }
+    if facts.models.iter().any(ModelFacts::takes) {
+        return Ok(());
+    }
+    let all_refuse = facts.models.iter().all(|model| model.refuses);
+    Err(if all_refuse { Unready::Refusing } else { Unready::Full })
+}
+
+/// The share of context that requests under way hold, 0 to 1: `tokens` of theirs, in slots that have room for `capacity`. 0 where there
+/// is none.
+pub fn fill(tokens: u64, capacity: u64) -> f64 {
+    if capacity == 0 {
+        return 0.0;
+    }
+    (crate::units::exact(tokens) / crate::units::exact(capacity)).clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: ModelFacts =
+        ModelFacts { slots: 4, running: 0, waiting: 0, depth: 8, refuses: false, limit_in: None };
+
+    fn of(models: &[ModelFacts]) -> Facts {
+        Facts { models: models.to_vec(), ..Facts::default() }
+    }
+
+    #[test]
+    fn it_is_ready_while_any_model_serves_or_lets_wait() {
+        let full = ModelFacts { running: 4, waiting: 8, ..IDLE };
+        let refuses = ModelFacts { slots: 0, refuses: true, ..IDLE };
+        let unloaded = ModelFacts { slots: 0, ..IDLE };
+        let no_queue = ModelFacts { depth: 0, ..IDLE };
+        for models in [&[IDLE][..], &[full, unloaded], &[refuses, IDLE], &[no_queue]] {
+            assert_eq!(readiness(&of(models)), Ok(()), "{models:?}");
+        }
+        for (models, why) in [
+            (&[][..], Unready::NoModel),
+            (&[refuses, refuses], Unready::Refusing),
+            (&[full, refuses], Unready::Full),
+            (&[ModelFacts { slots: 0, depth: 0, ..IDLE }], Unready::Full),
+        ] {
+            assert_eq!(readiness(&of(models)), Err(why), "{models:?}");
+        }
+        assert_eq!(readiness(&Facts { full: true, ..of(&[IDLE]) }), Err(Unready::Connections));
+        assert_eq!(readiness(&Facts { draining: true, ..of(&[IDLE]) }), Err(Unready::Draining));
+    }
+
+    #[test]
+    fn the_share_of_context_in_use_is_a_share() {
+        assert_eq!((fill(0, 0), fill(7, 0), fill(25, 100), fill(300, 100)), (0.0, 0.0, 0.25, 1.0));
+    }
+}

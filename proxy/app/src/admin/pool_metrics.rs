@@ -1,0 +1,184 @@
+//! Numbers for who spreads requests over several instances: an endpoint picker, a balancer. All are of this moment, of all models
+//! together where nothing else is said, and can be had without asking any llama-server.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use warden_policies::pool::agent::Line;
+use warden_policies::pool::{Facts, ModelFacts, fill, readiness};
+use warden_supervisor::{FleetView, ModelState};
+
+use super::families::{families, labels};
+use super::metrics::{ModelLabel, whole};
+use crate::probe::facts::Context;
+
+/// Tokens of a block, for a picker that counts in blocks. llama-server has none: a small number loses little to rounding.
+const BLOCK: u64 = 16;
+
+labels! {
+    CacheLabels { block_size: String, num_gpu_blocks: String }
+    AdapterLabels { max_lora: String, running_lora_adapters: String, waiting_lora_adapters: String }
+}
+
+type Fraction = Gauge<f64, AtomicU64>;
+
+families! {
+    pub(super) struct PoolMetrics () {
+        waiting: Gauge = "pool_requests_waiting", "Requests that wait for a backend.";
+        running: Gauge = "pool_requests_running", "Requests on a backend.";
+        slots: Gauge = "pool_slots", "Slots of processes that take requests.";
+        usage: Fraction
+            = "pool_kv_usage",
+            "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: tokens of prompts (counted, or a \
+             quarter of their bytes) and of answers so far. No llama-server is asked. One that shares its context among its slots \
+             (`--kv-unified`) is fuller than this says.";
+        of_model: Family<ModelLabel, Fraction> = "kv_usage", "The same for one model.";
+        ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
+        draining: Gauge
+            = "pool_draining", "1 if it was told to leave, by `llama-warden drain --all` or SIGTERM, and still serves who comes.";
+        weight: Gauge = "pool_weight", "Percent of its weight that `HAProxy` is told to give it; 0 if it is told to send nothing.";
+    }
+}
+
+families! {
+    pub(super) struct VllmMetrics () {
+        waiting: Gauge = "vllm:num_requests_waiting", "As `llama_warden_pool_requests_waiting`. These only with `probe.vllm`.";
+        running: Gauge = "vllm:num_requests_running", "As `llama_warden_pool_requests_running`.";
+        usage: Fraction = "vllm:kv_cache_usage_perc", "As `llama_warden_pool_kv_usage`.";
+        cache: Family<CacheLabels, Gauge>
+            = "vllm:cache_config_info", "1; the context of all slots in blocks of 16 tokens.";
+        adapters: Family<AdapterLabels, Gauge>
+            = "vllm:lora_requests_info",
+            "When this was told, in seconds since 1970; the models that are loaded and that are loading stand where vLLM has its adapters, so \
+             that a picker prefers an instance that has the model.";
+    }
+}
+
+/// What they are read from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pool {
+    pub(crate) facts: Facts,
+    pub(crate) contexts: BTreeMap<String, Context>,
+    /// What `HAProxy` is told; `None`: nothing is known.
+    pub(crate) line: Option<Line>,
+    /// Whether there are the names of vLLM, too.
+    pub(crate) vllm: bool,
+}
+
+impl Pool {
+    fn sum(&self, of: fn(&ModelFacts) -> u32) -> u64 {
+        self.facts.models.iter().map(|model| u64::from(of(model))).sum()
+    }
+
+    fn context(&self) -> Context {
+        let add = |all: Context, one: &Context| Context {
+            used: all.used.saturating_add(one.used),
+            room: all.room.saturating_add(one.room),
+        };
+        self.contexts.values().fold(Context::default(), add)
+    }
+}
+
+impl PoolMetrics {
+    pub(super) fn read(&self, pool: &Pool) {
+        self.waiting.set(whole(pool.sum(|model| model.waiting)));
+        self.running.set(whole(pool.sum(|model| model.running)));
+        self.slots.set(whole(pool.sum(|model| model.slots)));
+        let all = pool.context();
+        self.usage.set(fill(all.used, all.room));
+        self.of_model.clear();
+        for (model, context) in &pool.contexts {
+            let label = ModelLabel { model: model.clone() };
+            self.of_model.get_or_create(&label).set(fill(context.used, context.room));
+        }
+        self.ready.set(i64::from(readiness(&pool.facts).is_ok()));
+        self.draining.set(i64::from(pool.facts.draining));
+        self.weight.set(match pool.line {
+            Some(Line::Up { weight, .. }) => i64::from(weight),
+            _ => 0,
+        });
+    }
+}
+
+impl VllmMetrics {
+    /// `now`: seconds since 1970.
+    pub(super) fn read(&self, pool: &Pool, view: &FleetView, now: i64) {
+        self.waiting.set(whole(pool.sum(|model| model.waiting)));
+        self.running.set(whole(pool.sum(|model| model.running)));
+        let all = pool.context();
+        self.usage.set(fill(all.used, all.room));
+        self.cache.clear();
+        let labels =
+            CacheLabels { block_size: BLOCK.to_string(), num_gpu_blocks: (all.room / BLOCK).to_string() };
+        self.cache.get_or_create(&labels).set(1);
+        let named = |state: ModelState| {
+            let of = view.models.iter().filter(|model| model.state == state);
+            of.map(|model| model.name.as_str()).collect::<Vec<_>>().join(",")
+        };
+        self.adapters.clear();
+        let labels = AdapterLabels {
+            max_lora: view.models.len().to_string(),
+            running_lora_adapters: named(ModelState::Loaded),
+            waiting_lora_adapters: named(ModelState::Loading),
+        };
+        self.adapters.get_or_create(&labels).set(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_picker_finds_its_gauges_under_our_names_and_those_of_vllm() {
+        let model = ModelFacts { slots: 4, running: 3, waiting: 2, depth: 8, ..ModelFacts::default() };
+        let contexts = [
+            ("a".to_owned(), Context { used: 100, room: 400 }),
+            ("b".to_owned(), Context { used: 0, room: 400 }),
+        ];
+        let pool = Pool {
+            facts: Facts { models: vec![model, model], ..Facts::default() },
+            contexts: contexts.into(),
+            line: Some(Line::Up { weight: 42, connections: None }),
+            vllm: true,
+        };
+        let (ours, theirs) = (PoolMetrics::default(), VllmMetrics::default());
+        let (mut own, mut other) = (Registry::default(), Registry::default());
+        ours.register(&mut own);
+        theirs.register(&mut other);
+        ours.read(&pool);
+        theirs.read(&pool, &FleetView::default(), 1_800_000_000);
+        let (own, other) = (text(&own), text(&other));
+        for line in [
+            "pool_requests_waiting 4\n",
+            "pool_requests_running 6\n",
+            "pool_slots 8\n",
+            "pool_kv_usage 0.125\n",
+            "\nkv_usage{model=\"a\"} 0.25\n",
+            "pool_ready 1\n",
+            "pool_draining 0\n",
+            "pool_weight 42\n",
+        ] {
+            assert!(own.contains(line), "{line} is missing in {own}");
+        }
+        for line in [
+            "\nvllm:num_requests_waiting 4\n",
+            "\nvllm:num_requests_running 6\n",
+            "\nvllm:kv_cache_usage_perc 0.125\n",
+            "\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"50\"} 1\n",
+            "\nvllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} 1800000000\n",
+        ] {
+            assert!(other.contains(line), "{line} is missing in {other}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What was seen last of an instance, for those who ask and must not wait.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use warden_gateway::Gauges;
+use warden_policies::defaults::Probe;
+use warden_policies::pool::agent::{Line, line};
+use warden_policies::pool::{Facts, Unready, readiness};
+
+/// The facts of one look.
+#[derive(Clone, Debug)]
+struct Seen {
+    at: Instant,
+    facts: Arc<Facts>,
+}
+
+/// Metrics as they were made.
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    /// Until then nobody makes them anew.
+    pub(super) fresh_until: Instant,
+    pub(super) open_metrics: Bytes,
+    pub(super) plain: Bytes,
+}
+
+/// Written by the keeper alone.
+#[derive(Debug)]
+pub(crate) struct Board {
+    numbers: Probe,
+    gauges: Arc<Gauges>,
+    seen: watch::Sender<Option<Seen>>,
+    text: watch::Sender<Option<Arc<Text>>>,
+    /// Somebody wants metrics that are fresh.
+    wanted: Notify,
+}
+
+impl Board {
+    pub(crate) fn new(numbers: Probe, gauges: Arc<Gauges>) -> Self {
+        Self {
+            numbers,
+            gauges,
+            seen: watch::Sender::default(),
+            text: watch::Sender::default(),
+            wanted: Notify::new(),
+        }
+    }
+
+    pub(super) const fn numbers(&self) -> &Probe {
+        &self.numbers
+    }
+
+    pub(super) fn look(&self, facts: Facts) {
+        self.seen.send_replace(Some(Seen { at: Instant::now(), facts: Arc::new(facts) }));
+    }
+
+    pub(super) fn write(&self, text: Text) {
+        self.text.send_replace(Some(Arc::new(text)));
+    }
+
+    pub(super) async fn wanted(&self) {
+        self.wanted.notified().await;
+    }
+
+    /// The last look, if it is not too old to be believed. The borrow ends at once: nobody waits.
+    fn seen(&self) -> Option<Arc<Facts>> {
+        let seen = self.seen.borrow();
+        let seen = seen.as_ref().filter(|seen| seen.at.elapsed() < self.numbers.stuck)?;
+        Some(seen.facts.clone())
+    }
+
+    /// That it leaves is true at once, whatever was seen last.
+    fn is_draining(&self) -> bool {
+        self.gauges.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program moves.
+    ///
+    /// # Errors
+    ///
+    /// For how long it has not.
+    pub(super) fn lives(&self) -> Result<(), Duration> {
+        let seen = self.seen.borrow();
+        match seen.as_ref().map(|seen| seen.at.elapsed()) {
+            Some(age) if age >= self.numbers.stuck => Err(age),
+            // Before the first look it starts.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether requests should come.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub(super) fn takes(&self) -> Result<(), Unready> {
+        if self.is_draining() {
+            return Err(Unready::Draining);
+        }
+        self.seen().map_or(Err(Unready::Unknown), |facts| readiness(&facts))
+    }
+
+    /// What `HAProxy` is told.
+    pub(super) fn line(&self) -> Line {
+        match self.seen() {
+            _ if self.is_draining() => Line::Drain,
+            Some(facts) => line(&facts, self.numbers.horizon.as_secs_f64()),
+            None => Line::Down(Unready::Unknown),
+        }
+    }
+
+    /// Metrics: fresh ones if they come within the patience, else the last.
+    pub(super) async fn metrics(&self) -> Option<Arc<Text>> {
+        let mut texts = self.text.subscribe();
+        let last = texts.borrow_and_update().clone();
+        if last.as_ref().is_some_and(|text| Instant::now() < text.fresh_until) {
+            return last;
+        }
+        self.wanted.notify_one();
+        let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
+        if fresh.is_ok() { texts.borrow().clone() } else { last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::pool::ModelFacts;
+
+    use super::*;
+
+    fn board() -> Board {
+        Board::new(warden_policies::defaults().probe.clone(), Arc::default())
+    }
+
+    fn serves() -> Facts {
+        let model = ModelFacts { slots: 4, depth: 8, ..ModelFacts::default() };
+        Facts { models: vec![model], ..Facts::default() }
+    }
+
+    #[tokio::test]
+    async fn who_leaves_says_so_at_once_and_lives_on_and_who_is_not_looked_at_is_stuck() {
+        let board = board();
+        assert_eq!((board.lives(), board.takes()), (Ok(()), Err(Unready::Unknown)));
+        board.look(serves());
+        assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
+        board.gauges.draining.store(true, Ordering::Relaxed);
+        assert_eq!((board.takes(), board.line()), (Err(Unready::Draining), Line::Drain));
+        assert_eq!(board.lives(), Ok(()));
+        board.gauges.draining.store(false, Ordering::Relaxed);
+        let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
+        board.seen.send_replace(Some(Seen { at, facts: Arc::new(serves()) }));
+        assert!(board.lives().is_err());
+        assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
+        board.look(serves());
+        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
+    }
+
+    #[tokio::test]
+    async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
+        let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
+        let hasty = Board::new(numbers, Arc::default());
+        assert!(hasty.metrics().await.is_none(), "nobody makes any");
+        hasty.wanted().await;
+        let text = |words: &'static str, fresh: u64| Text {
+            fresh_until: Instant::now() + Duration::from_secs(fresh),
+            open_metrics: words.into(),
+            plain: words.into(),
+        };
+        hasty.write(text("one", 0));
+        assert_eq!(&hasty.metrics().await.unwrap().plain[..], b"one", "the last ones, where none come");
+        let board = board();
+        board.write(text("two", 3600));
+        for _ in 0..3 {
+            assert_eq!(&board.metrics().await.unwrap().plain[..], b"two");
+        }
+        board.write(text("old", 0));
+        let (asked, ()) = tokio::join!(board.metrics(), async {
+            board.wanted().await;
+            board.write(text("new", 0));
+        });
+        assert_eq!(&asked.unwrap().plain[..], b"new");
+    }
+}

@@ -1,0 +1,51 @@
+//! The fleet's picture as it matters to who spreads requests over several instances. Pure.
+
+use std::collections::BTreeMap;
+
+use warden_gateway::Holds;
+use warden_policies::ModelName;
+use warden_policies::lifecycle::Phase;
+use warden_policies::pool::{Facts, ModelFacts};
+use warden_supervisor::{FleetView, ModelState, ModelView};
+
+/// What requests hold of the context of one model, in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Context {
+    pub(crate) used: u64,
+    pub(crate) room: u64,
+}
+
+/// All models. What clients cannot ask for does not count.
+pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> Facts {
+    Facts { draining, full, models: view.models.iter().map(of_model).collect() }
+}
+
+fn of_model(model: &ModelView) -> ModelFacts {
+    let ready = || model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
+    let limits = ready().flat_map(|backend| &backend.memory.forecasts);
+    let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    ModelFacts {
+        // One that does not say how many it has takes at least one.
+        slots: ready().map(|backend| backend.slots.unwrap_or(1)).fold(0, u32::saturating_add),
+        running: ready().map(|backend| backend.in_flight).fold(0, u32::saturating_add),
+        waiting: count(model.waiting),
+        depth: count(model.queue_depth),
+        refuses: model.state == ModelState::Failed
+            || model.outage.as_ref().is_some_and(|outage| outage.refusing),
+        limit_in: seconds
+            .fold(None, |least: Option<f64>, next| Some(least.map_or(next, |least| least.min(next)))),
+    }
+}
+
+/// How full the context of each model's slots is. A slot's room is what its process reported; of one that reports none nothing is said.
+pub(crate) fn contexts(view: &FleetView, held: &BTreeMap<ModelName, Holds>) -> BTreeMap<String, Context> {
+    let one = |model: &ModelView| {
+        let ready = model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
+        let slots: u64 = ready.filter_map(|backend| backend.slots).map(u64::from).sum();
+        let room = slots.saturating_mul(model.n_ctx?);
+        let used = held.get(&model.name).map_or(0, |holds| holds.tokens);
+        (room > 0).then(|| (model.name.as_str().to_owned(), Context { used: used.min(room), room }))
+    };
+    view.models.iter().filter_map(one).collect()
+}

@@ -1,0 +1,95 @@
+//! The three routes, for whoever can reach them. Nothing else is told.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use super::board::Board;
+
+type Answer = Response<Full<Bytes>>;
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Answers one request. Its body is not read.
+pub(super) async fn answer(board: &Board, request: Request<Incoming>) -> Result<Answer, Infallible> {
+    Ok(answered(board, request.method(), request.uri().path(), request.headers()).await)
+}
+
+async fn answered(board: &Board, method: &Method, path: &str, headers: &HeaderMap) -> Answer {
+    if !matches!(path, "/livez" | "/readyz" | "/metrics") {
+        return words(StatusCode::NOT_FOUND, "there are GET /livez, GET /readyz and GET /metrics here\n");
+    }
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        let mut answer = words(StatusCode::METHOD_NOT_ALLOWED, "nothing can be done here: use GET or HEAD\n");
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return answer;
+    }
+    match path {
+        "/livez" => match board.lives() {
+            Ok(()) => words(StatusCode::OK, "ok\n"),
+            Err(age) => {
+                let seconds = age.as_secs();
+                words(StatusCode::SERVICE_UNAVAILABLE, format!("stuck: nothing has moved for {seconds} s\n"))
+            }
+        },
+        "/readyz" => match board.takes() {
+            Ok(()) => words(StatusCode::OK, "ok\n"),
+            Err(why) => words(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
+        },
+        _ => match board.metrics().await {
+            Some(text) if crate::admin::answer::wants_open_metrics(headers) => {
+                respond(StatusCode::OK, OPEN_METRICS, text.open_metrics.clone())
+            }
+            Some(text) => respond(StatusCode::OK, METRICS, text.plain.clone()),
+            None => words(StatusCode::SERVICE_UNAVAILABLE, "no metrics could be made in time\n"),
+        },
+    }
+}
+
+fn words(status: StatusCode, text: impl Into<Bytes>) -> Answer {
+    respond(status, PLAIN, text.into())
+}
+
+fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use warden_policies::defaults::Probe;
+    use warden_policies::pool::{Facts, ModelFacts};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
+        let numbers =
+            Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
+        let board = Board::new(numbers, std::sync::Arc::default());
+        let none = HeaderMap::new();
+        let ask =
+            async |method: Method, path: &str| answered(&board, &method, path, &none).await.status().as_u16();
+        assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
+        assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
+        let models = vec![ModelFacts { slots: 1, ..ModelFacts::default() }];
+        board.look(Facts { models, ..Facts::default() });
+        assert_eq!((ask(Method::HEAD, "/readyz").await, ask(Method::POST, "/readyz").await), (200, 405));
+        for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {
+            assert_eq!((ask(Method::GET, path).await, ask(Method::POST, path).await), (404, 404), "{path}");
+        }
+        let answer = answered(&board, &Method::GET, "/readyz", &none).await;
+        assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
+    }
+}

@@ -1,0 +1,49 @@
+//! Keeps the board: looks at the fleet again and again, and makes metrics when somebody wants them. Both take a bounded share of a core,
+//! however many models there are: after each time it rests in proportion to what it took.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::board::{Board, Text};
+use crate::admin::answer::Admin;
+use crate::admin::families::plain_text;
+
+/// Runs until `stop`. That it comes round is what `/livez` tells.
+pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToken) {
+    let work = async { tokio::join!(look(&board, &admin), metrics(&board, &admin)) };
+    tokio::select! {
+        _ = work => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+async fn look(board: &Board, admin: &Admin) {
+    loop {
+        let begun = Instant::now();
+        board.look(admin.facts());
+        sleep(rest(board, begun.elapsed(), board.numbers().look)).await;
+    }
+}
+
+async fn metrics(board: &Board, admin: &Admin) {
+    loop {
+        board.wanted().await;
+        let begun = Instant::now();
+        // Whose keys they are is nobody's business here.
+        let text = admin.metrics_text(false);
+        let plain = Bytes::from(plain_text(&text));
+        let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
+        board.write(Text { fresh_until: Instant::now() + pause, open_metrics: text.into(), plain });
+        sleep(pause).await;
+    }
+}
+
+/// How long nothing is done after work that took so long.
+fn rest(board: &Board, took: Duration, least: Duration) -> Duration {
+    let share = board.numbers().share.max(0.001);
+    least.max(took.div_f64(share))
+}

@@ -1,0 +1,249 @@
+//! The thread that answers probes and `HAProxy`, with a runtime of its own: whatever else is busy, it is not.
+//!
+//! Anybody may connect. So all is bounded: how many, for how long, how much of a head. When too many are connected the oldest one goes:
+//! a crowd that holds connections keeps no probe out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::board::Board;
+use super::http;
+use crate::exit::Failure;
+use crate::sync::lock;
+
+/// Sockets that listen.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    probe: Option<StdListener>,
+    agent: Option<StdListener>,
+}
+
+impl Listeners {
+    /// Binds them, but for those that the program before us left.
+    pub(crate) fn bind(
+        probe: Option<SocketAddr>,
+        agent: Option<SocketAddr>,
+        left: Vec<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        let mut left: Vec<StdListener> = left.into_iter().map(StdListener::from).collect();
+        let mut of = |key, address: Option<SocketAddr>| {
+            let is_it = |listener: &StdListener| {
+                let own = listener.local_addr().ok();
+                own.is_some_and(|own| address.is_some_and(|wanted| is_for(own, wanted)))
+            };
+            match left.iter().position(is_it) {
+                Some(at) => Ok(Some(left.remove(at))),
+                None => bind(key, address),
+            }
+        };
+        Ok(Self { probe: of("probe.address", probe)?, agent: of("probe.agent", agent)? })
+    }
+
+    /// Copies of the sockets, for the program after us.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let both = [&self.probe, &self.agent].into_iter().flatten();
+        both.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
+    }
+
+    /// Where probes are answered, with the port that was really bound; and where `HAProxy` is.
+    pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let of = |listener: &Option<StdListener>| listener.as_ref().and_then(|own| own.local_addr().ok());
+        (of(&self.probe), of(&self.agent))
+    }
+
+    /// Answers until `stop`.
+    ///
+    /// # Errors
+    ///
+    /// There can be no thread.
+    pub(crate) fn serve(self, board: Arc<Board>, stop: CancellationToken) -> Result<(), Failure> {
+        if self.probe.is_none() && self.agent.is_none() {
+            return Ok(());
+        }
+        let cannot =
+            |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+        let work = async move {
+            let tasks = TaskTracker::new();
+            tokio::select! {
+                () = accept(self.probe, Kind::Probe, &board, &tasks) => {}
+                () = accept(self.agent, Kind::Agent, &board, &tasks) => {}
+                () = stop.cancelled() => {}
+            }
+        };
+        let thread = std::thread::Builder::new().name("probe".to_owned());
+        thread.spawn(move || runtime.block_on(work)).map_err(cannot)?;
+        Ok(())
+    }
+}
+
+/// Whether a socket is that of an address, of which the port may be any.
+fn is_for(own: SocketAddr, wanted: SocketAddr) -> bool {
+    own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
+}
+
+fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, Failure> {
+    let Some(address) = address else { return Ok(None) };
+    let bound = StdListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    bound.map(Some).map_err(|problem| {
+        Failure::hinted(
+            format!("cannot listen on {address} (`{key}`): {problem}"),
+            format!("choose another `{key}`"),
+        )
+    })
+}
+
+/// Who is answered.
+#[derive(Clone, Copy)]
+enum Kind {
+    Probe,
+    Agent,
+}
+
+/// Accepts for ever; where there is no listener, nobody.
+async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, tasks: &TaskTracker) {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(problem) => {
+            tracing::error!(%problem, "probes cannot be answered");
+            return std::future::pending().await;
+        }
+    };
+    let crowd = Arc::new(Crowd::new(board.numbers().connections));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (place, board) = (crowd.enter(), board.clone());
+                tasks.spawn(async move {
+                    let gone = place.gone.clone();
+                    tokio::select! {
+                        () = connection(stream, kind, board) => {}
+                        () = gone.cancelled() => {}
+                    }
+                    drop(place);
+                });
+            }
+            Err(problem) => {
+                tracing::debug!(%problem, "a probe could not be accepted");
+                tokio::time::sleep(warden_policies::defaults().server.accept_pause).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
+    let numbers = board.numbers().clone();
+    if let Kind::Agent = kind {
+        let told = tokio::time::timeout(numbers.head_timeout, tell(stream, &board)).await;
+        if let Ok(Err(problem)) = told {
+            tracing::trace!(%problem, "the line could not be told");
+        }
+        return;
+    }
+    let service = service_fn(move |request| {
+        let board = board.clone();
+        async move { http::answer(&board, request).await }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(numbers.head_timeout)
+        .max_buf_size(numbers.head_bytes.in_memory());
+    let served = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(served);
+    tokio::select! {
+        _ = served.as_mut() => return,
+        () = tokio::time::sleep(numbers.connection_age) => served.as_mut().graceful_shutdown(),
+    }
+    // Who has not taken an answer by then does not read.
+    drop(tokio::time::timeout(numbers.head_timeout, served).await);
+}
+
+/// One line, then the end.
+async fn tell(mut stream: TcpStream, board: &Board) -> io::Result<()> {
+    let line = format!("{}\n", board.line());
+    stream.write_all(line.as_bytes()).await?;
+    stream.shutdown().await?;
+    // What it may have sent is read before we close: the line would be lost to a reset.
+    let mut rest = [0; 256];
+    for _ in 0..16 {
+        if stream.read(&mut rest).await? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Those who are connected, the oldest first.
+struct Crowd {
+    most: usize,
+    inside: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
+}
+
+/// A place among them, until it is dropped.
+struct Place {
+    number: u64,
+    gone: CancellationToken,
+    crowd: Arc<Crowd>,
+}
+
+impl Crowd {
+    fn new(most: usize) -> Self {
+        Self { most: most.max(1), inside: Mutex::default() }
+    }
+
+    /// One more. If there are too many, the oldest one goes.
+    fn enter(self: &Arc<Self>) -> Place {
+        let mut inside = lock(&self.inside);
+        let (next, all) = &mut *inside;
+        *next += 1;
+        let (number, gone) = (*next, CancellationToken::new());
+        all.push_back((number, gone.clone()));
+        while all.len() > self.most {
+            if let Some((_, oldest)) = all.pop_front() {
+                oldest.cancel();
+            }
+        }
+        Place { number, gone, crowd: self.clone() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.crowd.inside).1.retain(|(number, _)| *number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_too_many_are_connected_the_oldest_goes() {
+        let crowd = Arc::new(Crowd::new(2));
+        let (one, two) = (crowd.enter(), crowd.enter());
+        assert!(!one.gone.is_cancelled());
+        let three = crowd.enter();
+        assert!(one.gone.is_cancelled() && !two.gone.is_cancelled());
+        drop(two);
+        let four = crowd.enter();
+        assert!(!three.gone.is_cancelled() && !four.gone.is_cancelled());
+        drop((one, three, four));
+        assert!(lock(&crowd.inside).1.is_empty());
+    }
+}

@@ -1,0 +1,101 @@
+//! Leaving a group of instances: probes and balancers are told at once, while requests are still taken. One owner of whether we do.
+//!
+//! ```text
+//!   here <── undo ── leaving (an operator's word) ── SIGTERM ──> ending: there is no way back
+//! ```
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_gateway::Gauges;
+
+use crate::sync::lock;
+
+/// Whether we leave. What is told to others of it is in the gateway's gauges.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    gauges: Arc<Gauges>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    since: Option<Instant>,
+    ending: bool,
+}
+
+/// The program ends, so it cannot stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("llama-warden is ending, so it cannot come back: start it anew")]
+pub(crate) struct Ending;
+
+impl Leaving {
+    pub(crate) fn new(gauges: Arc<Gauges>) -> Self {
+        Self { gauges, state: Mutex::default() }
+    }
+
+    /// Leaves. `false`: it does so already.
+    pub(crate) fn begin(&self) -> bool {
+        let mut state = lock(&self.state);
+        let is_new = state.since.is_none();
+        state.since.get_or_insert_with(Instant::now);
+        self.gauges.draining.store(true, Ordering::Relaxed);
+        is_new
+    }
+
+    /// Whether it leaves.
+    pub(crate) fn is_begun(&self) -> bool {
+        lock(&self.state).since.is_some()
+    }
+
+    /// Stays after all. `false`: it was not about to leave.
+    ///
+    /// # Errors
+    ///
+    /// The program ends.
+    pub(crate) fn undo(&self) -> Result<bool, Ending> {
+        let mut state = lock(&self.state);
+        if state.ending {
+            return Err(Ending);
+        }
+        self.gauges.draining.store(false, Ordering::Relaxed);
+        Ok(state.since.take().is_some())
+    }
+
+    /// The program ends: how much is left of the time in which others notice.
+    pub(crate) fn end(&self, delay: Duration) -> Duration {
+        self.begin();
+        let mut state = lock(&self.state);
+        state.ending = true;
+        delay.saturating_sub(state.since.map_or(Duration::ZERO, |since| since.elapsed()))
+    }
+
+    /// Requests between their head and the end of their answer.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.gauges.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_can_come_back_until_it_ends_and_time_that_was_waited_counts() {
+        let gauges = Arc::new(Gauges::default());
+        let leaving = Leaving::new(gauges.clone());
+        let draining = || gauges.draining.load(Ordering::Relaxed);
+        assert_eq!(leaving.undo(), Ok(false));
+        assert!(leaving.begin() && draining() && !leaving.begin());
+        assert_eq!(leaving.undo(), Ok(true));
+        assert!(!draining() && leaving.begin());
+        let minute = Duration::from_secs(60);
+        lock(&leaving.state).since = Instant::now().checked_sub(minute);
+        let left = leaving.end(10 * minute);
+        assert!(left <= 9 * minute && left > 8 * minute, "{left:?}");
+        assert_eq!(leaving.end(minute), Duration::ZERO);
+        assert!(leaving.undo() == Err(Ending) && draining());
+    }
+}

@@ -1,0 +1,200 @@
+//! What a conversation is known by at each of its turns, and how clients and balancers hear of it.
+//!
+//! ```text
+//!   X-Warden-Ask: conversation      --> X-Warden-Conversation: 16 digits    made of its beginning, under this instance's key
+//!   X-Warden-Conversation: WORD     --> the same word                       whoever balances routes by it
+//!   neither                         --> nothing, and nothing is computed
+//! ```
+//!
+//! A balancer cannot read bodies; with the word it sends the next turn to where the prompt is warm. Nobody learns a text by it: without the
+//! key not even a guess can be tried.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use http::Method;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::Exchange;
+use crate::body::fingerprint::PrintKey;
+use crate::body::intake::Intake;
+use crate::protocol::headers::CONVERSATION;
+use crate::refusal::Refusal;
+
+/// Asks for the word of a conversation.
+const ASK: HeaderName = HeaderName::from_static("x-warden-ask");
+
+/// The longest word that is taken from a client.
+const LONGEST: usize = 64;
+
+/// What a client wants to hear of its conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Nothing.
+    None,
+    /// This word of its own.
+    Given(HeaderValue),
+    /// One of ours.
+    Ours,
+}
+
+/// Takes the wish out of a head: no backend has to see it. A word that is not fit for a table is none.
+pub(super) fn wish(headers: &mut HeaderMap) -> Wish {
+    let (given, ask) = (headers.remove(CONVERSATION), headers.remove(ASK));
+    let is_fit = |word: &HeaderValue| {
+        let bytes = word.as_bytes();
+        (1..=LONGEST).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)
+    };
+    match (given.filter(is_fit), ask) {
+        (Some(word), _) => Wish::Given(word),
+        (None, Some(ask)) if ask.as_bytes().eq_ignore_ascii_case(b"conversation") => Wish::Ours,
+        _ => Wish::None,
+    }
+}
+
+/// The word that the answer carries. Takes in the rest of a body that may be kept; of a longer one there is no word.
+pub(super) async fn word(
+    exchange: &Exchange,
+    wish: Wish,
+    intake: &mut Intake,
+) -> Result<Option<HeaderValue>, Refusal> {
+    match wish {
+        Wish::None => Ok(None),
+        Wish::Given(word) => Ok(Some(word)),
+        Wish::Ours if !exchange.route.generates => Ok(None),
+        Wish::Ours => {
+            let most = exchange.shared.config.upstream.replay_bytes.0;
+            if !intake.take_all().await? || !intake.is_whole() || intake.len() > most {
+                return Ok(None);
+            }
+            Ok(intake.json().and_then(|body| keyed(&exchange.shared.prints, &body)))
+        }
+    }
+}
+
+/// 64 bits of a hash under a key that only this process has, in digits.
+fn keyed(key: &PrintKey, body: &[u8]) -> Option<HeaderValue> {
+    // No request has such a path, so no fingerprint of a request is shown.
+    let mut printer = key.begin(&Method::POST, "conversation");
+    beginning(body, |text| {
+        printer.add(&(text.len() as u64).to_le_bytes());
+        printer.add(text);
+    });
+    let digits = hex::encode(&printer.finish().0.to_be_bytes()[..8]);
+    HeaderValue::try_from(digits).ok()
+}
+
+/// The same for the trial of another build, without a key: it is shown to nobody.
+pub(super) fn number(body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    beginning(body, |text| text.hash(&mut hasher));
+    hasher.finish()
+}
+
+/// What stays the same over the turns of a conversation: all up to its first message of a user. Where there are no messages, all of it.
+fn beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
+    #[derive(Deserialize)]
+    struct Body<'a> {
+        #[serde(borrow)]
+        system: Option<&'a RawValue>,
+        #[serde(borrow)]
+        instructions: Option<&'a RawValue>,
+        #[serde(borrow)]
+        messages: Option<Vec<&'a RawValue>>,
+        #[serde(borrow)]
+        input: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Message<'a> {
+        #[serde(borrow)]
+        role: Option<&'a RawValue>,
+    }
+    let is_users = |message: &&RawValue| {
+        let role = serde_json::from_str::<Message<'_>>(message.get()).ok().and_then(|message| message.role);
+        role.is_some_and(|role| role.get() == "\"user\"")
+    };
+    let Ok(parsed) = serde_json::from_slice::<Body<'_>>(body) else { return each(body) };
+    // The Responses API names the list of messages `input`, which may also be one text.
+    let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
+    let Some(messages) = parsed.messages.or(listed) else { return each(body) };
+    let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);
+    let texts = messages[..first].iter().map(|message| message.get());
+    let around = [parsed.system, parsed.instructions].into_iter().flatten().map(RawValue::get);
+    around.chain(texts).for_each(|text| each(text.as_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(body: &Value) -> u64 {
+        number(body.to_string().as_bytes())
+    }
+
+    fn said(role: &str, text: &str) -> Value {
+        json!({ "role": role, "content": text })
+    }
+
+    #[test]
+    fn a_conversation_is_known_at_each_of_its_turns() {
+        let (system, first) = (said("system", "be brief"), said("user", "a"));
+        let begins = of(&json!({ "messages": [system, first], "temperature": 0 }));
+        let goes_on = json!({ "messages": [system, first, said("assistant", "b"), said("user", "c")] });
+        assert_eq!(begins, of(&goes_on));
+        assert_ne!(begins, of(&json!({ "messages": [system, said("user", "b")] })));
+        assert_ne!(begins, of(&json!({ "messages": [said("system", "be long"), first] })));
+        let responses =
+            |instructions: &str, input: Value| of(&json!({ "instructions": instructions, "input": input }));
+        assert_eq!(
+            responses("x", json!([first])),
+            responses("x", json!([first, said("assistant", "b"), said("user", "c")]))
+        );
+        assert_ne!(responses("x", json!([first])), responses("y", json!([first])));
+        assert_ne!(responses("x", json!("a")), responses("x", json!("b")));
+        assert_ne!(of(&json!({ "prompt": "a" })), of(&json!({ "prompt": "b" })));
+        assert_ne!(number(b"no json"), number(b"other"));
+    }
+
+    #[test]
+    fn its_word_is_short_the_same_at_each_turn_and_another_one_under_another_key() {
+        let key = PrintKey::new();
+        let word = |key: &PrintKey, body: &Value| {
+            keyed(key, body.to_string().as_bytes()).unwrap().to_str().unwrap().to_owned()
+        };
+        let first = json!({ "messages": [said("user", "a secret")] });
+        let next =
+            json!({ "messages": [said("user", "a secret"), said("assistant", "b"), said("user", "c")] });
+        assert_eq!(word(&key, &first), word(&key, &next));
+        assert_eq!(word(&key, &first).len(), 16);
+        assert_ne!(word(&key, &first), word(&key, &json!({ "messages": [said("user", "a secre")] })));
+        assert_ne!(word(&key, &first), word(&PrintKey::new(), &first));
+        let split = |one: &str, two: &str| json!({ "messages": [said("system", one), said("user", two)] });
+        assert_ne!(word(&key, &split("ab", "c")), word(&key, &split("a", "bc")));
+    }
+
+    #[test]
+    fn a_wish_is_taken_out_of_the_head_and_a_word_that_fits_no_table_is_none() {
+        let of = |fields: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+            }
+            let wish = wish(&mut headers);
+            assert!(headers.is_empty(), "{headers:?}");
+            wish
+        };
+        let word = |text: &'static str| Wish::Given(HeaderValue::from_static(text));
+        assert_eq!(of(&[]), Wish::None);
+        assert_eq!(of(&[("x-warden-ask", "Conversation")]), Wish::Ours);
+        assert_eq!(of(&[("x-warden-ask", "the time")]), Wish::None);
+        assert_eq!(of(&[("x-warden-conversation", "abc"), ("x-warden-ask", "conversation")]), word("abc"));
+        for unfit in ["", "a b", "\u{e4}", &"x".repeat(65)] {
+            assert_eq!(of(&[("x-warden-conversation", unfit)]), Wish::None, "{unfit:?}");
+            let both = [("x-warden-conversation", unfit), ("x-warden-ask", "conversation")];
+            assert_eq!(of(&both), Wish::Ours, "{unfit:?}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Three instances behind a real balancer.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::task::JoinSet;
+use warden_rig::process::Kid;
+use warden_rig::warden::{CHAT, SOON, chat};
+use warden_rig::{Context as _, Home, Http, Outcome, Trouble, http, ports, wait_until};
+
+use super::alone::Probed;
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+const CLIENTS: usize = 64;
+const EACH: usize = 12;
+const WORD: &str = "x-warden-conversation";
+
+/// A program of `PATH`; a run that requires it by this variable fails without it.
+fn program(name: &str, required: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file());
+    assert!(found.is_some() || std::env::var_os(required).is_none(), "{name} must be installed here");
+    if found.is_none() {
+        eprintln!("skipped: {name} is not installed");
+    }
+    found
+}
+
+/// Three instances, and the balancer in front of them.
+struct Group {
+    all: Vec<Probed>,
+    balancer: Kid,
+    http: Http,
+    _home: Home,
+}
+
+const HOSTS: [&str; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
+
+/// The shipped configuration of `HAProxy` with the addresses of this machine, line by line.
+fn haproxy_config(all: &[Probed], port: u16) -> Result<String, Trouble> {
+    let text = std::fs::read_to_string(Path::new(DOCS).join("haproxy/haproxy.cfg"))?;
+    let line = |line: &str| {
+        let own = HOSTS.iter().zip(all).find(|(host, _)| line.contains(&format!(" {host}:8080")));
+        let line = own.map_or_else(
+            || line.to_owned(),
+            |(host, own)| {
+                line.replace(&format!("{host}:8080"), &own.warden.address().to_string())
+                    .replace(" port 8081", &format!(" port {}", own.probe_port))
+                    .replace("agent-port 8082", &format!("agent-port {}", own.agent.port()))
+            },
+        );
+        line.replace("127.0.0.1:8000", &format!("127.0.0.1:{port}")) + "\n"
+    };
+    Ok(text.lines().map(line).collect())
+}
+
+/// The same for Envoy, where a host's probe follows its address.
+fn envoy_config(all: &[Probed], port: u16) -> Result<String, Trouble> {
+    let text = std::fs::read_to_string(Path::new(DOCS).join("envoy/envoy.yaml"))?;
+    let mut text = text.replace("port_value: 8000", &format!("port_value: {port}"));
+    for (host, own) in HOSTS.iter().zip(all) {
+        let theirs = format!("address: {host}, port_value: 8080");
+        let ours = format!("address: 127.0.0.1, port_value: {}", own.warden.address().port());
+        let (before, after) = text.split_once(&theirs).context(format!("{host} is not in the file"))?;
+        let after = after.replacen("port_value: 8081", &format!("port_value: {}", own.probe_port), 1);
+        text = format!("{before}{ours}{after}");
+    }
+    Ok(text)
+}
+
+impl Group {
+    async fn start(
+        program: &Path,
+        file: &str,
+        config: fn(&[Probed], u16) -> Result<String, Trouble>,
+        words: &[&str],
+    ) -> Result<Self, Trouble> {
+        let mut all = Vec::new();
+        for _ in HOSTS {
+            let top = "probe.drain_delay = \"2s\"\nserver.shutdown_deadline = \"20s\"";
+            all.push(Probed::start(&json!({"ms_per_token": 5}), top, "").await?);
+        }
+        let (home, port) = (Home::new()?, ports::free()?);
+        let config = home.file(file, config(&all, port)?)?;
+        let args: Vec<OsString> = words.iter().map(OsString::from).chain([config.into()]).collect();
+        let balancer = Kid::start(program, &args, &home.env, home.path(), home.path().join("balancer.log"))?;
+        let http = Http::Tcp(([127, 0, 0, 1], port).into());
+        let answers = async || http.get("/v1/models").await.is_ok_and(|answer| answer.status == 200);
+        let ready = wait_until("the balancer answers", SOON, answers).await;
+        ready.map_err(|late| Trouble::new(format!("{late}: {}", balancer.output())))?;
+        Ok(Self { all, balancer, http, _home: home })
+    }
+
+    async fn haproxy() -> Result<Option<Self>, Trouble> {
+        let Some(program) = program("haproxy", "WARDEN_TEST_HAPROXY") else { return Ok(None) };
+        Self::start(&program, "haproxy.cfg", haproxy_config, &["-db", "-f"]).await.map(Some)
+    }
+
+    async fn envoy() -> Result<Option<Self>, Trouble> {
+        let Some(program) = program("envoy", "WARDEN_TEST_ENVOY") else { return Ok(None) };
+        let words = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "warn", "-c"];
+        Self::start(&program, "envoy.yaml", envoy_config, &words).await.map(Some)
+    }
+
+    /// Which of them executed a request.
+    fn executed(&self, id: &str) -> Result<Vec<usize>, Trouble> {
+        let mut found = Vec::new();
+        for (n, own) in self.all.iter().enumerate() {
+            if own.warden.ledger().executions()?.contains_key(id) {
+                found.push(n);
+            }
+        }
+        Ok(found)
+    }
+
+    /// One turn of a conversation: the word that came with the answer.
+    async fn turn(&self, id: &str, text: &str, word: Option<&str>) -> Result<String, Trouble> {
+        let mut request = http::json_request(CHAT, &chat(id, "m", text, 3, false))?;
+        if let Some(word) = word {
+            request.headers_mut().insert(WORD, word.parse()?);
+        }
+        let answer = self.http.send(request).await?;
+        if !answer.status.is_success() {
+            return Err(Trouble::new(format!("{id}: {}: {}", answer.status, answer.text())));
+        }
+        Ok(answer.header(WORD).to_owned())
+    }
+}
+
+/// What became of the requests of all clients.
+#[derive(Default)]
+struct Books {
+    done: AtomicUsize,
+    /// Streams that had begun and broke off.
+    cut: AtomicUsize,
+}
+
+/// One request after another; half of them are streams. A failure that a balancer could have made good is an error.
+async fn client(n: usize, http: Http, books: Arc<Books>) -> Outcome {
+    for turn in 0..EACH {
+        let (id, streams) = (format!("c{n}-{turn}"), turn % 2 == 0);
+        let body = chat(&id, "m", &format!("words of client {n}"), 20, streams);
+        if streams {
+            let mut flow = http.stream(CHAT, &body).await.context(&id)?;
+            assert!(flow.status().is_success(), "{id}: {}", flow.status());
+            let (answer, end) = flow.rest().await;
+            if !(end.is_ok() && answer.is_whole()) {
+                books.cut.fetch_add(1, Ordering::Relaxed);
+            }
+        } else {
+            let answer = http.post(CHAT, &body).await.context(&id)?;
+            assert!(answer.status.is_success(), "{id}: {}: {}", answer.status, answer.text());
+            assert!(answer.answer()?.is_whole(), "{id}: {}", answer.text());
+        }
+        books.done.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// 64 clients; one instance is drained and ended, another one killed. Another trouble that a group must bear without a word, such as an
+/// upgrade in place of the third, belongs between the two.
+async fn troubles(mut group: Group) -> Outcome {
+    let books = Arc::new(Books::default());
+    let mut clients = JoinSet::new();
+    for n in 0..CLIENTS {
+        clients.spawn(client(n, group.http.clone(), books.clone()));
+    }
+    let done = async |share: usize| {
+        let enough = async || books.done.load(Ordering::Relaxed) >= CLIENTS * EACH * share / 100;
+        wait_until(&format!("{share} % are done"), SOON * 4, enough).await
+    };
+    done(15).await?;
+    group.all[0].warden.kid.signal(Signal::TERM);
+    assert_eq!(group.all[0].warden.kid.exit(SOON * 2).await?, 0);
+    let before = books.cut.load(Ordering::Relaxed);
+    assert_eq!(before, 0, "a drain cuts no stream");
+    done(50).await?;
+    group.all[1].warden.kid.signal(Signal::KILL);
+    while let Some(ended) = clients.join_next().await {
+        ended??;
+    }
+    let (done, cut) = (books.done.load(Ordering::Relaxed), books.cut.load(Ordering::Relaxed));
+    println!("{done} requests, 1 drained, 1 killed, {cut} streams cut by the kill, 0 requests failed");
+    assert_eq!(done, CLIENTS * EACH);
+    // What ran there: as many as had a slot or could wait, and no more than half of the clients stream at a time.
+    assert!(cut <= CLIENTS, "{cut}");
+    assert!(group.balancer.ended().is_none(), "{}", group.balancer.output());
+    Ok(())
+}
+
+#[tokio::test]
+async fn behind_haproxy_a_drain_and_a_kill_cost_64_clients_no_request() -> Outcome {
+    let Some(group) = Group::haproxy().await? else { return Ok(()) };
+    troubles(group).await
+}
+
+#[tokio::test]
+async fn behind_envoy_a_drain_and_a_kill_cost_64_clients_no_request() -> Outcome {
+    let Some(group) = Group::envoy().await? else { return Ok(()) };
+    troubles(group).await
+}
+
+/// A conversation stays where it is, and after a drain it stays at another place.
+async fn conversation(mut group: Group, from_the_first: bool) -> Outcome {
+    let word = group.turn("t0", "a long prompt", None).await?;
+    assert_eq!(word.len(), 16, "{word:?}");
+    let mut places = Vec::new();
+    for n in 1..9 {
+        let id = format!("t{n}");
+        assert_eq!(group.turn(&id, "a long prompt and more", Some(&word)).await?, word, "the word stays");
+        places.push(group.executed(&id)?);
+    }
+    assert!(places.iter().all(|place| *place == places[0] && place.len() == 1), "{places:?}");
+    if from_the_first {
+        assert_eq!(group.executed("t0")?, places[0], "the first turn, too");
+    }
+    let home = places[0][0];
+    group.all[home].warden.kid.signal(Signal::TERM);
+    let (mut n, mut last) = (0, home);
+    let moved = wait_until("it goes on elsewhere", SOON, async || {
+        n += 1;
+        let id = format!("m{n}");
+        // Nobody is refused meanwhile.
+        let turn = group.turn(&id, "a long prompt and more", Some(&word)).await;
+        assert!(turn.is_ok(), "{turn:?}");
+        last = group.executed(&id).ok().and_then(|at| at.first().copied()).unwrap_or(home);
+        last != home
+    });
+    moved.await?;
+    assert_eq!(group.all[home].warden.kid.exit(SOON * 2).await?, 0);
+    for n in 0..8 {
+        let id = format!("s{n}");
+        group.turn(&id, "a long prompt and more", Some(&word)).await?;
+        assert_eq!(group.executed(&id)?, [last], "it stays there");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn behind_haproxy_a_conversation_goes_back_to_where_it_was() -> Outcome {
+    let Some(group) = Group::haproxy().await? else { return Ok(()) };
+    conversation(group, true).await
+}
+
+#[tokio::test]
+async fn behind_envoy_a_conversation_goes_back_to_where_it_was() -> Outcome {
+    let Some(group) = Group::envoy().await? else { return Ok(()) };
+    conversation(group, false).await
+}
+
+#[tokio::test]
+async fn haproxy_hears_how_much_each_can_take_and_who_leaves() -> Outcome {
+    let Some(group) = Group::haproxy().await? else { return Ok(()) };
+    // Busy slots on one of them: its weight sinks, and with it what it is sent.
+    let own = &group.all[0];
+    let full = async || own.line().await.is_ok_and(|line| line.starts_with("ready up 100%"));
+    wait_until("it is free", SOON, full).await?;
+    let mut flows = Vec::new();
+    for n in 0..4 {
+        let body = chat(&format!("direct-{n}"), "m", "go", 1_000_000, true);
+        let mut flow = own.warden.http.stream(CHAT, &body).await?;
+        flow.event().await?;
+        flows.push(flow);
+    }
+    let busy = async || own.line().await.is_ok_and(|line| line == "ready up 10% maxconn:8\n");
+    wait_until("its weight sinks", SOON, busy).await?;
+    let mut here = 0;
+    for n in 0..12 {
+        let id = format!("b{n}");
+        group.turn(&id, &format!("other words {n}"), None).await?;
+        here += usize::from(group.executed(&id)?.contains(&0));
+    }
+    assert!(here <= 6, "{here} of 12 went to the busy one");
+    Ok(())
+}
