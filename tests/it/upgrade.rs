@@ -359,10 +359,7 @@ async fn keep_asking_over_http2(
                     asked += 1;
                 }
                 // Not sent, or not looked at: HTTP/2 says so, and every client sends it again.
-                Err(trouble) if connection.is_closing() => {
-                    let _said_goodbye = trouble;
-                    break;
-                }
+                Err(_) if connection.is_closing() => break,
                 Err(trouble) => return Err(trouble),
             }
         }

@@ -44,7 +44,7 @@ section!(
     Probe of "probe" {
         /// `host:port` for `/livez`, `/readyz` and `/metrics`, which others may reach: nothing can be done there, and no key is asked for. Empty: none.
         pub address: String,
-        /// `host:port` at which `agent-check` of HAProxy gets its line. Empty: none.
+        /// `host:port` at which `agent-check` of `HAProxy` gets its line. Empty: none.
         pub agent: String,
         /// After SIGTERM, requests are still taken for this long while `/readyz` already says 503: the time in which whoever sends them notices.
         pub drain_delay: Duration = "duration",

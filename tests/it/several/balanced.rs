@@ -20,6 +20,7 @@ const EACH: usize = 12;
 const WORD: &str = "x-warden-conversation";
 
 /// A program of `PATH`; a run that requires it by this variable fails without it.
+#[expect(clippy::print_stderr, reason = "a test that is left out says so")]
 fn program(name: &str, required: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| path.is_file());
@@ -163,6 +164,7 @@ async fn client(n: usize, http: Http, books: Arc<Books>) -> Outcome {
 
 /// 64 clients; one instance is drained and ended, another one killed. Another trouble that a group must bear without a word, such as an
 /// upgrade in place of the third, belongs between the two.
+#[expect(clippy::print_stdout, reason = "figures for whoever reads the output")]
 async fn troubles(mut group: Group) -> Outcome {
     let books = Arc::new(Books::default());
     let mut clients = JoinSet::new();

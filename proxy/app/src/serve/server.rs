@@ -168,12 +168,11 @@ impl Server {
         let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(live(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
-        let listeners = match admin_sockets {
-            Some((unix, tcp, given)) => inherit(unix, tcp, given, pause).map_err(|error| copied(&error))?,
-            None => {
-                let given = Given { unix: given.admin, tcp: given.admin_tcp };
-                bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
-            }
+        let listeners = if let Some((unix, tcp, given)) = admin_sockets {
+            inherit(unix, tcp, given, pause).map_err(|error| copied(&error))?
+        } else {
+            let given = Given { unix: given.admin, tcp: given.admin_tcp };
+            bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
         };
         let admin_given = listeners.given();
         let (operators, admin_stays) =
