@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -45,6 +45,7 @@ use crate::probe::board::Board;
 use crate::probe::{keeper, listen};
 use crate::request_recorder::Recorders;
 use crate::series;
+use crate::sync::lock;
 
 /// A running instance.
 pub(crate) struct Server {
@@ -75,11 +76,9 @@ pub(crate) struct Server {
     books: Books,
     exporting: Exporting,
     claim: Claim,
-    /// For the program after us: the public sockets, and those of the operator.
-    public: Vec<OwnedFd>,
-    operators: Vec<OwnedFd>,
+    /// For the program after us; none once it is clear that there is no such program, or that it has them.
+    copies: Mutex<Copies>,
     admin_given: bool,
-    probe_sockets: Vec<OwnedFd>,
     /// Cancelled when the operator's sockets are the next program's.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
@@ -307,10 +306,8 @@ impl Server {
             books,
             exporting,
             claim,
-            public,
-            operators,
+            copies: Mutex::new(Copies { public, operators, probes: probe_sockets }),
             admin_given,
-            probe_sockets,
             admin_stays,
             orders: Some(orders),
             admin_socket,
@@ -448,6 +445,7 @@ impl Server {
 
     /// Stops accepting, lets running requests end up to the deadline, stops the children.
     pub(crate) async fn stop(self, deadline: Duration) {
+        self.forget_sockets();
         self.ends.stop.cancel();
         // The fleet waits for leases; the gateway's own last bytes to clients get the same time.
         let fleet = self.fleet.shutdown(deadline);
@@ -463,6 +461,14 @@ impl Server {
         self.access.flush();
         drop(self.claim);
     }
+}
+
+/// Copies of the sockets that listen: for clients, for operators, for probes and balancers.
+#[derive(Debug, Default)]
+struct Copies {
+    public: Vec<OwnedFd>,
+    operators: Vec<OwnedFd>,
+    probes: Vec<OwnedFd>,
 }
 
 /// For an upgrade: the program before us, and the one after.
@@ -487,14 +493,15 @@ impl Server {
 
     /// How many of them are public, and all sockets with the lock of the directory.
     pub(super) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
-        let copies = self.public.iter().chain(&self.operators).chain(&self.probe_sockets);
+        let own = lock(&self.copies);
+        let copies = own.public.iter().chain(&own.operators).chain(&own.probes);
         let copies = copies.map(OwnedFd::try_clone);
         let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
         let legacy = Legacy {
-            public: self.public.len(),
+            public: own.public.len(),
             pieces: 0,
             admin_given: self.admin_given,
-            probes: self.probe_sockets.len(),
+            probes: own.probes.len(),
             leaves: self.leaving.is_begun(),
         };
         Ok((legacy, all?))
@@ -515,8 +522,14 @@ impl Server {
         self.books.close(self.resolved.upstream.connect_timeout).await;
     }
 
+    /// A socket listens as long as anybody has a copy: clients would wait at it for nobody.
+    fn forget_sockets(&self) {
+        drop(std::mem::take(&mut *lock(&self.copies)));
+    }
+
     /// The next program accepts clients and operators.
     pub(super) fn retire(&self) {
+        self.forget_sockets();
         self.ends.retire.cancel();
         self.retiring.cancel();
         self.admin_stays.cancel();
