@@ -9,7 +9,7 @@
 //!                      +--------- the child ------------+
 //! ```
 //!
-//! Who goes on for an earlier instance has that one's main thread do it: [`crate::process::root`].
+//! Who goes on for an earlier instance has that one's main thread do it: `process::root`.
 
 use std::io;
 use std::os::fd::OwnedFd;
