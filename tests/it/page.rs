@@ -31,7 +31,7 @@ async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
 }
 
 /// A request with these headers beside the right host.
-async fn ask(
+pub(crate) async fn ask(
     at: SocketAddr,
     method: &str,
     target: &str,
@@ -56,12 +56,13 @@ async fn get(at: SocketAddr, target: &str) -> Result<Whole, Trouble> {
 }
 
 /// The token that a page carries.
-fn token(page: &str) -> Result<String, Trouble> {
+pub(crate) fn token(page: &str) -> Result<String, Trouble> {
     let after = page.split_once("name=\"token\" value=\"").context("no token in the page")?.1;
     Ok(after.split('"').next().unwrap_or_default().to_owned())
 }
 
-fn form(pairs: &[(&str, &str)]) -> String {
+/// A form as a browser sends it.
+pub(crate) fn form(pairs: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (name, value) in pairs {
         let _infallible = write!(text, "{}{name}=", if text.is_empty() { "" } else { "&" });

@@ -1,16 +1,13 @@
 //! The page on the public listener: nobody gets in without a key that has the right, everybody who does is named, and without such
 //! a key none of it is there.
 
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::Request;
 use serde_json::json;
-use warden_rig::http::Whole;
 use warden_rig::warden::{SOON, Setup, json_lines};
-use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Outcome, Trouble, Warden, wait_until};
+
+use crate::page::{ask, form, token};
 
 const OPERATOR: &str = "sk-operator-0123456789abcdef";
 const CLIENT: &str = "sk-client-0123456789abcdef";
@@ -30,40 +27,6 @@ fn write_keys(path: &std::path::Path, text: &str) -> Outcome {
     std::fs::write(path, text)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(())
-}
-
-async fn ask(
-    at: SocketAddr,
-    method: &str,
-    target: &str,
-    headers: &[(&str, &str)],
-    body: &str,
-) -> Result<Whole, Trouble> {
-    let mut request = Request::builder().method(method).uri(target).header("host", at.to_string());
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    if !body.is_empty() {
-        request = request.header("content-type", "application/x-www-form-urlencoded");
-    }
-    Http::Tcp(at).send(request.body(Full::new(Bytes::from(body.to_owned())))?).await
-}
-
-fn form(pairs: &[(&str, &str)]) -> String {
-    let mut text = String::new();
-    for (name, value) in pairs {
-        let _infallible = write!(text, "{}{name}=", if text.is_empty() { "" } else { "&" });
-        for byte in value.bytes() {
-            let _infallible = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-/// The token that a page carries.
-fn token(page: &str) -> Result<String, Trouble> {
-    let after = page.split_once("name=\"token\" value=\"").context("no token in the page")?.1;
-    Ok(after.split('"').next().unwrap_or_default().to_owned())
 }
 
 /// Signs in, and returns the cookie as a browser sends it.

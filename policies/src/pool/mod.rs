@@ -37,7 +37,7 @@ impl ModelFacts {
 /// An instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// It was told to leave.
+    /// An operator or SIGTERM has asked it to leave.
     pub draining: bool,
     /// The connections of its clients are as many as it takes.
     pub full: bool,
@@ -48,7 +48,7 @@ pub struct Facts {
 /// Why no request should come here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unready {
-    /// It was told to leave, and still serves who comes.
+    /// An operator or SIGTERM has asked it to leave; it still serves requests that come.
     Draining,
     /// There is no model.
     NoModel,

@@ -218,21 +218,26 @@ mod tests {
         }
     }
 
+    /// The lines of the queue for these events.
+    fn written(events: impl FnOnce()) -> Vec<u8> {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
+        tracing::subscriber::with_default(subscriber, events);
+        kept.0.lock().unwrap().clone()
+    }
+
     #[test]
     fn an_event_is_an_entry_with_its_fields_and_a_message_that_can_be_read_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journald = UnixDatagram::bind(&path).unwrap();
-        let kept = Kept::default();
-        let writer = kept.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
-        tracing::subscriber::with_default(subscriber, || {
+        let lines = written(|| {
             let model = Some("chat");
             tracing::warn!(target: "event", model, generation = 3, none = None::<u32>, "it leaks");
             tracing::error!(priority = 0, _pid = 1, message_id = "x", "two\nlines\u{1f}MODEL=other");
         });
-        let lines = kept.0.lock().unwrap().clone();
         let mut journal = Journal::at(&path).unwrap();
         journal.write_all(&lines).unwrap();
         journal.write_all(b"3 log lines were left out here\n").unwrap();
@@ -263,13 +268,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let journald = UnixDatagram::bind(&path).unwrap();
-        let kept = Kept::default();
-        let writer = kept.clone();
-        let subscriber =
-            tracing_subscriber::fmt().with_writer(move || writer.clone()).event_format(Entries).finish();
         let long = "ü".repeat(MOST);
-        tracing::subscriber::with_default(subscriber, || tracing::info!(%long, "{long}"));
-        Journal::at(&path).unwrap().write_all(&kept.0.lock().unwrap()).unwrap();
+        let lines = written(|| tracing::info!(%long, "{long}"));
+        Journal::at(&path).unwrap().write_all(&lines).unwrap();
         let mut bytes = vec![0; 8 * MOST];
         let length = journald.recv(&mut bytes).unwrap();
         assert!((2 * MOST..4 * MOST).contains(&length), "{length}");

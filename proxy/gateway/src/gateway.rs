@@ -56,7 +56,7 @@ impl Gateway {
         let listener = if sockets.is_empty() {
             Listener::open(&config.server.host, config.server.port).await?
         } else {
-            Listener::adopt(sockets)?
+            Listener::adopt(sockets).map_err(GatewayError::Given)?
         };
         Bound::new(config, tls.map(Arc::new), listener)
     }
@@ -68,7 +68,8 @@ impl Gateway {
     /// A socket cannot be used, or as [`Gateway::bind`].
     pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<Bound, GatewayError> {
         let tls = config.tls().map(|files| Tls::load(files, config.server.h2)).transpose()?;
-        let listener = Listener::inherit(sockets).map_err(GatewayError::Inherit)?;
+        let listener =
+            Listener::adopt(sockets.into_iter().map(Into::into).collect()).map_err(GatewayError::Inherit)?;
         Bound::new(config, tls.map(Arc::new), listener)
     }
 }

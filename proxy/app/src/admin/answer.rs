@@ -173,7 +173,7 @@ pub(crate) struct Instance {
 /// What `POST /drain` answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Left {
-    /// Whether others are told to send nothing more.
+    /// Whether probes and balancers hear that no more requests should be sent here.
     pub(crate) draining: bool,
     /// Requests that run.
     pub(crate) in_flight: usize,
@@ -204,7 +204,7 @@ pub(crate) struct Admin {
     pub(crate) upgrades: Orders,
     /// Whether we leave a group of instances.
     pub(crate) leaving: Arc<Leaving>,
-    /// What probes and balancers are told.
+    /// The settings of `[probe]`: what probes and balancers hear from us.
     pub(crate) probe: Arc<Probe>,
     /// Connections that may be open.
     pub(crate) connections: usize,
@@ -314,7 +314,7 @@ impl Admin {
         facts::facts(view, draining, full)
     }
 
-    /// `POST /drain`: others are told that we leave, or stay after all. Nothing of what runs ends by it.
+    /// `POST /drain`: from now on probes and balancers hear that this instance leaves, or that it stays after all. Requests that run go on.
     fn leave(&self, undo: bool) -> Response<Body> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {

@@ -61,7 +61,7 @@ families! {
 pub(crate) struct Pool {
     pub(crate) facts: Facts,
     pub(crate) contexts: BTreeMap<String, Context>,
-    /// What `HAProxy` is told; `None`: nothing is known.
+    /// The line that `agent-check` of `HAProxy` gets; `None`: nothing is known.
     pub(crate) line: Option<Line>,
     /// Whether there are the names of vLLM, too.
     pub(crate) vllm: bool,

@@ -104,7 +104,7 @@ impl Board {
         self.seen().map_or(Err(Unready::Unknown), |facts| readiness(&facts))
     }
 
-    /// What `HAProxy` is told.
+    /// The line that `agent-check` of `HAProxy` gets.
     pub(super) fn line(&self) -> Line {
         match self.seen() {
             _ if self.is_draining() => Line::Drain,

@@ -1,4 +1,4 @@
-//! The three routes, for whoever can reach them. Nothing else is told.
+//! The three routes of the probe listener, for whoever can reach it. Every other path is a 404.
 
 use std::convert::Infallible;
 

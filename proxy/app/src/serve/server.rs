@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,9 +22,8 @@ use super::manager::{Manager, Sockets};
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
-use super::upgrade::new::Inheritance;
+use super::upgrade::new::{Inheritance, Left, LeftAdmin};
 use super::upgrade::order::{Order, Orders};
-use super::upgrade::talk::{Legacy, Place};
 use crate::access_log::AccessLog;
 use crate::admin::answer::{Admin, Instance, Told, budgets, next_binaries};
 use crate::admin::canary::Tries;
@@ -45,7 +43,10 @@ use crate::probe::board::Board;
 use crate::probe::{keeper, listen};
 use crate::request_recorder::Recorders;
 use crate::series;
-use crate::sync::lock;
+
+mod succession;
+
+use succession::{Books, Copies};
 
 /// A running instance.
 pub(crate) struct Server {
@@ -109,35 +110,20 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
         given: Sockets,
-        mut inheritance: Option<Inheritance>,
+        inheritance: Option<Inheritance>,
     ) -> Result<Self, Failure> {
-        let begun = inheritance.as_ref().map(|left| left.begun.clone());
-        let begun = begun.unwrap_or_else(|| {
-            let now = CancellationToken::new();
-            now.cancel();
-            now
-        });
-        let (mut left, mut leaves_group) = (Vec::new(), false);
-        let (legacy, will) = match inheritance.take() {
-            Some(Inheritance {
-                public,
-                admin_socket,
-                admin_address,
-                admin_given,
-                probes,
-                leaves,
-                lock,
-                will,
-                ..
-            }) => {
-                (left, leaves_group) = (probes, leaves);
-                (Some((public, (admin_socket, admin_address, admin_given), lock)), Some(will))
-            }
-            None => (None, None),
+        let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
+            let Inheritance { begun, lock, sockets, leaves, will } = inheritance;
+            (begun, Claim::inherit(&resolved.dirs, lock), Some(sockets), leaves, Some(will))
+        } else {
+            let begun = CancellationToken::new();
+            begun.cancel();
+            (begun, Claim::take(&resolved.dirs, machine)?, None, false, None)
         };
-        let (sockets, mut claim) = match legacy {
-            Some((public, admin, lock)) => (Some((public, admin)), Claim::inherit(&resolved.dirs, lock)),
-            None => (None, Claim::take(&resolved.dirs, machine)?),
+        let (public, admin_sockets, left) = if let Some(Left { public, admin, probes }) = left {
+            (Some(public), Some(admin), probes)
+        } else {
+            (None, None, Vec::new())
         };
         if !given.is_empty() {
             tracing::info!("serving on sockets that the service manager has opened");
@@ -149,10 +135,6 @@ impl Server {
         let config = match &resolved.collector {
             Some(collector) => config.traced(collector.numbers.ratio),
             None => config,
-        };
-        let (public, admin_sockets) = match sockets {
-            Some((public, admin)) => (Some(public), Some(admin)),
-            None => (None, None),
         };
         let gateway = match public {
             Some(public) => Gateway::inherit(config, public),
@@ -167,8 +149,8 @@ impl Server {
         let (tls, pulse) = (gateway.tls(), gateway.pulse());
         control.update(live(&resolved, &recorders));
         let pause = resolved.server.accept_pause;
-        let listeners = if let Some((unix, tcp, given)) = admin_sockets {
-            inherit(unix, tcp, given, pause).map_err(|error| copied(&error))?
+        let listeners = if let Some(LeftAdmin { socket, address, given }) = admin_sockets {
+            inherit(socket, address, given, pause).map_err(|error| copied(&error))?
         } else {
             let given = Given { unix: given.admin, tcp: given.admin_tcp };
             bind(&resolved.admin_socket, resolved.admin_address, given, pause).await?
@@ -232,7 +214,7 @@ impl Server {
         books.tasks.spawn(once(recording.boxed()));
         let (upgrades, orders) = Orders::new();
         let leaving = Arc::new(Leaving::new(gauges.clone()));
-        if leaves_group {
+        if leaves {
             leaving.begin();
         }
         let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone()));
@@ -460,131 +442,6 @@ impl Server {
         let _ = tokio::join!(tasks, self.exporting.end());
         self.access.flush();
         drop(self.claim);
-    }
-}
-
-/// Copies of the sockets that listen: for clients, for operators, for probes and balancers.
-#[derive(Debug, Default)]
-struct Copies {
-    public: Vec<OwnedFd>,
-    operators: Vec<OwnedFd>,
-    probes: Vec<OwnedFd>,
-}
-
-/// For an upgrade: the program before us, and the one after.
-impl Server {
-    /// How long an upgrade may take.
-    pub(super) const fn upgrade_wait(&self) -> Duration {
-        self.resolved.server.upgrade_wait
-    }
-
-    /// How long a program may take to tell its version.
-    pub(super) const fn version_timeout(&self) -> Duration {
-        self.resolved.child.version_timeout
-    }
-
-    pub(super) const fn nursery(&self) -> &NurseryHandle {
-        &self.nursery
-    }
-
-    pub(super) fn place(&self) -> Place {
-        Place::of(&self.resolved)
-    }
-
-    /// How many of them are public, and all sockets with the lock of the directory.
-    pub(super) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
-        let own = lock(&self.copies);
-        let copies = own.public.iter().chain(&own.operators).chain(&own.probes);
-        let copies = copies.map(OwnedFd::try_clone);
-        let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
-        let legacy = Legacy {
-            public: own.public.len(),
-            pieces: 0,
-            admin_given: self.admin_given,
-            probes: own.probes.len(),
-            leaves: self.leaving.is_begun(),
-        };
-        Ok((legacy, all?))
-    }
-
-    /// Everything is ours from now on.
-    pub(super) fn own(&mut self) {
-        self.claim.own();
-    }
-
-    /// A task that ends with us.
-    pub(super) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
-        drop(self.tasks.spawn(task));
-    }
-
-    /// What is written down of the fleet is written by the next program.
-    pub(super) async fn close_books(&self) {
-        self.books.close(self.resolved.upstream.connect_timeout).await;
-    }
-
-    /// A socket listens as long as anybody has a copy: clients would wait at it for nobody.
-    fn forget_sockets(&self) {
-        drop(std::mem::take(&mut *lock(&self.copies)));
-    }
-
-    /// The next program accepts clients and operators.
-    pub(super) fn retire(&self) {
-        self.forget_sockets();
-        self.ends.retire.cancel();
-        self.retiring.cancel();
-        self.admin_stays.cancel();
-        self.stop.cancel();
-    }
-
-    /// No connection is kept for another request.
-    pub(super) fn stop_accepting(&self) {
-        self.ends.stop.cancel();
-        self.fleet.close_queues();
-    }
-
-    /// Cancelled when nothing beside is needed any more.
-    pub(super) fn unneeded(&self) -> CancellationToken {
-        self.gateway_done.clone()
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.gateway_done.is_cancelled()
-    }
-
-    pub(super) async fn gateway_ended(&self) {
-        self.gateway_done.cancelled().await;
-    }
-
-    /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
-    pub(super) async fn disband(self) {
-        self.tasks.close();
-        let limit = self.resolved.upstream.connect_timeout;
-        let tasks = tokio::time::timeout(limit, self.tasks.wait());
-        let fleet = tokio::time::timeout(limit, self.fleet.disband());
-        let _ = tokio::join!(tasks, fleet, self.exporting.end());
-        self.access.flush();
-        self.claim.leave();
-    }
-}
-
-/// What is written down of the fleet: by one program at a time.
-struct Books {
-    tasks: TaskTracker,
-    closed: CancellationToken,
-    series: series::Store,
-}
-
-impl Books {
-    async fn close(&self, limit: Duration) {
-        self.closed.cancel();
-        self.tasks.close();
-        if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
-            tracing::warn!("not all that memory did could be written in time");
-        }
-        let series = self.series.clone();
-        // A disk that hangs must not keep the next program from serving.
-        let given = tokio::task::spawn_blocking(move || series.give_up());
-        let _late = tokio::time::timeout(limit, given).await;
     }
 }
 

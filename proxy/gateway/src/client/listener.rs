@@ -36,20 +36,6 @@ impl Listener {
         Ok(all)
     }
 
-    /// Goes on with the sockets of another instance of ourselves.
-    ///
-    /// # Errors
-    /// There is none, or one of them is no listening socket.
-    pub(crate) fn inherit(sockets: Vec<OwnedFd>) -> io::Result<Self> {
-        let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
-        for socket in sockets {
-            let listener = TcpListener::from_std(socket.into())?;
-            all.addresses.push(listener.local_addr()?);
-            all.listeners.push(listener);
-        }
-        if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
-    }
-
     /// Copies of the sockets, for another instance of ourselves.
     ///
     /// # Errors
@@ -58,26 +44,19 @@ impl Listener {
         self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Takes sockets that listen already, opened by whoever started us.
+    /// Takes sockets that listen already: of another instance of ourselves, or opened by whoever started us.
     ///
     /// # Errors
     /// There is none, or one of them cannot be used.
-    pub(crate) fn adopt(sockets: Vec<std::net::TcpListener>) -> Result<Self, GatewayError> {
+    pub(crate) fn adopt(sockets: Vec<std::net::TcpListener>) -> io::Result<Self> {
         let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
         for socket in sockets {
-            let taken = socket.set_nonblocking(true).and_then(|()| {
-                let listener = TcpListener::from_std(socket)?;
-                Ok((listener.local_addr()?, listener))
-            });
-            let (address, listener) = taken.map_err(GatewayError::Given)?;
+            socket.set_nonblocking(true)?;
+            let listener = TcpListener::from_std(socket)?;
+            all.addresses.push(listener.local_addr()?);
             all.listeners.push(listener);
-            all.addresses.push(address);
         }
-        if all.listeners.is_empty() {
-            Err(GatewayError::Given(io::ErrorKind::NotFound.into()))
-        } else {
-            Ok(all)
-        }
+        if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
     }
 
     /// Their addresses, in the order of the hosts, with the port that was chosen.
@@ -164,7 +143,7 @@ mod tests {
         let mut listener = Listener::adopt(sockets).unwrap();
         assert_eq!(listener.addresses(), addresses);
         assert_eq!(listener.accept().await.unwrap().1, waiting.local_addr().unwrap());
-        assert!(matches!(Listener::adopt(Vec::new()), Err(GatewayError::Given(_))));
+        assert_eq!(Listener::adopt(Vec::new()).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[tokio::test]

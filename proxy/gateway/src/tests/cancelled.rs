@@ -165,14 +165,19 @@ async fn in_the_middle_of_a_stream_which_ends_with_an_event_in_the_shape_of_its_
     }
 }
 
-#[tokio::test]
-async fn in_the_middle_of_an_answer_that_is_no_stream_which_breaks_off() {
-    let upstream = Upstream::start(|mut peer| async move {
+/// Sends the head of an answer that is no stream, and a byte of its thousand.
+fn begins_a_long_answer() -> Upstream {
+    Upstream::start(|mut peer| async move {
         peer.request().await;
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
             .await;
         peer.rest().await;
-    });
+    })
+}
+
+#[tokio::test]
+async fn in_the_middle_of_an_answer_that_is_no_stream_which_breaks_off() {
+    let upstream = begins_a_long_answer();
     let rig = Rig::start(&[&upstream]).await;
     let mut client = rig.client().await;
     client.send(&named("x", CHAT, "{}")).await;
@@ -185,12 +190,7 @@ async fn in_the_middle_of_an_answer_that_is_no_stream_which_breaks_off() {
 
 #[tokio::test]
 async fn in_the_moment_in_which_its_answer_begins_and_its_client_has_the_head() {
-    let upstream = Upstream::start(|mut peer| async move {
-        peer.request().await;
-        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
-            .await;
-        peer.rest().await;
-    });
+    let upstream = begins_a_long_answer();
     let rig = Rig::start(&[&upstream]).await;
     rig.cancel_when("answered");
     let mut client = rig.client().await;

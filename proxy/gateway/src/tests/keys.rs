@@ -3,19 +3,10 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::{KeyHash, KeySpec, Keys, Live, Outcome};
+use crate::{KeySpec, Keys, Live, Outcome};
 
 fn spec(name: &str, key: &str) -> KeySpec {
-    let hash = KeyHash::of(key.as_bytes());
-    KeySpec {
-        name: name.into(),
-        hash,
-        models: None,
-        rate: None,
-        tokens: None,
-        concurrency: None,
-        operator: false,
-    }
+    KeySpec::unlimited(name, key)
 }
 
 async fn rig(specs: Vec<KeySpec>, models: Vec<&'static str>, upstream: &Upstream) -> Rig {

@@ -3,26 +3,43 @@
 use super::*;
 use crate::GatewayError;
 
+/// Connections in all states: one was used and is idle, one was never used, on one a request runs until `go`.
+struct Three {
+    rig: Rig,
+    go: Arc<Semaphore>,
+    used: Peer<TcpStream>,
+    fresh: Peer<TcpStream>,
+    running: Peer<TcpStream>,
+    upstream: Upstream,
+}
+
+impl Three {
+    async fn start() -> Self {
+        let go = Arc::new(Semaphore::new(0));
+        let signal = go.clone();
+        let upstream = Upstream::start(move |mut peer| {
+            let go = signal.clone();
+            async move {
+                while peer.request().await.is_some() {
+                    go.acquire().await.unwrap().forget();
+                    peer.send(&json_answer(r#"{"late":true}"#)).await;
+                }
+            }
+        });
+        let rig = Rig::start(&[&upstream]).await;
+        let (mut used, fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
+        used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        used.response().await;
+        running.send(&post("/v1/completions", "{}")).await;
+        eventually("it runs", || upstream.open() == 1).await;
+        eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
+        Self { rig, go, used, fresh, running, upstream }
+    }
+}
+
 #[tokio::test]
 async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
-    let go = Arc::new(Semaphore::new(0));
-    let signal = go.clone();
-    let upstream = Upstream::start(move |mut peer| {
-        let go = signal.clone();
-        async move {
-            while peer.request().await.is_some() {
-                go.acquire().await.unwrap().forget();
-                peer.send(&json_answer(r#"{"late":true}"#)).await;
-            }
-        }
-    });
-    let mut rig = Rig::start(&[&upstream]).await;
-    let (mut used, mut fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
-    used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
-    used.response().await;
-    running.send(&post("/v1/completions", "{}")).await;
-    eventually("it runs", || upstream.open() == 1).await;
-    eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
+    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } = Three::start().await;
     rig.stop.cancel();
     assert!(used.rest().await.is_empty());
     assert!(fresh.rest().await.is_empty());
@@ -81,24 +98,7 @@ async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
 
 #[tokio::test]
 async fn whoever_retires_answers_one_more_request_on_each_connection_and_says_so() {
-    let go = Arc::new(Semaphore::new(0));
-    let signal = go.clone();
-    let upstream = Upstream::start(move |mut peer| {
-        let go = signal.clone();
-        async move {
-            while peer.request().await.is_some() {
-                go.acquire().await.unwrap().forget();
-                peer.send(&json_answer(r#"{"late":true}"#)).await;
-            }
-        }
-    });
-    let mut rig = Rig::start(&[&upstream]).await;
-    let (mut used, mut fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
-    used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
-    used.response().await;
-    running.send(&post("/v1/completions", "{}")).await;
-    eventually("it runs", || upstream.open() == 1).await;
-    eventually("all are there", || rig.gauges.connections.load(Ordering::SeqCst) == 3).await;
+    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } = Three::start().await;
     rig.retire.cancel();
     // Neither that was idle nor that was never used is closed under its next request.
     for client in [&mut used, &mut fresh] {

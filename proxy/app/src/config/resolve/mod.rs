@@ -65,7 +65,7 @@ pub(crate) struct Resolved {
     pub(crate) admin_socket: PathBuf,
     /// TCP address of the admin routes.
     pub(crate) admin_address: Option<SocketAddr>,
-    /// What probes and balancers are told.
+    /// The settings of `[probe]`: what probes and balancers hear from us.
     pub(crate) probe: defaults::Probe,
     /// Where they ask.
     pub(crate) probe_address: Option<SocketAddr>,

@@ -25,16 +25,31 @@ pub(in crate::serve) struct Predecessor {
 /// What it left.
 #[derive(Debug)]
 pub(in crate::serve) struct Inheritance {
-    pub(in crate::serve) public: Vec<OwnedFd>,
-    pub(in crate::serve) admin_socket: OwnedFd,
-    pub(in crate::serve) admin_address: Option<OwnedFd>,
-    pub(in crate::serve) admin_given: bool,
-    pub(in crate::serve) probes: Vec<OwnedFd>,
+    pub(in crate::serve) sockets: Left,
+    /// It was leaving a group of instances.
     pub(in crate::serve) leaves: bool,
     pub(in crate::serve) lock: OwnedFd,
     pub(in crate::serve) will: FleetWill,
     /// Cancelled when all of it is ours.
     pub(in crate::serve) begun: CancellationToken,
+}
+
+/// Its sockets that listen.
+#[derive(Debug)]
+pub(in crate::serve) struct Left {
+    pub(in crate::serve) public: Vec<OwnedFd>,
+    pub(in crate::serve) admin: LeftAdmin,
+    pub(in crate::serve) probes: Vec<OwnedFd>,
+}
+
+/// Those of the admin routes.
+#[derive(Debug)]
+pub(in crate::serve) struct LeftAdmin {
+    pub(in crate::serve) socket: OwnedFd,
+    /// That of `admin.address`.
+    pub(in crate::serve) address: Option<OwnedFd>,
+    /// Whoever started the first program made the Unix socket.
+    pub(in crate::serve) given: bool,
 }
 
 impl Predecessor {
@@ -68,15 +83,15 @@ impl Predecessor {
             return Err(strange());
         }
         let mut rest = files.split_off(legacy.public).into_iter();
-        let admin_socket = rest.next().ok_or_else(strange)?;
+        let socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
         let probes = rest.by_ref().rev().take(legacy.probes).collect();
         Ok(Inheritance {
-            public: files,
-            admin_socket,
-            admin_address: rest.next(),
-            admin_given: legacy.admin_given,
-            probes,
+            sockets: Left {
+                public: files,
+                admin: LeftAdmin { socket, address: rest.next(), given: legacy.admin_given },
+                probes,
+            },
             leaves: legacy.leaves,
             lock,
             will,

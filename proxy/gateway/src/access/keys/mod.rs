@@ -53,6 +53,23 @@ pub struct KeySpec {
     pub operator: bool,
 }
 
+#[cfg(test)]
+impl KeySpec {
+    /// One that may do all that clients may, without limits.
+    pub(crate) fn unlimited(name: &str, key: &str) -> Self {
+        let hash = KeyHash::of(key.as_bytes());
+        Self {
+            name: name.into(),
+            hash,
+            models: None,
+            rate: None,
+            tokens: None,
+            concurrency: None,
+            operator: false,
+        }
+    }
+}
+
 /// A key and what it has used.
 #[derive(Debug)]
 pub(crate) struct Key {

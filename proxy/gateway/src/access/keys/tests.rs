@@ -8,16 +8,7 @@ use warden_policies::Work;
 use super::*;
 
 fn spec(name: &str, key: &str) -> KeySpec {
-    let hash = KeyHash::of(key.as_bytes());
-    KeySpec {
-        name: name.into(),
-        hash,
-        models: None,
-        rate: None,
-        tokens: None,
-        concurrency: None,
-        operator: false,
-    }
+    KeySpec::unlimited(name, key)
 }
 
 fn bearer(key: &str) -> HeaderMap {

@@ -15,7 +15,7 @@ use crate::sync::lock;
 /// Wrong keys in [`PER`] from one address: a person who pastes the wrong one a few times is not kept out.
 const MOST: u64 = 10;
 const PER: Duration = Duration::from_secs(60);
-/// Addresses that are told apart; all beyond share one count.
+/// Addresses with a count of their own; all further ones share one.
 const ADDRESSES: usize = 1024;
 
 #[derive(Debug)]

@@ -1,0 +1,139 @@
+//! A running instance between the program before it and the one after: what it hands on, and how it lets go.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use warden_supervisor::nursery::NurseryHandle;
+
+use super::Server;
+use crate::series;
+use crate::serve::upgrade::talk::{Legacy, Place};
+use crate::sync::lock;
+
+/// Copies of the sockets that listen: for clients, for operators, for probes and balancers.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    pub(super) public: Vec<OwnedFd>,
+    pub(super) operators: Vec<OwnedFd>,
+    pub(super) probes: Vec<OwnedFd>,
+}
+
+/// For an upgrade: the program before us, and the one after.
+impl Server {
+    /// How long an upgrade may take.
+    pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
+        self.resolved.server.upgrade_wait
+    }
+
+    /// How long a program may take to tell its version.
+    pub(in crate::serve) const fn version_timeout(&self) -> Duration {
+        self.resolved.child.version_timeout
+    }
+
+    pub(in crate::serve) const fn nursery(&self) -> &NurseryHandle {
+        &self.nursery
+    }
+
+    pub(in crate::serve) fn place(&self) -> Place {
+        Place::of(&self.resolved)
+    }
+
+    /// How many of them are public, and all sockets with the lock of the directory.
+    pub(in crate::serve) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
+        let own = lock(&self.copies);
+        let copies = own.public.iter().chain(&own.operators).chain(&own.probes);
+        let copies = copies.map(OwnedFd::try_clone);
+        let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
+        let legacy = Legacy {
+            public: own.public.len(),
+            pieces: 0,
+            admin_given: self.admin_given,
+            probes: own.probes.len(),
+            leaves: self.leaving.is_begun(),
+        };
+        Ok((legacy, all?))
+    }
+
+    /// Everything is ours from now on.
+    pub(in crate::serve) fn own(&mut self) {
+        self.claim.own();
+    }
+
+    /// A task that ends with us.
+    pub(in crate::serve) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.tasks.spawn(task));
+    }
+
+    /// What is written down of the fleet is written by the next program.
+    pub(in crate::serve) async fn close_books(&self) {
+        self.books.close(self.resolved.upstream.connect_timeout).await;
+    }
+
+    /// A socket listens as long as anybody has a copy: clients would wait at it for nobody.
+    pub(super) fn forget_sockets(&self) {
+        drop(std::mem::take(&mut *lock(&self.copies)));
+    }
+
+    /// The next program accepts clients and operators.
+    pub(in crate::serve) fn retire(&self) {
+        self.forget_sockets();
+        self.ends.retire.cancel();
+        self.retiring.cancel();
+        self.admin_stays.cancel();
+        self.stop.cancel();
+    }
+
+    /// No connection is kept for another request.
+    pub(in crate::serve) fn stop_accepting(&self) {
+        self.ends.stop.cancel();
+        self.fleet.close_queues();
+    }
+
+    /// Cancelled when nothing beside is needed any more.
+    pub(in crate::serve) fn unneeded(&self) -> CancellationToken {
+        self.gateway_done.clone()
+    }
+
+    pub(in crate::serve) fn has_ended(&self) -> bool {
+        self.gateway_done.is_cancelled()
+    }
+
+    pub(in crate::serve) async fn gateway_ended(&self) {
+        self.gateway_done.cancelled().await;
+    }
+
+    /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
+    pub(in crate::serve) async fn disband(self) {
+        self.tasks.close();
+        let limit = self.resolved.upstream.connect_timeout;
+        let tasks = tokio::time::timeout(limit, self.tasks.wait());
+        let fleet = tokio::time::timeout(limit, self.fleet.disband());
+        let _ = tokio::join!(tasks, fleet, self.exporting.end());
+        self.access.flush();
+        self.claim.leave();
+    }
+}
+
+/// What is written down of the fleet: by one program at a time.
+pub(super) struct Books {
+    pub(super) tasks: TaskTracker,
+    pub(super) closed: CancellationToken,
+    pub(super) series: series::Store,
+}
+
+impl Books {
+    async fn close(&self, limit: Duration) {
+        self.closed.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
+            tracing::warn!("not all that memory did could be written in time");
+        }
+        let series = self.series.clone();
+        // A disk that hangs must not keep the next program from serving.
+        let given = tokio::task::spawn_blocking(move || series.give_up());
+        let _late = tokio::time::timeout(limit, given).await;
+    }
+}
