@@ -55,6 +55,8 @@ impl Board {
     }
 
     pub(super) fn look(&self, facts: Facts) {
+        // Whether it leaves is asked when somebody wants to know: with what was seen it would be old when it comes back.
+        let facts = Facts { draining: false, ..facts };
         self.seen.send_replace(Some(Seen { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
@@ -150,7 +152,10 @@ mod tests {
         board.gauges.draining.store(true, Ordering::Relaxed);
         assert_eq!((board.takes(), board.line()), (Err(Unready::Draining), Line::Drain));
         assert_eq!(board.lives(), Ok(()));
+        // It comes back, and so at once, although it was looked at while it left.
+        board.look(Facts { draining: true, ..serves() });
         board.gauges.draining.store(false, Ordering::Relaxed);
+        assert_eq!((board.takes(), board.line().to_string()), (Ok(()), "ready up 100% maxconn:8".into()));
         let at = Instant::now().checked_sub(board.numbers.stuck).unwrap();
         board.seen.send_replace(Some(Seen { at, facts: Arc::new(serves()) }));
         assert!(board.lives().is_err());
