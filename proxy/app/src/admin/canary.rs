@@ -1,17 +1,15 @@
 //! `/models/{name}/canary`: another build of llama-server is tried with a model, watched, ended.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{Response, StatusCode};
-use reqwest::Url;
 use warden_policies::defaults::parse_duration;
 use warden_policies::{canary, defaults};
 use warden_supervisor::{CanaryError, CanarySpec, Traffic};
 
 use super::answer::{Admin, Body, error, json};
+use super::query::Query;
 use crate::config::machine::Machine;
 use crate::config::resolve::binary::{self, Choice};
 use crate::config::resolve::store;
@@ -62,10 +60,8 @@ const NAMES: &str = "`build` or `binary`, `share` or `shadow`, `requests`, `for`
 impl Wish {
     /// Reads the query of a `POST`.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let url = Url::parse(&format!("http://localhost/?{}", query.unwrap_or_default()));
-        let url = url.map_err(|problem| format!("the query cannot be read: {problem}"))?;
-        let mut given: BTreeMap<Cow<'_, str>, Cow<'_, str>> = url.query_pairs().collect();
-        let mut take = |name: &str| given.remove(name).map(Cow::into_owned);
+        let mut given = Query::read(query)?;
+        let mut take = |name: &str| given.take(name);
         let choice = match (take("build"), take("binary")) {
             (Some(id), None) if !id.is_empty() => Choice::Build(id),
             (None, Some(path)) if path.starts_with('/') => Choice::Path(path.into()),
@@ -106,7 +102,7 @@ impl Wish {
         };
         let time = take("for").map(duration).transpose()?;
         let slower = number("slower", take("slower"))?;
-        match given.keys().next() {
+        match given.left() {
             Some(name) => Err(format!("`{name}` says nothing here: the names are {NAMES}")),
             None => Ok(Self { choice, share, shadow, requests, time, slower }),
         }

@@ -29,6 +29,7 @@ mod metrics_page;
 mod model_metrics;
 pub(crate) mod page;
 pub(crate) mod pool_metrics;
+pub(crate) mod query;
 mod report_metrics;
 mod request_metrics;
 pub(crate) mod requests;

@@ -1,18 +1,17 @@
 //! `GET /requests` and `POST /requests/{id}/cancel`: what is in flight, what ended last, and how one is ended. Never what a request
 //! says.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::{Response, StatusCode};
-use reqwest::Url;
 use serde::{Deserialize, Serialize};
 use warden_gateway::{NotCancelled, RequestState, RequestView, Told};
 use warden_policies::{ModelName, defaults, units};
 use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
 use super::answer::{Admin, Body, error, json};
+use super::query::Query;
 
 /// Which requests are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,13 +50,6 @@ pub(crate) struct Cancelled {
     pub(crate) again: bool,
 }
 
-/// The parameters of a query.
-fn parameters(query: Option<&str>) -> Result<BTreeMap<String, String>, String> {
-    let url = Url::parse(&format!("http://localhost/?{}", query.unwrap_or_default()));
-    let url = url.map_err(|problem| format!("the query cannot be read: {problem}"))?;
-    Ok(url.query_pairs().map(|(name, value)| (Cow::into_owned(name), Cow::into_owned(value))).collect())
-}
-
 fn whole<T: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<T>, String> {
     let read = |text: String| text.parse().map_err(|_| format!("`{name}={text}` is no whole number"));
     text.map(read).transpose()
@@ -70,10 +62,10 @@ impl Filter {
     ///
     /// In words: a name or a value that means nothing, with those that do.
     pub(crate) fn of(query: Option<&str>) -> Result<Self, String> {
-        let mut given = parameters(query)?;
-        let (model, limit) = (given.remove("model"), whole("limit", given.remove("limit"))?);
-        let state = given.remove("state").map(|name| Wanted::of(&name)).transpose()?;
-        match given.into_keys().next() {
+        let mut given = Query::read(query)?;
+        let (model, limit) = (given.take("model"), whole("limit", given.take("limit"))?);
+        let state = given.take("state").map(|name| Wanted::of(&name)).transpose()?;
+        match given.left() {
             Some(other) => Err(format!("`{other}` is none of `model`, `state`, `limit`")),
             None => Ok(Self { model, state, limit }),
         }
@@ -106,9 +98,9 @@ impl Wanted {
 ///
 /// In words: the query says something else.
 pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
-    let mut given = parameters(query)?;
-    let number = whole("number", given.remove("number"))?;
-    match given.into_keys().next() {
+    let mut given = Query::read(query)?;
+    let number = whole("number", given.take("number"))?;
+    match given.left() {
         Some(other) => Err(format!("`{other}` is not `number`")),
         None => Ok(number),
     }

@@ -7,6 +7,7 @@ use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
 
 use super::canary::{Order, Wish};
+use super::query::Query;
 use super::requests::{self, Filter};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -84,11 +85,8 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
 pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<Route, Mismatch> {
-    let asks = |name: &str| {
-        let is_so =
-            |pair: &str| pair.strip_prefix(name).is_some_and(|rest| matches!(rest, "" | "=1" | "=true"));
-        query.is_some_and(|query| query.split('&').any(is_so))
-    };
+    let switches = Query::of(query);
+    let asks = |name: &str| switches.asks(name);
     let (follow, reveal) = (asks("follow"), asks("reveal"));
     let (route, wanted) = match path {
         "/status" => (Route::Status, "GET"),
@@ -135,21 +133,15 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
 
 /// To which program, and within what time.
 fn upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
-    let (mut to, mut wait) = (None, None);
-    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = percent_decoded(value).ok_or_else(|| format!("the value of `{name}` cannot be read"))?;
-        match name {
-            "to" => to = Some(PathBuf::from(value)),
-            "wait" => {
-                let time =
-                    warden_policies::defaults::parse_duration(&value).map_err(|error| error.to_string())?;
-                wait = Some(time);
-            }
-            _ => return Err(format!("there is no `{name}`: it is `to=PROGRAM` and `wait=60s`")),
-        }
+    let mut given = Query::read(query)?;
+    let to = given.take("to").map(PathBuf::from);
+    let time =
+        |text: String| warden_policies::defaults::parse_duration(&text).map_err(|error| error.to_string());
+    let wait = given.take("wait").map(time).transpose()?;
+    match given.left() {
+        Some(name) => Err(format!("there is no `{name}`: it is `to=PROGRAM` and `wait=60s`")),
+        None => Ok((to, wait)),
     }
-    Ok((to, wait))
 }
 
 /// Whether a request has what only browsers write.

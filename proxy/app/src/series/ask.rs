@@ -1,7 +1,8 @@
 //! What is asked for, from a query: `model=NAME&range=6h`, or `model=NAME&from=UNIX&to=UNIX`, and `points=N`. Pure.
 
-use warden_gateway::percent_decoded;
 use warden_policies::rollup::{Range, SeriesPolicy};
+
+use crate::admin::query::Query;
 
 /// The ranges that are offered: their names and seconds.
 pub(crate) const RANGES: [(&str, u64); 5] =
@@ -35,20 +36,8 @@ impl Ask {
     /// # Errors
     /// A sentence with the right form.
     pub(crate) fn of(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
-        let pairs: Vec<(&str, String)> = query
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|pair| pair.split_once('='))
-            .map(|(name, value)| Some((name, percent_decoded(value)?)))
-            .collect::<Option<_>>()
-            .ok_or("the query cannot be read: write `%` as `%25`")?;
-        let get = |name: &str| {
-            pairs
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map(|(_, value)| value.as_str())
-                .filter(|value| !value.is_empty())
-        };
+        let asked = Query::read(query)?;
+        let get = |name: &str| asked.get(name);
         let number = |name: &str| match get(name) {
             None => Ok(None),
             Some(text) => text.parse::<u64>().map(Some).map_err(|_| {
@@ -103,10 +92,10 @@ mod tests {
 
     #[test]
     fn a_range_is_the_last_so_many_hours_or_from_a_moment_to_another() {
-        let hour = ask("model=org%2Fa+b&x").unwrap();
+        let hour = ask("model=org%2Fa%2Bb+c&x").unwrap();
         assert_eq!(
             (hour.model.as_deref(), hour.when, hour.points),
-            (Some("org/a+b"), When::Last("1h", 3600), 400)
+            (Some("org/a+b c"), When::Last("1h", 3600), 400)
         );
         assert_eq!(hour.range(10_000), Range { from: 6400, to: 10_001, points: 400 });
         let fixed = ask("from=1000&to=2000&points=99999&range=6h").unwrap();

@@ -1,0 +1,140 @@
+//! What is asked for in a query or a form: pairs, decoded as forms are (`+` is a space). The one reader for every route of ours. Pure.
+
+use reqwest::Url;
+
+/// Pairs in the order they were given, decoded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Of a query, or of a form as browsers send it. What cannot be decoded is decoded as browsers do, with marks for what is no text:
+    /// for pages, which show something whatever stands in the address.
+    pub(crate) fn of(query: Option<&str>) -> Self {
+        let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
+        let mut url = base();
+        url.set_query(Some(query));
+        let all = url.query_pairs();
+        Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
+    }
+
+    /// The same for what acts on it.
+    ///
+    /// # Errors
+    /// In words: a `%` that begins no byte, or what is no UTF-8; a name twice, of which nobody knows the one that is meant.
+    pub(crate) fn read(query: Option<&str>) -> Result<Self, String> {
+        for pair in query.unwrap_or_default().split('&') {
+            if warden_gateway::percent_decoded(pair).is_none() {
+                return Err(format!(
+                    "`{}` cannot be read: write `%` as `%25`, and text as UTF-8",
+                    pair.escape_debug()
+                ));
+            }
+        }
+        let read = Self::of(query);
+        let twice = read
+            .0
+            .iter()
+            .enumerate()
+            .find(|(n, (name, _))| read.0[..*n].iter().any(|(other, _)| other == name));
+        match twice {
+            Some((_, (name, _))) => Err(format!("`{name}` is given twice")),
+            None => Ok(read),
+        }
+    }
+
+    /// One value, the first of its name. One that is empty counts as none.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// Takes one value out; an empty one is one.
+    pub(crate) fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// Whether a switch is on: its name alone, or with `1` or `true`.
+    pub(crate) fn asks(&self, name: &str) -> bool {
+        self.0.iter().any(|(known, value)| known == name && matches!(value.as_str(), "" | "1" | "true"))
+    }
+
+    /// The first name that nobody took.
+    pub(crate) fn left(&self) -> Option<&str> {
+        self.0.first().map(|(name, _)| name.as_str())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pairs(&self) -> &[(String, String)] {
+        &self.0
+    }
+}
+
+fn base() -> Url {
+    #[expect(clippy::expect_used, reason = "a constant, tested")]
+    Url::parse("http://localhost/").expect("a constant")
+}
+
+/// An address with these pairs. Values that are empty are left out.
+pub(crate) fn address(path: &str, pairs: &[(&str, &str)]) -> String {
+    let mut url = base();
+    url.query_pairs_mut().extend_pairs(pairs.iter().filter(|(_, value)| !value.is_empty()));
+    // A blank may be spelled in two ways, of which not everybody reads both.
+    match url.query().filter(|query| !query.is_empty()) {
+        Some(query) => format!("{path}?{}", query.replace('+', "%20")),
+        None => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_into_an_address_comes_back_out_of_it() {
+        let names = ["org/a b", "a&b=c", "ünï", "50%", "\"><script>", "a+b", "#?"];
+        for name in names {
+            let address = address("/page/memory", &[("model", name), ("empty", "")]);
+            let (path, query) = address.split_once('?').unwrap();
+            let asked = Query::read(Some(query)).unwrap();
+            assert_eq!((path, asked.get("model"), asked.get("empty")), ("/page/memory", Some(name), None));
+            assert!(!address.contains(['<', '"', ' ']), "{address}");
+        }
+        assert_eq!(address("/page/", &[]), "/page/");
+        assert_eq!(Query::of(None).get("q"), None);
+        assert_eq!(Query::of(Some("q=%ff%zz&q=2&x")).get("q"), Some("\u{fffd}%zz"));
+    }
+
+    #[test]
+    fn who_acts_on_a_query_takes_what_is_known_and_hears_of_the_rest() {
+        let mut read = Query::read(Some("to=%2Fopt%2Fa+b&follow&undo=0&wait=")).unwrap();
+        assert_eq!((read.asks("follow"), read.asks("undo"), read.asks("to")), (true, false, false));
+        assert_eq!(read.take("to").as_deref(), Some("/opt/a b"));
+        assert_eq!(read.get("wait"), None);
+        assert_eq!((read.take("wait").as_deref(), read.take("to")), (Some(""), None));
+        assert_eq!(read.left(), Some("follow"));
+        for query in [None, Some(""), Some("&&")] {
+            assert_eq!(Query::read(query).unwrap().left(), None, "{query:?}");
+        }
+        let wrong = ["a=%", "a=%zz", "a=%ff", "%f=a", "a=1&b=2&a=3"];
+        let told = wrong.map(|query| format!("{query}\n    {}\n", Query::read(Some(query)).unwrap_err()));
+        insta::assert_snapshot!(told.concat());
+    }
+
+    proptest::proptest! {
+        /// Whatever is asked: it is pairs of text, and an address made of them means the same.
+        #[test]
+        fn any_query_is_pairs(query in crate::mutated::mutated_text(&["model=org%2Fa+b&span=7d&token=%ff&do=restart%20m", "&&=&a&=b&%"])) {
+            let asked = Query::of(Some(&query));
+            for (name, value) in asked.pairs() {
+                let address = address("/page/memory", &[(name, value)]);
+                proptest::prop_assert!(address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)), "{}", address);
+                let again = Query::of(address.split_once('?').map(|(_, query)| query));
+                proptest::prop_assert_eq!(again.get(name), Some(value.as_str()).filter(|value| !value.is_empty()));
+            }
+            if let Ok(read) = Query::read(Some(&query)) {
+                proptest::prop_assert_eq!(read, asked);
+            }
+        }
+    }
+}
