@@ -41,7 +41,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
 /// What a crate without clock, I/O and async may use. `foldhash` hashes, `toml` parses a compiled-in text.
 const PURE_CRATES_MAY_USE: [&str; 5] = ["foldhash", "serde", "serde_json", "thiserror", "toml"];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
@@ -276,7 +276,7 @@ fn the_fuzz_target_of_the_configuration_has_what_the_program_has() -> Outcome {
     Ok(())
 }
 
-fn rust_files(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
+pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {

@@ -14,6 +14,7 @@ mod clients;
 mod continued;
 mod crash;
 mod cure;
+mod dependencies;
 mod diagnose;
 mod diagnose_hangs;
 mod diagnose_target;

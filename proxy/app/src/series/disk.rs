@@ -121,8 +121,9 @@ impl Disk {
 
     /// Makes room for another file: the one goes that was not written for longest, and not within `rest` seconds.
     fn forget_one(&mut self, now: u64, rest: u64) -> bool {
-        let oldest = self.known.iter().min_by_key(|(_, known)| known.written);
-        let oldest = oldest.filter(|(_, known)| known.written.abs_diff(now) >= rest);
+        // After a clock was set back, what is written now is older than what was given up before: it is asked first who rests.
+        let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
+        let oldest = resting.min_by_key(|(_, known)| known.written);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
         self.forget(&key);
         true

@@ -67,6 +67,20 @@ fn what_was_not_written_for_longest_goes_and_what_is_not_ours_stays() {
 }
 
 #[test]
+fn a_clock_that_was_set_back_keeps_no_room_for_what_is_over() {
+    let state = tempfile::tempdir().unwrap();
+    let mut disk = take(state.path(), 3, DAY);
+    for model in ["a", "b", "c"] {
+        put(&mut disk, model, DAY + 100_000);
+    }
+    // A day earlier by the clock: two go on, one does not; what it was written at is still to come.
+    put(&mut disk, "a", DAY);
+    put(&mut disk, "b", DAY);
+    assert!(matches!(put(&mut disk, "d", DAY + 1), Written::Done));
+    assert_eq!(disk.known().keys().map(|key| key.model.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+}
+
+#[test]
 fn a_thousand_models_have_a_file_each_and_none_is_larger_than_it_says() {
     let state = tempfile::tempdir().unwrap();
     let mut disk = take(state.path(), 1000, DAY);
