@@ -225,24 +225,34 @@ fn no_test_module_is_forgotten() -> Outcome {
     Ok(())
 }
 
-/// The fuzz target `config` is built in an optional job only, from files of the program that stand in no library. What they
-/// need has to be there, or nobody notices for weeks.
+/// These fuzz targets are built in an optional job only, from files of the program that stand in no library. What they need has to
+/// be there, or nobody notices for weeks.
 #[test]
-fn the_fuzz_target_of_the_configuration_has_what_the_program_has() -> Outcome {
+fn the_fuzz_targets_made_of_the_program_have_what_it_has() -> Outcome {
+    for target in ["config", "import", "query"] {
+        has_what_it_takes_in(target).context(target)?;
+    }
+    Ok(())
+}
+
+fn has_what_it_takes_in(target: &str) -> Outcome {
     let fuzz = root().join("tests/fuzz");
-    let taken_in = std::fs::read_to_string(fuzz.join("fuzz_targets/config.rs"))?;
+    let taken_in = std::fs::read_to_string(fuzz.join(format!("fuzz_targets/{target}.rs")))?;
     let app = root().join("proxy/app/src");
     let mut files = Vec::new();
     let mut modules = BTreeSet::new();
     for line in taken_in.lines().filter_map(|line| line.strip_prefix("#[path = \"../../../proxy/app/src/")) {
         let path = line.split('"').next().context(line)?;
-        modules.insert(path.trim_end_matches("/mod.rs").trim_end_matches(".rs").to_owned());
+        let module = path.trim_end_matches("/mod.rs").trim_end_matches(".rs");
+        modules.insert(module.rsplit('/').next().unwrap_or(module).to_owned());
         match path.strip_suffix("/mod.rs") {
             Some(folder) => files.extend(rust_files(&app.join(folder))?),
             None => files.push(app.join(path)),
         }
     }
-    assert!(modules.contains("config"), "{modules:?}");
+    // What only tests take in is not built there.
+    files.retain(|file| !file.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("tests")));
+    assert!(modules.contains(target), "{modules:?}");
 
     let mut command = MetadataCommand::new();
     command.manifest_path(fuzz.join("Cargo.toml")).features(CargoOpt::AllFeatures).no_deps();
@@ -266,7 +276,7 @@ fn the_fuzz_target_of_the_configuration_has_what_the_program_has() -> Outcome {
         for module in text.split("crate::").skip(1) {
             let module: String = module.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let known = modules.contains(&module) || module.is_empty();
-            assert!(known, "{}: crate::{module} is not in fuzz_targets/config.rs", file.display());
+            assert!(known, "{}: crate::{module} is not in fuzz_targets/{target}.rs", file.display());
         }
         for name in program.keys().filter(|name| !there.contains_key(*name)) {
             let used = text.contains(&format!("{}::", name.replace('-', "_")));

@@ -41,7 +41,7 @@ static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     std::fs::write(&*FILE, text).expect("a file in memory");
-    if let Err(problems) = load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new() }) {
+    if let Err(problems) = load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new(), memory: 1 << 34 }) {
         assert!(!problems.0.is_empty());
         for problem in &problems.0 {
             let place = problem.place.to_string();

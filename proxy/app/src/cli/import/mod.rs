@@ -255,6 +255,21 @@ fn guess(path: &Path, text: &str) -> Source {
     }
 }
 
+/// A text as each kind of file that it could be, and what would be written: for whoever tries any text.
+#[cfg(fuzzing)]
+pub(crate) fn each_way(text: &str) -> [Result<String, Failure>; 3] {
+    let written = |imported: Result<Imported, Failure>| {
+        let imported = imported?;
+        imported.check_names("x")?;
+        Ok(write::text(&imported, "x"))
+    };
+    [
+        written(llama_swap::import(text, "x", &|_| None)),
+        written(preset::import(text, "x")),
+        written(split::words(text, "x").and_then(|words| command::import(&words, "x"))),
+    ]
+}
+
 #[cfg(test)]
 mod mutated_tests;
 #[cfg(test)]

@@ -1,0 +1,41 @@
+//! Any text as a file of another program: it is refused with a hint, or what is written is TOML.
+//!
+//! The product is a program without a library, so the files that import are taken in here as they stand.
+#![no_main]
+#![allow(dead_code, unused_imports, unexpected_cfgs)]
+
+#[path = "../../../proxy/app/src/advice.rs"]
+mod advice;
+#[path = "../../../proxy/app/src/child_lines.rs"]
+mod child_lines;
+#[path = "../../../proxy/app/src/config/mod.rs"]
+mod config;
+#[path = "../../../proxy/app/src/exit.rs"]
+mod exit;
+#[path = "../../../proxy/app/src/journal.rs"]
+mod journal;
+#[path = "../../../proxy/app/src/log_writer.rs"]
+mod log_writer;
+#[path = "../../../proxy/app/src/logging.rs"]
+mod logging;
+#[path = "../../../proxy/app/src/out.rs"]
+mod out;
+#[cfg(test)]
+#[path = "../../../proxy/app/src/printed.rs"]
+mod printed;
+#[path = "../../../proxy/app/src/sync.rs"]
+mod sync;
+#[path = "../../../proxy/app/src/cli/import/mod.rs"]
+mod import;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    for converted in import::each_way(text) {
+        match converted {
+            Ok(written) => assert!(written.parse::<toml::Table>().is_ok(), "{written}"),
+            Err(failure) => {
+                let told = failure.lines().join("\n");
+                assert!(told.starts_with("error: ") && told.contains("hint: "), "{told}");
+            }
+        }
+    }
+});
