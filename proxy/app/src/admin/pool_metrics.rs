@@ -32,8 +32,8 @@ families! {
         usage: Fraction
             = "pool_kv_usage",
             "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: tokens of prompts (counted, or a \
-             quarter of their bytes) and of answers so far. No llama-server is asked. One that shares its context among its slots \
-             (`--kv-unified`) is fuller than this says.";
+             quarter of their bytes) and of answers so far. No llama-server is asked. Where slots share one context (`--kv-unified`, or \
+             no `--parallel`) it is counted once.";
         of_model: Family<ModelLabel, Fraction> = "kv_usage", "The same for one model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
