@@ -7,3 +7,4 @@
 mod alone;
 mod balanced;
 mod manifests;
+mod picker;

@@ -155,7 +155,7 @@ impl Needs {
 /// Tokens of context and slots that a server would have.
 fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
     let slots = run.slots.unwrap_or(SLOTS);
-    let unified = run.unified.unwrap_or(run.slots.is_none());
+    let unified = run.is_one_pool();
     let context = run.context.unwrap_or(shape.context);
     // Each slot has a part of its own.
     let each = if unified { context } else { context.div_ceil(slots).next_multiple_of(CACHE_STEP) };

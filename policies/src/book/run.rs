@@ -105,6 +105,11 @@ const UNKNOWN: [&str; 9] = [
 ];
 
 impl Run {
+    /// Whether all slots share one cache: asked for, or because llama-server chooses the number of slots itself.
+    pub fn is_one_pool(&self) -> bool {
+        self.unified.unwrap_or(self.slots.is_none())
+    }
+
     /// Of a command's words and variables.
     pub fn of(args: &[String], env: &BTreeMap<String, String>) -> Self {
         let normal =

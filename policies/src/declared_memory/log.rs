@@ -44,6 +44,8 @@ pub enum Learned {
     Slots {
         /// Slots.
         slots: u32,
+        /// Whether they share one context; `None`: this build does not say.
+        one_pool: Option<bool>,
     },
 }
 
@@ -81,7 +83,8 @@ pub fn read(line: &str) -> Option<Learned> {
     if let Some(rest) =
         after(line, "initializing, n_slots = ").or_else(|| after(line, "initializing slots, n_slots = "))
     {
-        return Some(Learned::Slots { slots: number(rest)? });
+        let one_pool = after(rest, "kv_unified = '").map(|told| told.starts_with("true"));
+        return Some(Learned::Slots { slots: number(rest)?, one_pool });
     }
     None
 }

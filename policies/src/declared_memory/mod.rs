@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use log::{Learned, read};
 
+use crate::book::Run;
 use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
@@ -73,6 +74,9 @@ pub struct DeclaredMemory {
     /// Checkpoints for each slot.
     checkpoints: Known<u32>,
     slots: Known<u32>,
+    /// The slots share one context. What another version has written says nothing of it.
+    #[serde(default)]
+    one_pool: bool,
     /// Bytes of the largest checkpoint that the log told.
     checkpoint_size: Option<u64>,
     /// Bytes in the prompt cache, as the log told last.
@@ -128,6 +132,7 @@ impl DeclaredMemory {
         cache: Known { value: Some(0), from: Origin::Older },
         checkpoints: Known { value: 0, from: Origin::Older },
         slots: Known { value: 0, from: Origin::Default },
+        one_pool: false,
         checkpoint_size: None,
         cache_now: None,
         slots_now: BTreeMap::new(),
@@ -167,12 +172,18 @@ impl DeclaredMemory {
                 || Known { value: crate::defaults().lifecycle.unknown_slots, from: Origin::Default },
                 |(value, text)| Known { value, from: Origin::Given(text) },
             );
-        Self { cache, checkpoints, slots, ..Self::NONE }
+        let one_pool = Run::of(args, env).is_one_pool();
+        Self { cache, checkpoints, slots, one_pool, ..Self::NONE }
     }
 
     /// It has so many slots (`/props`).
     pub fn slots(&mut self, slots: u32) {
         self.slots = Known { value: slots, from: Origin::Props };
+    }
+
+    /// Whether all its slots share one context, so that one of them can hold all of it. Where there is one slot it does not matter.
+    pub const fn is_one_pool(&self) -> bool {
+        self.one_pool
     }
 
     /// The machine has so many bytes available: what has no bound of its own is reckoned with half of that.
@@ -198,7 +209,10 @@ impl DeclaredMemory {
                 }
             }
             Learned::Checkpoints { of } => self.checkpoints = Known { value: of, from: Origin::Log },
-            Learned::Slots { slots } => self.slots = Known { value: slots, from: Origin::Log },
+            Learned::Slots { slots, one_pool } => {
+                self.slots = Known { value: slots, from: Origin::Log };
+                self.one_pool = one_pool.unwrap_or(self.one_pool);
+            }
         }
         Some(learned)
     }

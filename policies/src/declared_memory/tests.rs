@@ -90,8 +90,13 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
         ("context checkpoints disabled", Learned::Checkpoints { of: 0 }),
         (
             "srv  load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'",
-            Learned::Slots { slots: 4 },
+            Learned::Slots { slots: 4, one_pool: Some(true) },
         ),
+        (
+            "srv  load_model: initializing, n_slots = 2, n_ctx_slot = 512, kv_unified = 'false'",
+            Learned::Slots { slots: 2, one_pool: Some(false) },
+        ),
+        ("srv    load_model: initializing slots, n_slots = 4", Learned::Slots { slots: 4, one_pool: None }),
     ] {
         assert_eq!(read(line), Some(learned), "{line}");
     }
@@ -106,6 +111,29 @@ fn lines_of_the_real_server_are_read_with_what_stands_before_them() {
     ] {
         assert_eq!(read(line), None, "{line}");
     }
+}
+
+#[test]
+fn slots_share_one_context_if_that_was_asked_for_or_their_number_was_not() {
+    for (words, one_pool) in [
+        ("", true),
+        ("-np 4", false),
+        ("-np 4 -kvu", true),
+        ("--parallel 4 --kv-unified", true),
+        ("--no-kv-unified", false),
+    ] {
+        assert_eq!(declared(words).is_one_pool(), one_pool, "{words}");
+    }
+    let mut told = declared("-np 4");
+    told.learn("srv load_model: initializing slots, n_slots = 4");
+    assert!(!told.is_one_pool(), "an old build says nothing of it");
+    told.learn("srv load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'");
+    assert!(told.is_one_pool(), "its log knows better");
+    // What an instance before us has written.
+    let mut written = serde_json::to_value(&told).unwrap();
+    written.as_object_mut().unwrap().remove("one_pool");
+    let read: DeclaredMemory = serde_json::from_value(written).unwrap();
+    assert!(!read.is_one_pool());
 }
 
 #[test]

@@ -68,6 +68,8 @@ section!(
         connection_age: Duration = "duration" where Takes::AtLeast("1ms"),
         /// How long fresh metrics are waited for.
         patience: Duration = "duration",
+        /// An answer to a probe that takes us this long counts as late.
+        late: Duration = "duration",
         /// A limit of memory that will be reached within this time takes weight from an instance.
         horizon: Duration = "duration",
     }

@@ -8,7 +8,7 @@ use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kubernetes");
 
-fn read(file: &str) -> Result<String, Trouble> {
+pub(super) fn read(file: &str) -> Result<String, Trouble> {
     Ok(std::fs::read_to_string(Path::new(FOLDER).join(file))?)
 }
 

@@ -40,6 +40,7 @@ use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
 use crate::otel::Fate;
+use crate::probe::pace::Pace;
 use crate::sync::lock;
 
 labels! {
@@ -139,6 +140,11 @@ impl Metrics {
         // The writers count; a scrape only repeats it.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
+    }
+
+    /// What answers to probes are counted by.
+    pub(crate) fn pace(&self) -> Pace {
+        self.pool.pace()
     }
 
     /// What an instance of several is like now.

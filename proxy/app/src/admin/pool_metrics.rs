@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Unit;
 use warden_policies::pool::agent::Line;
 use warden_policies::pool::{Facts, ModelFacts, fill, readiness};
 use warden_supervisor::{FleetView, ModelState};
@@ -13,6 +15,7 @@ use warden_supervisor::{FleetView, ModelState};
 use super::families::{families, labels};
 use super::metrics::{ModelLabel, whole};
 use crate::probe::facts::Context;
+use crate::probe::pace::Pace;
 
 /// Tokens of a block, for a picker that counts in blocks. llama-server has none: a small number loses little to rounding.
 const BLOCK: u64 = 16;
@@ -22,7 +25,8 @@ labels! {
     AdapterLabels { max_lora: String, running_lora_adapters: String, waiting_lora_adapters: String }
 }
 
-type Fraction = Gauge<f64, AtomicU64>;
+/// A number that need not be whole.
+pub(crate) type Fraction = Gauge<f64, AtomicU64>;
 
 families! {
     pub(super) struct PoolMetrics () {
@@ -32,12 +36,18 @@ families! {
         usage: Fraction
             = "pool_kv_usage",
             "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: tokens of prompts (counted, or a \
-             quarter of their bytes) and of answers so far. No llama-server is asked. One that shares its context among its slots \
-             (`--kv-unified`) is fuller than this says.";
+             quarter of their bytes) and of answers so far. No llama-server is asked. Where slots share one context (`--kv-unified`, or \
+             no `--parallel`) it is counted once.";
         of_model: Family<ModelLabel, Fraction> = "kv_usage", "The same for one model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
             = "pool_draining", "1 if it was told to leave, by `llama-warden drain --all` or SIGTERM, and still serves who comes.";
+        answers: Counter = "probe_answers", "Answers to probes, and lines told to `HAProxy`.";
+        late: Counter
+            = "probe_late_answers",
+            "Those that took a millisecond or more by our own clock: from accepting the connection to looking at it, and from the last byte \
+             of the question to the first of the answer. Metrics that had to be made are counted from then on.";
+        longest: Fraction = "probe_longest_answer" in Unit::Seconds, "The longest of them since the start.";
         weight: Gauge = "pool_weight", "Percent of its weight that `HAProxy` is told to give it; 0 if it is told to send nothing.";
     }
 }
@@ -82,6 +92,11 @@ impl Pool {
 }
 
 impl PoolMetrics {
+    /// For the thread that answers probes.
+    pub(super) fn pace(&self) -> Pace {
+        Pace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
+    }
+
     pub(super) fn read(&self, pool: &Pool) {
         self.waiting.set(whole(pool.sum(|model| model.waiting)));
         self.running.set(whole(pool.sum(|model| model.running)));

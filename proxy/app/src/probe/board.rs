@@ -12,6 +12,8 @@ use warden_policies::defaults::Probe;
 use warden_policies::pool::agent::{Line, line};
 use warden_policies::pool::{Facts, Unready, readiness};
 
+use super::pace::{Clock, Pace};
+
 /// The facts of one look.
 #[derive(Clone, Debug)]
 struct Seen {
@@ -24,6 +26,8 @@ struct Seen {
 pub(super) struct Text {
     /// Until then nobody makes them anew.
     pub(super) fresh_until: Instant,
+    /// Until then nobody waits for newer ones.
+    pub(super) good_until: Instant,
     pub(super) open_metrics: Bytes,
     pub(super) plain: Bytes,
 }
@@ -33,6 +37,7 @@ pub(super) struct Text {
 pub(crate) struct Board {
     numbers: Probe,
     gauges: Arc<Gauges>,
+    pace: Pace,
     seen: watch::Sender<Option<Seen>>,
     text: watch::Sender<Option<Arc<Text>>>,
     /// Somebody wants metrics that are fresh.
@@ -40,10 +45,11 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    pub(crate) fn new(numbers: Probe, gauges: Arc<Gauges>) -> Self {
+    pub(crate) fn new(numbers: Probe, gauges: Arc<Gauges>, pace: Pace) -> Self {
         Self {
             numbers,
             gauges,
+            pace,
             seen: watch::Sender::default(),
             text: watch::Sender::default(),
             wanted: Notify::new(),
@@ -52,6 +58,11 @@ impl Board {
 
     pub(super) const fn numbers(&self) -> &Probe {
         &self.numbers
+    }
+
+    /// How long answers take.
+    pub(super) const fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     pub(super) fn look(&self, facts: Facts) {
@@ -115,15 +126,21 @@ impl Board {
         }
     }
 
-    /// Metrics: fresh ones if they come within the patience, else the last.
-    pub(super) async fn metrics(&self) -> Option<Arc<Text>> {
+    /// Metrics: the last ones if they are good enough, so that who asks often never waits; else fresh ones if they come within the
+    /// patience.
+    pub(super) async fn metrics(&self, clock: &Clock) -> Option<Arc<Text>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
         if last.as_ref().is_some_and(|text| Instant::now() < text.fresh_until) {
             return last;
         }
         self.wanted.notify_one();
+        if last.as_ref().is_some_and(|text| Instant::now() < text.good_until) {
+            return last;
+        }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
+        // Making them is another thread's work.
+        clock.again();
         if fresh.is_ok() { texts.borrow().clone() } else { last }
     }
 }
@@ -135,7 +152,7 @@ mod tests {
     use super::*;
 
     fn board() -> Board {
-        Board::new(warden_policies::defaults().probe.clone(), Arc::default())
+        Board::new(warden_policies::defaults().probe.clone(), Arc::default(), Pace::default())
     }
 
     fn serves() -> Facts {
@@ -167,25 +184,30 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
         let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
-        let hasty = Board::new(numbers, Arc::default());
-        assert!(hasty.metrics().await.is_none(), "nobody makes any");
+        let hasty = Board::new(numbers, Arc::default(), Pace::default());
+        let clock = Clock::start();
+        assert!(hasty.metrics(&clock).await.is_none(), "nobody makes any");
         hasty.wanted().await;
-        let text = |words: &'static str, fresh: u64| Text {
+        let text = |words: &'static str, fresh: u64, good: u64| Text {
             fresh_until: Instant::now() + Duration::from_secs(fresh),
+            good_until: Instant::now() + Duration::from_secs(good),
             open_metrics: words.into(),
             plain: words.into(),
         };
-        hasty.write(text("one", 0));
-        assert_eq!(&hasty.metrics().await.unwrap().plain[..], b"one", "the last ones, where none come");
+        hasty.write(text("one", 0, 0));
+        assert_eq!(&hasty.metrics(&clock).await.unwrap().plain[..], b"one", "the last ones, where none come");
         let board = board();
-        board.write(text("two", 3600));
+        board.write(text("two", 3600, 3600));
         for _ in 0..3 {
-            assert_eq!(&board.metrics().await.unwrap().plain[..], b"two");
+            assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"two");
         }
-        board.write(text("old", 0));
-        let (asked, ()) = tokio::join!(board.metrics(), async {
+        board.write(text("good", 0, 3600));
+        assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"good", "nobody waits for better ones");
+        board.wanted().await;
+        board.write(text("old", 0, 0));
+        let (asked, ()) = tokio::join!(board.metrics(&clock), async {
             board.wanted().await;
-            board.write(text("new", 0));
+            board.write(text("new", 0, 0));
         });
         assert_eq!(&asked.unwrap().plain[..], b"new");
     }

@@ -6,7 +6,7 @@ use warden_gateway::Holds;
 use warden_policies::ModelName;
 use warden_policies::lifecycle::Phase;
 use warden_policies::pool::{Facts, ModelFacts};
-use warden_supervisor::{FleetView, ModelState, ModelView};
+use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
 /// What requests hold of the context of one model, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,13 +39,46 @@ fn of_model(model: &ModelView) -> ModelFacts {
 }
 
 /// How full the context of each model's slots is. A slot's room is what its process reported; of one that reports none nothing is said.
+/// Where the slots of a process share one context, what each of them could have is one and the same.
 pub(crate) fn contexts(view: &FleetView, held: &BTreeMap<ModelName, Holds>) -> BTreeMap<String, Context> {
     let one = |model: &ModelView| {
         let ready = model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
-        let slots: u64 = ready.filter_map(|backend| backend.slots).map(u64::from).sum();
-        let room = slots.saturating_mul(model.n_ctx?);
+        let pools = |backend: &BackendView| {
+            let slots = u64::from(backend.slots?);
+            Some(if backend.memory.one_pool { slots.min(1) } else { slots })
+        };
+        let room = ready.filter_map(pools).sum::<u64>().saturating_mul(model.n_ctx?);
         let used = held.get(&model.name).map_or(0, |holds| holds.tokens);
         (room > 0).then(|| (model.name.as_str().to_owned(), Context { used: used.min(room), room }))
     };
     view.models.iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::growth_metrics::tests::{fleet, leaking};
+
+    #[test]
+    fn a_context_that_slots_share_is_room_for_it_once_in_each_process() {
+        let process = |phase, one_pool| {
+            let mut process = leaking();
+            (process.phase, process.slots, process.memory.one_pool) = (phase, Some(4), one_pool);
+            process
+        };
+        let room = |processes: Vec<BackendView>, tokens| {
+            let mut view = fleet(processes);
+            view.models[0].n_ctx = Some(1000);
+            let held = BTreeMap::from([(view.models[0].name.clone(), Holds { requests: 1, tokens })]);
+            contexts(&view, &held).into_values().next()
+        };
+        let each = Context { used: 600, room: 4000 };
+        assert_eq!(room(vec![process(Phase::Ready, false)], 600), Some(each), "a context for each slot");
+        let shared = process(Phase::Ready, true);
+        assert_eq!(room(vec![shared.clone()], 600), Some(Context { used: 600, room: 1000 }));
+        let two = vec![shared.clone(), shared, process(Phase::Draining, true)];
+        assert_eq!(room(two, 2600), Some(Context { used: 2000, room: 2000 }), "full is full");
+        let silent = BackendView { slots: None, ..process(Phase::Ready, true) };
+        assert_eq!(room(vec![silent], 5), None);
+    }
 }

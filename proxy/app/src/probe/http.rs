@@ -9,6 +9,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 
 use super::board::Board;
+use super::pace::Clock;
 
 type Answer = Response<Full<Bytes>>;
 
@@ -17,11 +18,15 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers one request. Its body is not read.
-pub(super) async fn answer(board: &Board, request: Request<Incoming>) -> Result<Answer, Infallible> {
-    Ok(answered(board, request.method(), request.uri().path(), request.headers()).await)
+pub(super) async fn answer(
+    board: &Board,
+    clock: &Clock,
+    request: Request<Incoming>,
+) -> Result<Answer, Infallible> {
+    Ok(answered(board, clock, request.method(), request.uri().path(), request.headers()).await)
 }
 
-async fn answered(board: &Board, method: &Method, path: &str, headers: &HeaderMap) -> Answer {
+async fn answered(board: &Board, clock: &Clock, method: &Method, path: &str, headers: &HeaderMap) -> Answer {
     if !matches!(path, "/livez" | "/readyz" | "/metrics") {
         return words(StatusCode::NOT_FOUND, "there are GET /livez, GET /readyz and GET /metrics here\n");
     }
@@ -42,7 +47,7 @@ async fn answered(board: &Board, method: &Method, path: &str, headers: &HeaderMa
             Ok(()) => words(StatusCode::OK, "ok\n"),
             Err(why) => words(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
         },
-        _ => match board.metrics().await {
+        _ => match board.metrics(clock).await {
             Some(text) if crate::admin::answer::wants_open_metrics(headers) => {
                 respond(StatusCode::OK, OPEN_METRICS, text.open_metrics.clone())
             }
@@ -72,15 +77,18 @@ mod tests {
     use warden_policies::pool::{Facts, ModelFacts};
 
     use super::*;
+    use crate::probe::pace::Pace;
 
     #[tokio::test]
     async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
         let numbers =
             Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
-        let board = Board::new(numbers, std::sync::Arc::default());
+        let board = Board::new(numbers, std::sync::Arc::default(), Pace::default());
+        let clock = Clock::start();
         let none = HeaderMap::new();
-        let ask =
-            async |method: Method, path: &str| answered(&board, &method, path, &none).await.status().as_u16();
+        let ask = async |method: Method, path: &str| {
+            answered(&board, &clock, &method, path, &none).await.status().as_u16()
+        };
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
         let models = vec![ModelFacts { slots: 1, ..ModelFacts::default() }];
@@ -89,7 +97,7 @@ mod tests {
         for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {
             assert_eq!((ask(Method::GET, path).await, ask(Method::POST, path).await), (404, 404), "{path}");
         }
-        let answer = answered(&board, &Method::GET, "/readyz", &none).await;
+        let answer = answered(&board, &clock, &Method::GET, "/readyz", &none).await;
         assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
     }
 }

@@ -37,7 +37,8 @@ async fn metrics(board: &Board, admin: &Admin) {
         let text = admin.metrics_text(false);
         let plain = Bytes::from(plain_text(&text));
         let pause = rest(board, begun.elapsed(), board.numbers().metrics_age);
-        board.write(Text { fresh_until: Instant::now() + pause, open_metrics: text.into(), plain });
+        let fresh_until = Instant::now() + pause;
+        board.write(Text { fresh_until, good_until: fresh_until + pause, open_metrics: text.into(), plain });
         sleep(pause).await;
     }
 }

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::board::Board;
 use super::http;
+use super::pace::{Clock, Timed};
 use crate::exit::Failure;
 use crate::sync::lock;
 
@@ -148,6 +149,8 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
 
 async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
     let numbers = board.numbers().clone();
+    let (clock, pace) = (Clock::start(), board.pace().clone());
+    let stream = Timed { stream, clock: clock.clone(), pace, late: numbers.late };
     if let Kind::Agent = kind {
         let told = tokio::time::timeout(numbers.head_timeout, tell(stream, &board)).await;
         if let Ok(Err(problem)) = told {
@@ -157,7 +160,8 @@ async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
     }
     let service = service_fn(move |request| {
         let board = board.clone();
-        async move { http::answer(&board, request).await }
+        let clock = clock.clone();
+        async move { http::answer(&board, &clock, request).await }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -175,7 +179,7 @@ async fn connection(stream: TcpStream, kind: Kind, board: Arc<Board>) {
 }
 
 /// One line, then the end.
-async fn tell(mut stream: TcpStream, board: &Board) -> io::Result<()> {
+async fn tell(mut stream: Timed<TcpStream>, board: &Board) -> io::Result<()> {
     let line = format!("{}\n", board.line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;

@@ -14,9 +14,11 @@
 //! | [`keeper`] | looks, and makes metrics |
 //! | [`http`] | the three routes |
 //! | [`listen`] | the thread, its listeners, and how many may be connected |
+//! | [`pace`] | how long answers take, by our own clock |
 
 pub(crate) mod board;
 pub(crate) mod facts;
 mod http;
 pub(crate) mod keeper;
 pub(crate) mod listen;
+pub(crate) mod pace;

@@ -217,7 +217,7 @@ impl Server {
         if leaves {
             leaving.begin();
         }
-        let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone()));
+        let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
         let admin = Admin {
             leaving: leaving.clone(),
             probe: Arc::new(resolved.probe.clone()),

@@ -313,6 +313,9 @@ pub struct MemoryView {
     /// The same in bytes: pools of host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declared: Vec<Declared>,
+    /// Its slots share one context: what one of them holds is missing to the others.
+    #[serde(default)]
+    pub one_pool: bool,
     /// The budgets of each memory in bytes, as far as they are known yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<BudgetView>,

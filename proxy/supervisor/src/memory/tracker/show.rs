@@ -35,6 +35,7 @@ impl MemoryTracker {
             forecasts: forecasts.collect(),
             request_rate: self.monitor.rate(),
             allowance: self.declared.words(),
+            one_pool: self.declared.is_one_pool(),
         }
     }
 }

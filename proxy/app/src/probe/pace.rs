@@ -1,0 +1,173 @@
+//! How long answers to probes take by our own clock: the part of a probe's time that is ours. What a machine does between two processes
+//! that want the same core is not in it, and no program can see it of itself.
+//!
+//! ```text
+//!   accept ── looked at ──> … the question comes, however slowly … ── its last byte ── the answer's first byte
+//!          └─ counted ─┘                                                            └──── counted ────┘
+//! ```
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use crate::admin::pool_metrics::Fraction;
+use crate::sync::lock;
+
+/// What is counted of all answers. Atomics: the thread that answers waits for nobody who reads them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pace {
+    pub(crate) answers: Counter,
+    pub(crate) late: Counter,
+    /// Seconds. Written by that one thread alone.
+    pub(crate) longest: Fraction,
+}
+
+impl Pace {
+    fn note(&self, took: Duration, late: Duration) {
+        self.answers.inc();
+        if took >= late {
+            self.late.inc();
+        }
+        if took.as_secs_f64() > self.longest.get() {
+            self.longest.set(took.as_secs_f64());
+        }
+    }
+}
+
+/// The clock of one connection, shared by its stream and by what answers on it.
+#[derive(Clone, Debug)]
+pub(super) struct Clock(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    /// Since then somebody waits for us; `None`: nobody does.
+    since: Option<Instant>,
+    /// How long that was before.
+    before: Duration,
+}
+
+impl Clock {
+    /// A connection is accepted.
+    pub(super) fn start() -> Self {
+        Self(Arc::new(Mutex::new(State { since: Some(Instant::now()), before: Duration::ZERO })))
+    }
+
+    /// The connection is looked at.
+    fn look(&self) {
+        let mut state = lock(&self.0);
+        if let Some(since) = state.since.take() {
+            state.before += since.elapsed();
+        }
+    }
+
+    /// The other side has said something.
+    fn hear(&self) {
+        lock(&self.0).since = Some(Instant::now());
+    }
+
+    /// What was awaited is another thread's work: the answer's time begins now.
+    pub(super) fn again(&self) {
+        *lock(&self.0) = State { since: Some(Instant::now()), before: Duration::ZERO };
+    }
+
+    /// The answer begins. `None`: it has begun already.
+    fn answered(&self) -> Option<Duration> {
+        let mut state = lock(&self.0);
+        let took = state.since.take()?.elapsed() + state.before;
+        state.before = Duration::ZERO;
+        Some(took)
+    }
+}
+
+/// A stream that tells its clock, and counts.
+pub(super) struct Timed<S> {
+    pub(super) stream: S,
+    pub(super) clock: Clock,
+    pub(super) pace: Pace,
+    /// From when on an answer counts as late.
+    pub(super) late: Duration,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let own = self.get_mut();
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut own.stream).poll_read(context, buffer);
+        // What had come already is part of the same question, and has waited since.
+        if read.is_pending() {
+            own.clock.look();
+        }
+        ready!(read)?;
+        if buffer.filled().len() > before {
+            own.clock.look();
+            own.clock.hear();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let own = self.get_mut();
+        let wrote = ready!(Pin::new(&mut own.stream).poll_write(context, bytes))?;
+        if let Some(took) = own.clock.answered() {
+            own.pace.note(took, own.late);
+        }
+        Poll::Ready(Ok(wrote))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_other_side_takes_is_not_counted_and_what_we_take_is() {
+        let (mut client, stream) = tokio::io::duplex(1024);
+        let (pace, late) = (Pace::default(), Duration::from_millis(1));
+        let mut own = Timed { stream, clock: Clock::start(), pace: pace.clone(), late };
+        let counted = || (pace.answers.get(), pace.late.get(), Duration::from_secs_f64(pace.longest.get()));
+        let micros = Duration::from_micros;
+        let mut bytes = [0; 16];
+        // It is not looked at for 300 µs, then the question takes a minute to come.
+        advance(micros(300)).await;
+        assert!(tokio::time::timeout(Duration::from_secs(60), own.read(&mut bytes)).await.is_err());
+        client.write_all(b"question").await.unwrap();
+        assert_eq!(own.read(&mut bytes).await.unwrap(), 8);
+        advance(micros(200)).await;
+        own.write_all(b"answer").await.unwrap();
+        assert_eq!(counted(), (1, 0, micros(500)));
+        advance(Duration::from_secs(5)).await;
+        own.write_all(b"its rest").await.unwrap();
+        assert_eq!(counted(), (1, 0, micros(500)), "an answer counts once");
+        // The next question on the same connection, with a wait that is not ours.
+        client.write_all(b"next").await.unwrap();
+        assert_eq!(own.read(&mut bytes).await.unwrap(), 4);
+        advance(Duration::from_secs(5)).await;
+        own.clock.again();
+        advance(micros(2000)).await;
+        own.write_all(b"answer").await.unwrap();
+        assert_eq!(counted(), (2, 1, micros(2000)));
+    }
+}
