@@ -1,6 +1,6 @@
 //! The books, kept as the soak goes on: what each client was told against what was executed, and forgotten where both agree.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub(crate) struct Books {
     executions: HashMap<String, Vec<(Process, Execution)>>,
     /// Where the executions are that run, by number of the process and of the request in it.
     open: HashMap<(i32, u64), (String, usize)>,
-    /// Which process has a number, and its last request.
-    processes: HashMap<i32, (Process, u64)>,
+    /// Which process has a number, and what it has begun.
+    processes: HashMap<i32, (Process, BTreeSet<u64>)>,
     /// The last line of each process.
     last: Vec<usize>,
     lines: usize,
@@ -77,6 +77,13 @@ impl Account {
     }
 }
 
+/// Requests are numbered as they come and begin about in that order: a number that came before, or is far behind, is that of another
+/// process with the same number.
+fn is_another(done: &BTreeSet<u64>, ordinal: u64) -> bool {
+    const OUT_OF_ORDER: u64 = 100;
+    done.contains(&ordinal) || done.last().is_some_and(|last| ordinal + OUT_OF_ORDER < *last)
+}
+
 impl Books {
     pub(crate) fn of(ledger: &Ledger) -> Self {
         Self {
@@ -124,20 +131,22 @@ impl Books {
         let at = self.lines;
         self.lines += 1;
         let begins = line.event == "begun";
-        let known = self.processes.get(&line.pid).copied();
-        // Numbers of requests rise: one that falls is another process with the same number.
-        let process = match known {
-            Some((process, last)) if !begins || line.ordinal > last => process,
-            _ => {
-                self.last.push(at);
-                self.open.retain(|(pid, _), _| *pid != line.pid);
-                self.last.len() - 1
-            }
+        let known =
+            self.processes.get(&line.pid).filter(|(_, done)| !begins || !is_another(done, line.ordinal));
+        let process = if let Some((process, _)) = known {
+            *process
+        } else {
+            self.last.push(at);
+            self.open.retain(|(pid, _), _| *pid != line.pid);
+            self.processes.insert(line.pid, (self.last.len() - 1, BTreeSet::new()));
+            self.last.len() - 1
         };
         self.last[process] = at;
         let key = (line.pid, line.ordinal);
         if begins {
-            self.processes.insert(line.pid, (process, line.ordinal));
+            if let Some((_, done)) = self.processes.get_mut(&line.pid) {
+                done.insert(line.ordinal);
+            }
             // Asked by us, to learn what is made of a request or to warm a process, and told to nobody.
             if line.id.ends_with('?') || line.id == "-" {
                 return;
