@@ -86,7 +86,7 @@ const ROOMS: [(&str, &[&str]); 2] = [
         &[
             "gateway", "client", "exchange", "shared", "live", "answer", "page", "access", "rules",
             "backend", "body", "route", "refusal", "requests", "protocol", "config", "observe", "trace",
-            "limits", "pulse", "workers", "clock",
+            "limits", "pulse", "inward", "workers", "clock",
         ],
     ),
     (

@@ -35,7 +35,7 @@
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
 //! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
-//! | `workers`, `pulse`, `clock` | the threads that all of it runs on; whether they turn; the time of day |
+//! | `workers`, `pulse`, `inward`, `clock` | the threads that all of it runs on; whether they turn; connections from inside; the time of day |
 
 mod access;
 mod answer;
@@ -46,6 +46,7 @@ mod clock;
 mod config;
 mod exchange;
 mod gateway;
+mod inward;
 mod limits;
 mod live;
 mod observe;
@@ -73,6 +74,7 @@ pub use client::error::GatewayError;
 pub use client::tls_files::{Certificate, Tls, TlsError};
 pub use config::{GatewayConfig, TlsFiles};
 pub use gateway::{Bound, Ends, Gateway};
+pub use inward::Inward;
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};
