@@ -21,7 +21,7 @@ use crate::client::listener::Listener;
 use crate::client::tls_files::Tls;
 use crate::clock;
 use crate::config::GatewayConfig;
-use crate::inward::Inward;
+use crate::inward::{self, Inward};
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::page::Page;
@@ -215,7 +215,7 @@ impl Bound {
         let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
         let (begun, mut from_inside) = (self.begun, self.from_inside);
         let config = Arc::new(self.config);
-        let shared = Arc::new(Shared {
+        let shared = Shared {
             upstream: Arc::new(Upstream::new(backends, config.clone(), workers.len())),
             budget: Budget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
             config,
@@ -228,10 +228,11 @@ impl Bound {
             retire: retire.clone(),
             started: clock::unix_seconds(),
             prints: PrintKey::new(),
-        });
+        };
         let pause = shared.config.server.accept_pause;
-        let inside = Arc::new(Acceptor::new(shared.clone(), None));
-        let acceptor = Arc::new(Acceptor::new(shared, self.tls));
+        let inside = inward::shared(&shared, workers.len());
+        let inside = Arc::new(Acceptor::new(Arc::new(inside), None));
+        let acceptor = Arc::new(Acceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
         // Dropped with this future: then everything that still runs is cut.
         let cut = CancellationToken::new();

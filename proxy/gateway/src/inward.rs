@@ -5,9 +5,14 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::observe::{Observer, Record};
+use crate::requests::Requests;
+use crate::shared::Shared;
 
 /// Makes us a client of our own data plane. Cheap to clone, and keeps nothing alive.
 #[derive(Clone, Debug)]
@@ -37,6 +42,17 @@ impl Inward {
             }
         }
     }
+}
+
+/// What such a connection shares with all others: everything, but it is in no log, no count and no list of requests.
+pub(crate) fn shared(all: &Shared, workers: usize) -> Shared {
+    Shared { observer: Arc::new(Nobody), requests: Requests::new(workers), ..all.clone() }
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn request_done(&self, _record: &Record) {}
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `gateway` | listening and serving: the entry point |
 //! | `client` | client connections: their first moments, their limits and clocks, TLS, HTTP/2 |
+//! | `inward` | connections that we make to ourselves |
 //! | `exchange` | one request's life, stage by stage; what is answered here; how large a prompt is |
 //! | `shared`, `live` | what all requests share; what of it may change while we serve |
 //! | `answer` | the way back: whole events, counted work, answers put together from streams, the record |
@@ -35,7 +36,7 @@
 //! | `refusal` | every error that a client can get from us, and how it is spelled |
 //! | `protocol` | what HTTP demands of an intermediary; ambiguous requests; heads, queries, events |
 //! | `config`, `observe`, `trace`, `limits` | numbers; records and gauges; their parts in traces; what connections may cost |
-//! | `workers`, `pulse`, `inward`, `clock` | the threads that all of it runs on; whether they turn; connections from inside; the time of day |
+//! | `workers`, `pulse`, `clock` | the threads that all of it runs on; whether they turn; the time of day |
 
 mod access;
 mod answer;
