@@ -122,15 +122,18 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
     asking.join_all().await;
     let account = audit.join_next().await.context("the books")???;
     say(&format!("{}; {done:?}", account.words()));
+    // What is found of our own memory is told also where the books have a problem.
+    let steady = judged(instance, readings, &progress).await;
     if let Some(problem) = account.problem() {
-        return Err(Trouble::new(format!(
-            "{problem}
-{done:?}"
-        )));
+        return Err(Trouble::new(format!("{problem}; {done:?}")));
     }
     done?;
+    steady
+}
+
+async fn judged(instance: &Instance, readings: &mut Readings, progress: &Progress) -> Outcome {
     still(instance).await?;
-    readings.take(instance, &progress);
+    readings.take(instance, progress);
     readings.files_and_threads_are_steady()?;
     judge::judge(instance, readings).await
 }
