@@ -84,7 +84,7 @@ const ROOMS: [(&str, &[&str]); 2] = [
     (
         "proxy/gateway/src",
         &[
-            "gateway", "client", "exchange", "shared", "live", "answer", "page", "access", "rules",
+            "gateway", "client", "inward", "exchange", "shared", "live", "answer", "page", "access", "rules",
             "backend", "body", "route", "refusal", "requests", "protocol", "config", "observe", "trace",
             "limits", "pulse", "workers", "clock",
         ],

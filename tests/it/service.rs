@@ -2,6 +2,8 @@
 //!
 //! The manager is played by a socket that writes down what it is told; `service_under_systemd` has a real one.
 
+mod lasting;
+
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;

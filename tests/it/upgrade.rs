@@ -1,6 +1,12 @@
 //! Another program takes the place of a running one: no request fails, no stream is cut, no model is loaded anew; and where that
 //! does not work, nothing has happened.
 
+mod books;
+mod deaths;
+mod flat;
+mod refused;
+mod ways;
+
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -21,14 +27,15 @@ use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, binaries, swarm, wait_until};
 
-/// Files that a process has open.
-fn open_files(pid: i32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
-}
-
 /// The processes of an instance that are no llama-servers: the one that serves, and those on their way out.
 fn programs(warden: &Warden) -> Vec<ProcessId> {
     children_of(warden.kid.pid()).into_iter().filter(|child| child.http().is_none()).collect()
+}
+
+/// Only the one that serves is left beside the first.
+async fn until_alone(warden: &Warden) -> Result<ProcessId, Trouble> {
+    wait_until("only the one that serves is left", SOON, async || programs(warden).len() == 1).await?;
+    programs(warden).first().copied().context("nobody serves")
 }
 
 async fn upgrade(warden: &Warden) -> Outcome {
@@ -48,62 +55,6 @@ fn double(warden: &Warden, name: &str, does: &str) -> Result<PathBuf, Trouble> {
     let path = warden.home().file(name, script)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
     Ok(path)
-}
-
-#[tokio::test]
-async fn streams_go_on_byte_for_byte_through_five_upgrades_and_no_process_is_made_anew() -> Outcome {
-    through(5, 16).await
-}
-
-#[tokio::test]
-#[ignore = "takes minutes: for whoever changes the hand-over"]
-async fn streams_go_on_through_fifty_upgrades() -> Outcome {
-    through(50, 16).await
-}
-
-async fn through(upgrades: usize, clients: usize) -> Outcome {
-    let script = json!({"ms_per_token": 5});
-    let args = "args = [\"-np\", \"16\", \"--metrics\"]\nreplicas = 2";
-    let warden = Setup::new()?.fake("m", &script, args)?.start().await?;
-    let before = warden.until_ready(2).await?;
-    // Each client asks one request after another, until all is over.
-    let over = Arc::new(AtomicBool::new(false));
-    let mut asking = JoinSet::new();
-    for client in 0..clients {
-        let (http, over) = (warden.http.clone(), Arc::clone(&over));
-        asking.spawn(async move {
-            let mut asked = 0;
-            while !over.load(Ordering::SeqCst) {
-                let (name, words) = (format!("c{client}-{asked}"), format!("say it {asked} times"));
-                let request = chat(&name, "m", &words, 60, client % 2 == 0);
-                let again = chat(&format!("{name}-again"), "m", &words, 60, true);
-                let one = swarm::answer(&http, &request).await?;
-                let two = swarm::answer(&http, &again).await?;
-                if one.text != two.text {
-                    return Err(Trouble::new(format!("{name}: {:?} and {:?}", one.text, two.text)));
-                }
-                asked += 1;
-            }
-            Ok(asked)
-        });
-    }
-    let mut files = Vec::new();
-    for number in 0..upgrades {
-        upgrade(&warden).await.context(format!("upgrade {number}"))?;
-        let serving = programs(&warden).into_iter().map(|one| one.pid).max().context("nobody serves")?;
-        files.push(open_files(serving));
-    }
-    over.store(true, Ordering::SeqCst);
-    while let Some(asked) = asking.join_next().await {
-        assert!(asked?? > 0);
-    }
-    assert_eq!(warden.until_ready(2).await?, before, "the same processes");
-    wait_until("only the one that serves is left", SOON, async || programs(&warden).len() == 1).await?;
-    let last = programs(&warden)[0];
-    wait_until("files of the last are as those of the first", SOON, async || {
-        open_files(last.pid) <= files[0] + 8
-    })
-    .await
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Reading the execution ledger that fake-llama writes: who began what, and how often.
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -73,6 +74,11 @@ impl Ledger {
         }
     }
 
+    /// Its lines from now on, as they come.
+    pub fn tail(&self) -> Tail {
+        Tail { path: self.path.clone(), read: 0 }
+    }
+
     /// Every execution by the request's name, in order of beginning.
     ///
     /// # Errors
@@ -120,6 +126,34 @@ impl Ledger {
     pub fn generations(&self) -> Result<usize, Trouble> {
         let pids: std::collections::BTreeSet<i32> = self.lines()?.into_iter().map(|line| line.pid).collect();
         Ok(pids.len())
+    }
+}
+
+/// A ledger file that is read while it is written.
+#[derive(Debug)]
+pub struct Tail {
+    path: PathBuf,
+    /// Bytes that were read.
+    read: u64,
+}
+
+impl Tail {
+    /// The whole lines that have come since the last time.
+    ///
+    /// # Errors
+    /// As [`Ledger::lines`].
+    pub fn fresh(&mut self) -> Result<Vec<Line>, Trouble> {
+        let mut file = match std::fs::File::open(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            file => file?,
+        };
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        // What follows the last line break is being written, or torn: then a line break follows it.
+        bytes.truncate(memchr::memrchr(b'\n', &bytes).map_or(0, |at| at + 1));
+        self.read += bytes.len() as u64;
+        parse(&String::from_utf8_lossy(&bytes))
     }
 }
 

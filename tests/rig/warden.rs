@@ -120,12 +120,17 @@ impl Setup {
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_program(self, program: &Path, args: &[OsString]) -> Result<Warden, Trouble> {
+        let (kid, address) = self.listening(program, args).await?;
+        Ok(Warden { kid, http: Http::Tcp(address), address, setup: self })
+    }
+
+    async fn listening(&self, program: &Path, args: &[OsString]) -> Result<(Kid, SocketAddr), Trouble> {
         let log = self.home.path().join("warden.log");
         let mut kid = Kid::start(program, args, &self.home.env, self.home.path(), log)?;
         kid.says(LISTENING, SOON).await?;
         let address =
             wait_for("a whole line with the address", SOON, async || address_in(&kid.output())).await?;
-        Ok(Warden { kid, http: Http::Tcp(address), address, setup: self })
+        Ok((kid, address))
     }
 }
 
@@ -277,6 +282,18 @@ impl Warden {
     /// As [`Setup::start`].
     pub async fn again(self) -> Result<Self, Trouble> {
         self.setup.start().await
+    }
+
+    /// When this one has ended: another program in its place, as [`Setup::start_program`].
+    ///
+    /// # Errors
+    /// As [`Setup::start`].
+    pub async fn start_anew(&mut self, program: &Path, args: &[OsString]) -> Outcome {
+        let (kid, address) = self.setup.listening(program, args).await?;
+        self.kid = kid;
+        self.http = Http::Tcp(address);
+        self.address = address;
+        Ok(())
     }
 
     /// Waits until there are as many backends, all answer /health with 200, and the warden knows that they are ready.

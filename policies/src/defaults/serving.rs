@@ -49,6 +49,8 @@ section!(
         retired_keep_alive: Duration = "duration",
         /// So long an upgrade in place may take before the old program goes on.
         upgrade_wait: Duration = "duration",
+        /// Within this time a program that is to take our place has to have answered a request of its own.
+        upgrade_answer: Duration = "duration",
         /// A connection closed with unread bytes is read for this long, so that the client sees its answer.
         linger: Duration = "duration",
         /// Pause after a failure to accept.

@@ -1,7 +1,7 @@
 //! Listening and serving: the entry point.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use crate::client::listener::Listener;
 use crate::client::tls_files::Tls;
 use crate::clock;
 use crate::config::GatewayConfig;
+use crate::inward::{self, Inward};
 use crate::live::Control;
 use crate::observe::{Gauges, Observer};
 use crate::page::Page;
@@ -96,6 +97,9 @@ pub struct Bound {
     page: Option<Arc<dyn Page>>,
     pulse: Pulse,
     asked: UnboundedReceiver<Question>,
+    inward: Inward,
+    from_inside: UnboundedReceiver<TcpStream>,
+    begun: CancellationToken,
 }
 
 impl std::fmt::Debug for Bound {
@@ -111,7 +115,25 @@ impl Bound {
         let (gauges, control) = (Arc::default(), Control::default());
         let requests = Requests::new(workers.len());
         let (pulse, asked) = Pulse::new(workers.askers());
-        Ok(Self { config, listener, workers, gauges, control, requests, tls, page: None, pulse, asked })
+        let (inward, from_inside) = Inward::new();
+        let begun = CancellationToken::new();
+        begun.cancel();
+        let page = None;
+        Ok(Self {
+            config,
+            listener,
+            workers,
+            gauges,
+            control,
+            requests,
+            tls,
+            page,
+            pulse,
+            asked,
+            inward,
+            from_inside,
+            begun,
+        })
     }
 
     /// The address of the first host, with the port that was chosen.
@@ -153,6 +175,17 @@ impl Bound {
         self.pulse.clone()
     }
 
+    /// How we ourselves become its client, once it serves: also before it accepts others.
+    pub fn inward(&self) -> Inward {
+        self.inward.clone()
+    }
+
+    /// Accepts clients only when `begun` is cancelled: until then the sockets are another instance's.
+    #[must_use]
+    pub fn accepting_from(self, begun: CancellationToken) -> Self {
+        Self { begun, ..self }
+    }
+
     /// The certificate, if clients speak TLS: to look from time to time whether its files have changed.
     pub fn tls(&self) -> Option<Arc<Tls>> {
         self.tls.clone()
@@ -180,8 +213,9 @@ impl Bound {
     ) {
         let Ends { stop, retire } = ends;
         let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
+        let (begun, mut from_inside) = (self.begun, self.from_inside);
         let config = Arc::new(self.config);
-        let shared = Arc::new(Shared {
+        let shared = Shared {
             upstream: Arc::new(Upstream::new(backends, config.clone(), workers.len())),
             budget: Budget::new(self.gauges.clone(), config.server.buffered_bytes.in_memory()),
             config,
@@ -194,9 +228,11 @@ impl Bound {
             retire: retire.clone(),
             started: clock::unix_seconds(),
             prints: PrintKey::new(),
-        });
+        };
         let pause = shared.config.server.accept_pause;
-        let acceptor = Arc::new(Acceptor::new(shared, self.tls));
+        let inside = inward::shared(&shared, workers.len());
+        let inside = Arc::new(Acceptor::new(Arc::new(inside), None));
+        let acceptor = Arc::new(Acceptor::new(Arc::new(shared), self.tls));
         let connections = TaskTracker::new();
         // Dropped with this future: then everything that still runs is cut.
         let cut = CancellationToken::new();
@@ -211,7 +247,12 @@ impl Bound {
                     let _left = question.send(());
                     continue;
                 }
-                accepted = listener.accept() => accepted,
+                Some(stream) = from_inside.recv() => {
+                    hand_over(&workers, &inside, &connections, &cut, stream, Ipv4Addr::LOCALHOST.into());
+                    continue;
+                }
+                () = begun.cancelled(), if !begun.is_cancelled() => continue,
+                accepted = listener.accept(), if begun.is_cancelled() => accepted,
             };
             match accepted {
                 Ok((stream, peer)) => {

@@ -22,6 +22,7 @@
 //! |---|---|
 //! | `gateway` | listening and serving: the entry point |
 //! | `client` | client connections: their first moments, their limits and clocks, TLS, HTTP/2 |
+//! | `inward` | connections that we make to ourselves |
 //! | `exchange` | one request's life, stage by stage; what is answered here; how large a prompt is |
 //! | `shared`, `live` | what all requests share; what of it may change while we serve |
 //! | `answer` | the way back: whole events, counted work, answers put together from streams, the record |
@@ -46,6 +47,7 @@ mod clock;
 mod config;
 mod exchange;
 mod gateway;
+mod inward;
 mod limits;
 mod live;
 mod observe;
@@ -73,6 +75,7 @@ pub use client::error::GatewayError;
 pub use client::tls_files::{Certificate, Tls, TlsError};
 pub use config::{GatewayConfig, TlsFiles};
 pub use gateway::{Bound, Ends, Gateway};
+pub use inward::Inward;
 pub use limits::{Limit, Limited};
 pub use live::{Control, Live};
 pub use observe::{Gauges, Observer, Outcome, Record};

@@ -13,6 +13,7 @@ use crate::observe::{Gauges, Observer};
 use crate::page::Page;
 use crate::requests::Requests;
 
+#[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) config: Arc<GatewayConfig>,
     pub(crate) upstream: Arc<Upstream>,

@@ -210,7 +210,7 @@ async fn serve(
     let mut server = Box::pin(Server::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
-        let kept = predecessor.take_over(server.fleet(), &begun).await?;
+        let kept = predecessor.take_over(server.fleet(), &begun, server.answers()).await?;
         server.own();
         server.beside(predecessor.clone().follow(kept, server.fleet().clone()));
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: we serve from now on");

@@ -22,6 +22,7 @@ use super::manager::{Manager, Sockets};
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
+use super::upgrade::inquiry::Inquiry;
 use super::upgrade::new::{Inheritance, Left, LeftAdmin};
 use super::upgrade::order::{Order, Orders};
 use crate::access_log::AccessLog;
@@ -91,6 +92,7 @@ pub(crate) struct Server {
     admin_pulse: Asking,
     /// For processes beside the fleet's.
     nursery: NurseryHandle,
+    inquiry: Inquiry,
 }
 
 impl Server {
@@ -239,7 +241,8 @@ impl Server {
         // Whoever looks on over the public listener must not hold up its end.
         let retiring = ends.stop.child_token();
         let door = Doorkeeper::new(Admin { stop: retiring.clone(), ..admin.clone() });
-        let gateway = gateway.with_page(Arc::new(door));
+        let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun.clone());
+        let inquiry = Inquiry::new(gateway.inward(), admin.clone());
         if probes.0.is_some() || probes.1.is_some() {
             tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
         }
@@ -263,7 +266,6 @@ impl Server {
         let done = gateway_done.clone().drop_guard();
         tasks.spawn(async move {
             let _done = done;
-            begun.cancelled().await;
             served.await;
         });
         Ok(Self {
@@ -296,6 +298,7 @@ impl Server {
             pulse,
             admin_pulse,
             nursery,
+            inquiry,
         })
     }
 

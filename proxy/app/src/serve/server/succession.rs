@@ -62,6 +62,11 @@ impl Server {
         self.claim.own();
     }
 
+    /// Whether we answer: asked before the program before us lets go.
+    pub(in crate::serve) async fn answers(&self) -> Result<(), String> {
+        self.inquiry.answers(self.resolved.server.upgrade_answer).await
+    }
+
     /// A task that ends with us.
     pub(in crate::serve) fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
         drop(self.tasks.spawn(task));

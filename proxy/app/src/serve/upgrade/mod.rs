@@ -16,8 +16,10 @@
 //! | `order` | who may ask for it, and how it is answered |
 //! | `program` | whether a file may take our place |
 //! | `old`, `new` | either side |
+//! | `inquiry` | whether the new one answers |
 //! | `retired` | what is left to do for the old one |
 
+pub(super) mod inquiry;
 pub(super) mod new;
 pub(super) mod old;
 pub(crate) mod order;

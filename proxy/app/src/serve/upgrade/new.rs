@@ -99,15 +99,21 @@ impl Predecessor {
         })
     }
 
-    /// All is there: waits to be told to go, and takes over. Returns the places that are kept for what runs in the program before us.
+    /// All is there: sees whether it `answers`, waits to be told to go, and takes over. Returns the places that are kept for what runs in
+    /// the program before us.
     pub(in crate::serve) async fn take_over(
         &self,
         fleet: &Fleet,
         begun: &CancellationToken,
+        answers: impl Future<Output = Result<(), String>>,
     ) -> Result<Kept, Failure> {
         let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
-        if !fleet.has_adopted(soon()).await {
-            let message = "not all llama-servers answer the next program".to_owned();
+        let fit = if fleet.has_adopted(soon()).await {
+            answers.await.map_err(|why| format!("the next program is not fit: {why}"))
+        } else {
+            Err("not all llama-servers answer the next program".to_owned())
+        };
+        if let Err(message) = fit {
             let _said = self.talk.say(Word::Cannot { message: message.clone() }, Vec::new(), soon()).await;
             return Err(Failure::failed(message));
         }

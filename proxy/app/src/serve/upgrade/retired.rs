@@ -57,7 +57,11 @@ impl Retired {
                         server.stop_accepting();
                         ends = Some(Instant::now() + deadline);
                     }
-                    Asked::Reload => nursery.reload_successor(),
+                    Asked::Reload => {
+                        // The lines of what still runs here belong into the new file, too.
+                        server.reopen_logs();
+                        nursery.reload_successor();
+                    }
                     Asked::Upgrade => nursery.upgrade_successor(),
                 },
             }

@@ -1,0 +1,99 @@
+//! Before the program before us lets go: we ask ourselves what clients and operators will ask, and have to answer.
+//!
+//! The request goes the way of all: accepted, read, routed and answered on a thread of the gateway; the listening sockets are still the
+//! other program's. TLS aside: its certificate was read when we started, and who would trust it is not here.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{HOST, HeaderMap, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use warden_gateway::Inward;
+
+use crate::admin::answer::Admin;
+
+/// What `/health` says of a thousand models is less.
+const LONGEST: usize = 16 << 20;
+
+/// Both sides of us, as others see them.
+pub(in crate::serve) struct Inquiry {
+    inward: Inward,
+    admin: Admin,
+}
+
+impl Inquiry {
+    pub(in crate::serve) fn new(inward: Inward, admin: Admin) -> Self {
+        Self { inward, admin }
+    }
+
+    /// Whether we answer a client and an operator within `limit`.
+    ///
+    /// # Errors
+    ///
+    /// What does not answer, in words.
+    pub(in crate::serve) async fn answers(&self, limit: Duration) -> Result<(), String> {
+        let asked = async {
+            client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
+            operator(&self.admin).await
+        };
+        match timeout(limit, asked).await {
+            Ok(answered) => answered,
+            Err(_) => Err(format!("it does not answer a request of its own within {limit:?}")),
+        }
+    }
+}
+
+async fn client(inward: &Inward) -> Result<(), String> {
+    let stream = inward.connect().await.map_err(|error| format!("cannot connect: {error}"))?;
+    let wire = TokioIo::new(stream);
+    let (mut sender, connection) = http1::handshake(wire).await.map_err(|error| error.to_string())?;
+    let mut request = Request::new(Empty::<Bytes>::new());
+    *request.uri_mut() = hyper::Uri::from_static("/health");
+    request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
+    let asked = async {
+        let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
+        let status = answer.status();
+        let whole = Limited::new(answer.into_body(), LONGEST).collect().await;
+        whole.map_err(|error| format!("half an answer: {error}"))?;
+        Ok(status)
+    };
+    tokio::pin!(asked);
+    let status: Result<StatusCode, String> = tokio::select! {
+        biased;
+        status = &mut asked => status,
+        _ended = connection => asked.await,
+    };
+    judged(status?)
+}
+
+/// Keys, hosts and a drain may be against us; a failure is none of them.
+fn judged(status: StatusCode) -> Result<(), String> {
+    let fails = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
+    if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }
+}
+
+async fn operator(admin: &Admin) -> Result<(), String> {
+    let status = admin.answer(&Method::GET, "/status", None, &HeaderMap::new()).await.status();
+    if status.is_success() {
+        Ok(())
+    } else {
+        Err(format!("it does not answer an operator: `/status` says {status}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_that_it_fails_is_no_answer() {
+        for (status, good) in [(200, true), (401, true), (421, true), (503, true), (500, false), (502, false)]
+        {
+            assert_eq!(judged(StatusCode::from_u16(status).unwrap()).is_ok(), good, "{status}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The soak: one llama-warden over five models for as long as one likes, while everything happens to it that happens in a year.
+//!
+//! ```text
+//!   clients ──requests──> llama-warden ──> fake-llamas, one of which leaks ──> ledger of executions
+//!      │                    ^      │ ^           ^                                   │
+//!      │        upgrade, reload,   │ restart,   kill                                 │
+//!      │        restart of it all  │ drain                                           │
+//!      │                           └─ readings: memory, files, threads ──> our own detector
+//!      └── what each was told ──────────────────────────────────────────> books <────┘
+//! ```
+//!
+//! No request fails, none is executed twice but where its server was killed, and what llama-warden itself holds is steady by its own
+//! detector (`policy replay`). It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
+//!
+//! ```text
+//! WARDEN_SOAK_SECONDS=7200 cargo test --profile quick -p warden-tests --locked --test soak -- --nocapture
+//! ```
+//!
+//! | variable | default | |
+//! |---|---|---|
+//! | `WARDEN_SOAK_SECONDS` | 60 | for how long clients ask |
+//! | `WARDEN_SOAK_SEED` | any | what is drawn; the order in which things meet still differs |
+//! | `WARDEN_SOAK_PAUSE_MS` | 2500 | mean pause between two disturbances |
+//! | `WARDEN_SOAK_CLIENTS` | 10 | clients at a time |
+//! | `WARDEN_SOAK_KEEP` | none | a folder for the recordings |
+
+mod books;
+mod clients;
+mod disturb;
+mod instance;
+mod judge;
+mod readings;
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use warden_rig::dice::Dice;
+use warden_rig::warden::SOON;
+use warden_rig::{Context as _, Outcome, Trouble, binaries, wait_until};
+
+use books::Books;
+use clients::{Asked, Progress};
+use instance::Instance;
+use readings::Readings;
+
+/// What a soak is.
+#[derive(Clone, Debug)]
+struct Soak {
+    length: Duration,
+    seed: u64,
+    /// Mean pause between two disturbances, in milliseconds.
+    pause_ms: u64,
+    clients: u64,
+    keep: Option<PathBuf>,
+}
+
+impl Soak {
+    fn told() -> Result<Self, Trouble> {
+        let number = |name: &str, default: u64| match std::env::var(name) {
+            Ok(text) => text.parse().context(format!("{name}={text}")),
+            Err(_) => Ok(default),
+        };
+        let any = RandomState::new().build_hasher().finish();
+        Ok(Self {
+            length: Duration::from_secs(number("WARDEN_SOAK_SECONDS", 60)?),
+            seed: number("WARDEN_SOAK_SEED", any)?,
+            pause_ms: number("WARDEN_SOAK_PAUSE_MS", 2500)?,
+            clients: number("WARDEN_SOAK_CLIENTS", 10)?,
+            keep: std::env::var_os("WARDEN_SOAK_KEEP").map(PathBuf::from),
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_everything_that_happens_nothing_fails_and_nothing_grows() -> Outcome {
+    let soak = Soak::told()?;
+    binaries::llama_warden()?;
+    binaries::fake_llama()?;
+    say(&format!("{soak:?}"));
+    let seed = soak.seed;
+    run(soak).await.context(format!("WARDEN_SOAK_SEED={seed}"))
+}
+
+async fn run(soak: Soak) -> Outcome {
+    let mut instance = Instance::start().await?;
+    let mut readings = Readings::new(instance.warden().home().path().join("readings"))?;
+    let blown = blow(&mut instance, &mut readings, &soak).await;
+    if let Some(keep) = &soak.keep {
+        readings.keep(keep)?;
+        let home = instance.warden().home().path();
+        for file in ["ledger.jsonl", "warden.log", "state/llama-warden/events.jsonl"] {
+            // Not all are there if it did not get far.
+            let _copied = std::fs::copy(home.join(file), keep.join(file.replace('/', "-")));
+        }
+    }
+    blown?;
+    instance.end().await
+}
+
+async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> Outcome {
+    let books = Books::of(&instance.warden().ledger());
+    let progress = Arc::new(Progress::new(soak.clients));
+    let (ended, results) = mpsc::unbounded_channel();
+    let mut asking = JoinSet::new();
+    for number in 0..soak.clients {
+        let dice = Dice::new(soak.seed ^ (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let client = Asked::new(number, instance.http(), progress.clone(), ended.clone());
+        asking.spawn(client.ask(dice));
+    }
+    drop(ended);
+    let until = Instant::now() + soak.length;
+    let mut audit = JoinSet::new();
+    audit.spawn(books.keep(results));
+    let done = disturb::disturb(instance, soak, &progress, readings, until).await;
+    progress.end();
+    asking.join_all().await;
+    let account = audit.join_next().await.context("the books")???;
+    say(&format!("{}; {done:?}", account.words()));
+    // What is found of our own memory is told also where the books have a problem.
+    let steady = judged(instance, readings, &progress).await;
+    if let Some(problem) = account.problem() {
+        return Err(Trouble::new(format!("{problem}; {done:?}")));
+    }
+    done?;
+    steady
+}
+
+async fn judged(instance: &Instance, readings: &mut Readings, progress: &Progress) -> Outcome {
+    still(instance).await?;
+    readings.take(instance, progress);
+    readings.files_and_threads_are_steady()?;
+    judge::judge(instance, readings).await
+}
+
+/// Nothing runs, and whoever has handed over is gone.
+async fn still(instance: &Instance) -> Outcome {
+    let warden = instance.warden();
+    wait_until("nothing runs, and one program serves", SOON, async || {
+        let Ok(Ok(status)) = warden.admin().get("/status").await.map(|answer| answer.json()) else {
+            return false;
+        };
+        let models = status["fleet"]["models"].as_array().cloned().unwrap_or_default();
+        let running: u64 = models
+            .iter()
+            .flat_map(|model| model["backends"].as_array().cloned().unwrap_or_default())
+            .filter_map(|one| one["in_flight"].as_u64())
+            .sum();
+        running == 0 && instance.programs().len() <= 2
+    })
+    .await
+}
+
+/// Counts by what was done.
+type Done = BTreeMap<&'static str, usize>;
+
+/// Figures for whoever reads the log.
+#[expect(clippy::print_stderr, reason = "the seed and figures are what a run is for")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
