@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Outcome, Trouble, Warden, binaries, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, binaries, wait_until};
 
 use crate::page::{TCP, address, ask, form, get, token};
 
@@ -117,7 +117,8 @@ async fn what_means_nothing_is_refused_and_a_report_that_is_too_large_fills_nobo
     assert_eq!(page.act(&[("do", "end-diagnosis m")]).await?, 202);
     page.until("no diagnosis runs", SOON).await?;
     assert!(diagnosing(&warden).is_empty());
-    let reports = warden.home().path().join("state/reports");
+    let ledger = warden.recycles();
+    let reports = ledger.parent().context("no state directory")?.join("reports");
     std::fs::create_dir_all(&reports)?;
     std::fs::File::create(reports.join("large.html"))?.set_len(40 << 20)?;
     let view = page.view().await?;

@@ -27,12 +27,15 @@ const WORKLOADS: [Workload; 10] = [
     Workload::Embeddings,
 ];
 
-/// Which work a form asks for; `None`: none that can be chosen. Without a word it is everything.
-pub(crate) fn workload(word: &str) -> Option<Option<Workload>> {
+/// Which work a form asks for; `None`: everything, for which there is no word.
+///
+/// # Errors
+/// The word, if it is none of those that can be chosen.
+pub(crate) fn workload(word: &str) -> Result<Option<Workload>, &str> {
     if word.is_empty() {
-        return Some(None);
+        return Ok(None);
     }
-    word.parse().ok().filter(|one| WORKLOADS.contains(one)).map(Some)
+    word.parse().ok().filter(|one| WORKLOADS.contains(one)).map(Some).ok_or(word)
 }
 
 /// What stands in `<main>`.
@@ -280,10 +283,10 @@ mod tests {
 
     #[test]
     fn only_work_that_needs_no_file_can_be_chosen() {
-        assert_eq!(workload(""), Some(None));
-        assert_eq!(workload("short-text"), Some(Some(Workload::ShortText)));
+        assert_eq!(workload(""), Ok(None));
+        assert_eq!(workload("short-text"), Ok(Some(Workload::ShortText)));
         for word in ["replay", "--html", "short-text --html x"] {
-            assert_eq!(workload(word), None, "{word}");
+            assert_eq!(workload(word), Err(word));
         }
         let form = form([&ModelName::new("a\"><b>")].into_iter()).into_string();
         assert!(!form.contains("<b>") && form.matches("<option").count() == 12, "{form}");
