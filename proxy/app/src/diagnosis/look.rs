@@ -5,10 +5,12 @@ use std::path::Path;
 use warden_policies::ModelName;
 use warden_policies::lifecycle::Phase;
 use warden_policies::loading::Numbers;
+use warden_policies::sample::HostMemory;
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
 use super::spare::{Facts, Memory, Spare};
 use crate::admin::answer::Admin;
+use crate::admin::page::holds::Planned;
 use crate::admin::page::reports;
 
 /// What a diagnosis that runs has to make room for.
@@ -22,7 +24,7 @@ pub(super) async fn facts_for(admin: &Admin, kept: &Numbers, model: &ModelName, 
     let mut facts = of_fleet(&fleet);
     let known = fleet.models.iter().find(|own| own.name == *model);
     let held = known.map(holds).unwrap_or_default();
-    let (host, gpus) = admin.told.borrow().plans.get(model.as_str()).map_or((0, 0), |plan| plan.bytes());
+    let (host, gpus) = admin.told.borrow().plans.get(model.as_str()).map_or((0, 0), Planned::bytes);
     facts.needs = Memory { host: held.host.max(host), gpus: held.gpus.max(gpus) };
     let folder = folder.to_owned();
     // A disk may be slow.
@@ -76,7 +78,7 @@ fn holds(model: &ModelView) -> Memory {
     let of = |find: fn(&BackendView) -> u64| model.backends.iter().map(find).max();
     let vram = |backend: &BackendView| backend.memory.vram.iter().map(|vram| vram.bytes).sum::<u64>();
     Memory {
-        host: of(|backend| backend.host.map_or(0, |host| host.charged())).unwrap_or_default(),
+        host: of(|backend| backend.host.map_or(0, HostMemory::charged)).unwrap_or_default(),
         gpus: of(vram).unwrap_or_default(),
     }
 }

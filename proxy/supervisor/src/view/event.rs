@@ -487,7 +487,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         }
         EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
         EventKind::Pinned { entry } => {
-            tracing::info!(model, pinned = entry.pinned, by = entry.by, "said by hand")
+            tracing::info!(model, pinned = entry.pinned, by = entry.by, "said by hand");
         }
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {

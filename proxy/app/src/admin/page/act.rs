@@ -89,8 +89,8 @@ pub(crate) fn order(form: &Ask, is_ours: impl FnOnce(&str) -> bool) -> Result<Or
     let (word, model) = asked.split_once(' ').unwrap_or((asked, form.get("model").unwrap_or_default()));
     let known = Action::of(word).filter(|action| asked.contains(' ') || *action == Action::Diagnose);
     let Some(action) = known.filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
-    let work = form.get("workload").filter(|_| action == Action::Diagnose).unwrap_or_default();
-    let workload = workload(work).map_err(unknown)?;
+    let chosen = form.get("workload").filter(|_| action == Action::Diagnose).unwrap_or_default();
+    let workload = workload(chosen).map_err(unknown)?;
     let here = form.get("back").filter(|back| is_here(back));
     Ok(Order { action, model: model.to_owned(), workload, back: here.unwrap_or("/page/").to_owned() })
 }
