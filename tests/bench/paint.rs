@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 use warden_rig::browser::Browser;
 use warden_rig::warden::Setup;
-use warden_rig::{Context as _, Trouble, wait_until};
+use warden_rig::{Context as _, Trouble};
 
 const MODELS: usize = 50;
 const LOADED: usize = 3;

@@ -325,21 +325,21 @@ async fn one_is_shown_as_it_was_recorded_and_only_where_its_model_says_so() -> O
         let whole = warden.http.post(CHAT, &chat("x", model, "a secret word", 7, false)).await?;
         ids.push(whole.header("x-request-id").to_owned());
     }
-    let one = async |id: &str| warden.admin().get(&format!("/requests/{id}")).await?.json();
+    let ask = async |id: &str| warden.admin().get(&format!("/requests/{id}")).await?.json();
     let recorded = wait_for("it is recorded", SOON, async || {
-        one(&ids[0]).await.ok().filter(|found| found["recorded"]["line"].is_string())
+        ask(&ids[0]).await.ok().filter(|found| found["recorded"]["line"].is_string())
     })
     .await?;
-    let line: Value = serde_json::from_str(recorded["recorded"]["line"].as_str().unwrap_or_default())?;
-    assert_eq!((&line["path"], &line["body"]["max_tokens"]), (&json!(CHAT), &json!(7)), "{line}");
+    let body: Value = serde_json::from_str(recorded["recorded"]["line"].as_str().unwrap_or_default())?;
+    assert_eq!((&body["path"], &body["body"]["max_tokens"]), (&json!(CHAT), &json!(7)), "{body}");
     assert_eq!(recorded["requests"][0]["id"], ids[0].as_str());
-    let quiet = one(&ids[1]).await?;
+    let quiet = ask(&ids[1]).await?;
     assert!(quiet["recorded"].is_null() && quiet["requests"][0]["id"] == ids[1].as_str(), "{quiet}");
     assert_eq!(warden.admin().get("/requests/nobody").await?.status.as_u16(), 404);
     let at = crate::page::address(&warden).await?;
     let view = crate::page::get(at, "/page/requests").await?.text();
-    let link = |id: &str| view.contains(&format!("href=\"/page/requests?id={id}\""));
-    assert!(link(&ids[0]) && !link(&ids[1]), "{view}");
+    let leads_to = |id: &str| view.contains(&format!("href=\"/page/requests?id={id}\""));
+    assert!(leads_to(&ids[0]) && !leads_to(&ids[1]), "{view}");
     let shown = crate::page::get(at, &format!("/page/requests?id={}", ids[0])).await?.text();
     assert!(shown.contains("max_tokens") && !shown.contains("secret"), "{shown}");
     // What is packed for others has none of it, and the next run knows nothing of it.

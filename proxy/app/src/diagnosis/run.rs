@@ -63,12 +63,11 @@ impl Diagnoses {
             Cut::Room(why) => self.ends(&why),
         }
         child.terminate();
-        match timeout(self.inner.numbers.grace, &mut reading).await {
-            Ok(exit) => self.found(exit),
-            Err(_) => {
-                child.kill();
-                (false, "it did not end when it was told to, and was killed".to_owned())
-            }
+        if let Ok(exit) = timeout(self.inner.numbers.grace, &mut reading).await {
+            self.found(exit)
+        } else {
+            child.kill();
+            (false, "it did not end when it was told to, and was killed".to_owned())
         }
     }
 
