@@ -30,7 +30,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 async fn ask(address: SocketAddr, path: &str) -> Result<Duration, Trouble> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n").as_bytes())
+        .await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
     let took = begun.elapsed();
@@ -65,15 +67,22 @@ fn proxy(home: &Home, port: u16, to: SocketAddr) -> Result<Kid, Trouble> {
     );
     let args: [OsString; 3] = ["-db".into(), "-f".into(), home.file("haproxy.cfg", text)?.into()];
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let program = std::env::split_paths(&folders).map(|folder| folder.join("haproxy")).find(|path| path.is_file());
-    Kid::start(&program.context("HAProxy must be in PATH")?, &args, &home.env, home.path(), home.path().join("log"))
+    let program =
+        std::env::split_paths(&folders).map(|folder| folder.join("haproxy")).find(|path| path.is_file());
+    Kid::start(
+        &program.context("HAProxy must be in PATH")?,
+        &args,
+        &home.env,
+        home.path(),
+        home.path().join("log"),
+    )
 }
 
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 async fn run() -> Result<(), Trouble> {
     let top = "probe.address = \"127.0.0.1:0\"\nlog.level = 'warn'";
     let setup = Setup::new()?.top(top).fake("m", &json!({}), "args = ['-np', '64']");
-    let mut warden = setup.start().await?;
+    let mut warden = setup?.start().await?;
     warden.kid.says("probe address", SOON).await?;
     warden.until_ready(1).await?;
     let output = warden.kid.output();

@@ -3,8 +3,8 @@
 //
 //   node walk.mjs URL FOLDER-OF-PACKAGES CHROMIUM MODEL [FOLDER-FOR-PICTURES]
 //
-// Two words on its input drive it from outside, each answered by a line of JSON on its output: `again` looks whether the page, never loaded
-// again, follows an instance that was started anew; `end` ends it.
+// Words on its input drive it from outside, each answered by a line of JSON on its output: `again` looks whether the page, never loaded
+// again, follows an instance that was started anew; `diagnose` begins a diagnosis, looks at it and ends it; `end` ends it all.
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
@@ -105,6 +105,11 @@ keys.skip = await page.evaluate(() => document.activeElement.className);
 const loaded = await page.evaluate(() => performance.timeOrigin);
 await page.locator(`button[value="restart ${model}"]`).click();
 await page.waitForFunction((name) => document.querySelector("#notices").textContent.includes(`restart of ${name}: done`), model);
+for (const action of ["pin", "unpin"]) {
+  await page.locator(`button[value="${action} ${model}"]`).click();
+  await page.waitForFunction(([action, name]) => document.querySelector("#notices").textContent.includes(`${action} of ${name}: done`), [action, model]);
+  await page.waitForSelector(`button[value="${action === "pin" ? "unpin" : "pin"} ${model.replaceAll('"', '\\"')}"]`);
+}
 const live = { same: loaded === (await page.evaluate(() => performance.timeOrigin)) };
 
 // How long after an event is written the page shows it: both clocks are this machine's.
@@ -143,6 +148,22 @@ tell({ seen, readable, keys, live, complaints, elsewhere });
 for await (const word of input) {
   if (word === "shown") {
     tell({ shown: await page.evaluate(() => window.shown) });
+  } else if (word === "diagnose") {
+    const other = await watched({ viewport: { width: 1280, height: 900 } });
+    await other.goto(`${url}/page/diagnose`);
+    await other.waitForSelector("#live[data-state=live]");
+    await other.selectOption("#diagnose-model", model);
+    await other.selectOption("#diagnose-work", "short-text");
+    await other.locator("button[value=diagnose]").click();
+    await other.waitForSelector("#runs", { timeout: 60000 });
+    await other.waitForSelector("main pre.log");
+    const running = await judged(other);
+    const chosen = await other.evaluate(() => document.querySelector("#diagnose-work").value);
+    await other.locator(`button[value="end-diagnosis ${model}"]`).click();
+    await other.waitForSelector("#last", { timeout: 60000 });
+    const ended = { text: await other.locator("main").innerText(), violations: await judged(other) };
+    await other.context().close();
+    tell({ running, chosen, ended, complaints, elsewhere });
   } else if (word === "away") {
     away = true;
     await page.waitForSelector("#live[data-state=lost]");

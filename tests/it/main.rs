@@ -39,6 +39,7 @@ mod names;
 mod operator;
 mod package;
 mod page;
+mod page_diagnose;
 mod page_outside;
 mod pages;
 mod passthrough;

@@ -15,13 +15,13 @@ use warden_rig::http::Whole;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-const TCP: &str = "admin.address = \"127.0.0.1:0\"";
+pub(crate) const TCP: &str = "admin.address = \"127.0.0.1:0\"";
 
 /// What is written all over a hostile model's name.
 const HOSTILE: &str = "\\\"><script>alert(1)</script><img src=x onerror=alert(2)> 'a&b";
 
 /// Where the page is. It is told after the public address, by which a start is known.
-async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
+pub(crate) async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
     let told = || {
         let output = warden.kid.output();
         output.lines().find_map(|line| Some(line.strip_prefix("admin address http://")?.to_owned()))
@@ -51,7 +51,7 @@ pub(crate) async fn ask(
     Http::Tcp(at).send(request.body(Full::new(Bytes::from(body.to_owned())))?).await
 }
 
-async fn get(at: SocketAddr, target: &str) -> Result<Whole, Trouble> {
+pub(crate) async fn get(at: SocketAddr, target: &str) -> Result<Whole, Trouble> {
     ask(at, "GET", target, &[], "").await
 }
 
@@ -262,7 +262,7 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
 
 #[tokio::test]
 async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with_who() -> Outcome {
-    let warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
+    let mut warden = Setup::new()?.top(TCP).fake("m", &json!({}), "")?.start().await?;
     let before = warden.until_ready(1).await?;
     let at = address(&warden).await?;
     let own = format!("http://{at}");
@@ -308,6 +308,26 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
     .await?;
     assert!(get(at, "/page/").await?.text().contains("its build cannot be asked"));
     assert!(get(at, "/page/events?q=asks").await?.text().contains("asks for: load"));
+    // What is pinned is shown with who did it, and outlasts a reload.
+    act("pin m", "application/json").await?;
+    let pinned = async |by: &str| {
+        get(at, "/page/").await.is_ok_and(|page| {
+            page.text().contains(&format!("pinned by {by}")) && page.text().contains("value=\"unpin m\"")
+        })
+    };
+    wait_until("it is pinned", SOON, async || pinned("page, 127.0.0.1").await).await?;
+    let config = warden.setup.config();
+    warden.reload(&format!("{config}\n# read again\n"))?;
+    warden.says("configuration").await?;
+    assert!(pinned("page, 127.0.0.1").await);
+    assert!(warden.cli(&["unpin", "m"]).await?.stdout.contains("may leave for another model"));
+    let history = warden.cli(&["history", "--since", "1h"]).await?.stdout;
+    assert!(
+        history
+            .contains("pinned: it leaves for no other model, against its configuration (by page, 127.0.0.1)")
+            && history.contains("may leave for another model (by uid"),
+        "{history}"
+    );
     Ok(())
 }
 

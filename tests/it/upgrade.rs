@@ -62,8 +62,10 @@ async fn what_an_operator_does_afterwards_works_and_the_instance_keeps_its_numbe
     let mut warden = Setup::new()?.fake("m", &json!({"ms_per_token": 5}), "")?.start().await?;
     let before = warden.until_ready(1).await?;
     let pid = warden.admin().get("/status").await?.json()?["instance"]["pid"].clone();
+    warden.cli(&["pin", "m"]).await?;
     upgrade(&warden).await?;
     let status = warden.admin().get("/status").await?.json()?;
+    assert_eq!(status["fleet"]["models"][0]["pin"]["pinned"], true, "what was said by hand is known");
     assert_eq!(status["instance"]["pid"], pid);
     assert_eq!(warden.until_ready(1).await?, before);
     // A replacement is made by the root, and is an entry of the ledger like all.

@@ -110,6 +110,23 @@ impl Browser {
     }
 }
 
+impl Browser {
+    /// Loads the page at `url` again and again; how long each part of that took, in milliseconds, by name.
+    ///
+    /// # Errors
+    /// It cannot be started, takes too long, or says something else.
+    pub async fn paint(&self, url: &str, rounds: usize) -> Result<Value, Trouble> {
+        let home = Home::new()?;
+        let mut command = Command::new("node");
+        command.arg(walks().join("paint.mjs")).arg(url).arg(&self.packages).arg(&self.program);
+        command.arg(rounds.to_string()).env("HOME", home.path()).env("TZ", "UTC");
+        let ran = timeout(WALK, command.kill_on_drop(true).output()).await.context("it takes too long")?;
+        let ran = ran.context("node")?;
+        let said = String::from_utf8_lossy(&ran.stderr);
+        serde_json::from_slice(&ran.stdout).context(said)
+    }
+}
+
 /// A browser that walks.
 #[derive(Debug)]
 pub struct Walk {

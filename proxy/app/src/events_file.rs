@@ -43,7 +43,11 @@ impl EventsFile {
 
     pub(crate) fn write(&mut self, event: &Event) {
         // The ledger has these.
-        if matches!(event.kind, EventKind::RecycleDone { .. } | EventKind::Reclaimed { .. }) {
+        let is_there = matches!(
+            event.kind,
+            EventKind::RecycleDone { .. } | EventKind::Reclaimed { .. } | EventKind::Pinned { .. }
+        );
+        if is_there {
             return;
         }
         match self.append(event) {

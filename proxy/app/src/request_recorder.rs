@@ -1,8 +1,8 @@
 //! `record_requests = "FILE"`: requests of a model, without what they say, for `llama-warden diagnose --replay FILE`.
 //!
 //! ```text
-//!   gateway thread ── body ──> [bounded queue] ──> thread: redacts ── line ──> FILE
-//!                       full, or the file is: not recorded
+//!   gateway thread ── body ──> [bounded queue] ──> thread: redacts ── line ─┬─> FILE, until it is full
+//!                       full: not recorded                                  └─> the last ones, in memory
 //! ```
 
 use std::collections::BTreeMap;
@@ -21,6 +21,7 @@ use warden_gateway::Recorder;
 use warden_policies::{ModelName, QuickMap, defaults};
 
 use crate::append;
+use crate::captures::Captures;
 use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 
@@ -33,7 +34,10 @@ const WAITING_BYTES: usize = 32 << 20;
 
 /// All files that requests are recorded to, by their paths. One that was opened stays open: another model may come to it.
 #[derive(Debug, Default)]
-pub(crate) struct Recorders(BTreeMap<PathBuf, Arc<RequestRecorder>>);
+pub(crate) struct Recorders {
+    files: BTreeMap<PathBuf, Arc<RequestRecorder>>,
+    captures: Captures,
+}
 
 impl Recorders {
     /// Opens what a configuration names and is not open yet.
@@ -41,57 +45,66 @@ impl Recorders {
         let numbers = &defaults().diagnose;
         let most = (numbers.recording_body.0, numbers.recording_bytes.0);
         for path in resolved.record_requests.iter().flatten() {
-            if !self.0.contains_key(path) {
+            if !self.files.contains_key(path) {
                 let body = usize::try_from(most.0).unwrap_or(usize::MAX);
-                let recorder = RequestRecorder::start(path, body, most.1).map_err(|error| {
+                let recorder = RequestRecorder::start(path, body, most.1, self.captures.clone()).map_err(|error| {
                     Failure::hinted(
                         format!("cannot record requests to {}: {error}", path.display()),
                         "name a file in a directory that exists and that we may write to (`record_requests`)",
                     )
                 })?;
                 tracing::info!(path = %path.display(), "recording requests, without what they say");
-                self.0.insert(path.clone(), recorder);
+                self.files.insert(path.clone(), recorder);
             }
         }
         Ok(())
     }
 
+    /// The last requests of all of them.
+    pub(crate) fn captures(&self) -> Captures {
+        self.captures.clone()
+    }
+
     pub(crate) fn of(&self, resolved: &Resolved) -> QuickMap<ModelName, Arc<dyn Recorder>> {
         let models = resolved.fleet.models.iter().zip(&resolved.record_requests);
-        let open = |path: &PathBuf| Some(Arc::clone(self.0.get(path)?) as Arc<dyn Recorder>);
+        let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn Recorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
     }
 }
+
+/// A request that was taken: its id, method, path and body.
+type Taken = (String, Method, String, Vec<Bytes>);
 
 /// Writes the requests of one model to a file.
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
     path: PathBuf,
     body: usize,
-    queue: SyncSender<(Method, String, Vec<Bytes>)>,
+    queue: SyncSender<Taken>,
     missed: AtomicU64,
     waiting: Arc<AtomicUsize>,
 }
 
 impl RequestRecorder {
     /// Appends to `path`, up to `most` bytes in all. `body`: bytes of a request at most.
-    pub(crate) fn start(path: &Path, body: usize, most: u64) -> io::Result<Arc<Self>> {
+    pub(crate) fn start(path: &Path, body: usize, most: u64, captures: Captures) -> io::Result<Arc<Self>> {
         let file = append::open(path, MODE)?;
         // One that was there before may be for everybody.
         file.set_permissions(Permissions::from_mode(MODE))?;
         let left = most.saturating_sub(file.metadata()?.len());
-        let (queue, requests) = sync_channel::<(Method, String, Vec<Bytes>)>(WAITING);
-        let mut tape = Writer { file, left, path: path.to_owned(), redactor: Redactor::new() };
+        let (queue, requests) = sync_channel::<Taken>(WAITING);
+        let redactor = Redactor::new();
+        let mut tape = Writer { file, left, path: path.to_owned(), is_over: false };
         let waiting = Arc::new(AtomicUsize::new(0));
         let done = Arc::clone(&waiting);
         std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
-            while let Ok((method, target, body)) = requests.recv() {
+            while let Ok((id, method, target, body)) = requests.recv() {
                 let body = body.concat();
-                let goes_on = tape.write(&method, &target, &body);
-                done.fetch_sub(body.len(), Ordering::Relaxed);
-                if !goes_on {
-                    break;
+                if let Some(line) = redactor.line(method.as_str(), &target, &body) {
+                    captures.keep(&id, &line);
+                    tape.write(line);
                 }
+                done.fetch_sub(body.len(), Ordering::Relaxed);
             }
         })?;
         Ok(Arc::new(Self { path: path.to_owned(), body, queue, missed: AtomicU64::new(0), waiting }))
@@ -103,17 +116,18 @@ impl Recorder for RequestRecorder {
         self.body
     }
 
-    fn take(&self, method: &Method, path: &str, body: Vec<Bytes>) {
+    fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>) {
         let bytes = body.iter().map(Bytes::len).sum();
         let before = self.waiting.fetch_add(bytes, Ordering::Relaxed);
         let fits = before == 0 || before.saturating_add(bytes) <= WAITING_BYTES;
-        let sent = fits && self.queue.try_send((method.clone(), path.to_owned(), body)).is_ok();
+        let sent =
+            fits && self.queue.try_send((id.to_owned(), method.clone(), path.to_owned(), body)).is_ok();
         if !sent {
             self.waiting.fetch_sub(bytes, Ordering::Relaxed);
         }
         if !sent && self.missed.fetch_add(1, Ordering::Relaxed) == 0 {
             let path = self.path.display();
-            tracing::warn!(%path, "requests are missing in the recording: it is full, or cannot keep up");
+            tracing::warn!(%path, "requests are missing in the recording: it cannot keep up");
         }
     }
 }
@@ -123,26 +137,29 @@ struct Writer {
     file: File,
     left: u64,
     path: PathBuf,
-    redactor: Redactor,
+    /// Nothing more can be written.
+    is_over: bool,
 }
 
 impl Writer {
-    /// False if nothing more can be written.
-    fn write(&mut self, method: &Method, target: &str, body: &[u8]) -> bool {
-        let Some(mut line) = self.redactor.line(method.as_str(), target, body) else { return true };
+    fn write(&mut self, mut line: String) {
+        if self.is_over {
+            return;
+        }
         line.push('\n');
         let path = self.path.display();
         let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
         if bytes > self.left {
             tracing::info!(%path, "the recording of requests has reached its size and ends");
-            return false;
+            self.is_over = true;
+            return;
         }
         if let Err(error) = self.file.write_all(line.as_bytes()) {
             tracing::warn!(%path, %error, "the recording of requests ends: cannot write to it");
-            return false;
+            self.is_over = true;
+            return;
         }
         self.left -= bytes;
-        true
     }
 }
 
@@ -157,8 +174,9 @@ mod tests {
         let line =
             |n: u32| format!("{{\"method\":\"POST\",\"path\":\"/completion\",\"body\":{{\"n\":{n}}}}}");
         std::fs::write(&path, format!("{}\n{}", line(1), &line(2)[..30])).unwrap();
-        let recorder = RequestRecorder::start(&path, 1 << 20, 1 << 20).unwrap();
-        recorder.take(&Method::POST, "/completion", vec![Bytes::from_static(b"{\"n_predict\":4}")]);
+        let captures = Captures::default();
+        let recorder = RequestRecorder::start(&path, 1 << 20, 1 << 20, captures.clone()).unwrap();
+        recorder.take("r-1", &Method::POST, "/completion", vec![Bytes::from_static(b"{\"n_predict\":4}")]);
         let is_whole = || {
             let text = std::fs::read_to_string(&path).unwrap();
             text.ends_with('\n') && text.lines().count() == 3
@@ -172,6 +190,8 @@ mod tests {
         assert!(text.starts_with(&format!("{}\n{}\n", line(1), &line(2)[..30])), "{text}");
         let recording = warden_diagnose::Recording::read(&path).unwrap();
         assert_eq!((recording.len(), recording.torn()), (2, 1));
+        let capture = captures.of("r-1").unwrap();
+        assert!(text.ends_with(&format!("{}\n", capture.line)), "{capture:?}");
     }
 
     #[test]
@@ -179,11 +199,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("requests.jsonl");
         let file = append::open(&path, MODE).unwrap();
-        let mut writer = Writer { file, left: 150, path: path.clone(), redactor: Redactor::new() };
+        let mut writer = Writer { file, left: 150, path: path.clone(), is_over: false };
+        let redactor = Redactor::new();
+        let line = |body: &[u8]| redactor.line("POST", "/completion?key=1", body);
         let body = br#"{"prompt": "a secret", "user": "somebody", "n_predict": 4}"#;
-        assert!(writer.write(&Method::POST, "/completion?key=1", body));
-        assert!(writer.write(&Method::POST, "/completion", b"no object"), "passed over");
-        assert!(!writer.write(&Method::POST, "/completion", body), "full");
+        assert_eq!(line(b"no object"), None, "passed over");
+        writer.write(line(body).unwrap());
+        assert!(!writer.is_over);
+        writer.write(line(body).unwrap());
+        assert!(writer.is_over, "full");
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains("secret") && !text.contains("somebody") && !text.contains("key"), "{text}");

@@ -209,6 +209,9 @@ pub enum ControlError {
     /// Nobody of it can be asked to give memory back.
     #[error("`{model}` cannot be asked to give memory back: {because}")]
     CannotReclaim { model: ModelName, because: String },
+    /// It is of a kind that always leaves.
+    #[error("`{model}` cannot be pinned: {because}")]
+    CannotPin { model: ModelName, because: String },
     /// Somebody else's endpoint serves it: there is no process.
     #[error("`{model}` is served by an endpoint (`remotes`) and has no process here that could be {what}")]
     Remote { model: ModelName, what: &'static str },
@@ -326,6 +329,7 @@ mod tests {
             ControlError::StartFailed { model: model(), failure: failure() },
             ControlError::GivenUp { model: model(), because: "another restart began".into() },
             ControlError::CannotReclaim { model: model(), because: "no process of it serves now".into() },
+            ControlError::CannotPin { model: model(), because: "another build is only tried".into() },
             ControlError::ShuttingDown,
         ];
         let spawn = [

@@ -32,7 +32,9 @@ use super::pool_metrics::Pool;
 use super::route::{self, Mismatch, ROUTES, Route};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
+use crate::captures::Captures;
 use crate::config::show::Kept;
+use crate::diagnosis::Diagnoses;
 use crate::probe::facts;
 use crate::series::Store;
 use crate::serve::leaving::Leaving;
@@ -198,6 +200,10 @@ pub(crate) struct Admin {
     pub(crate) instance: Arc<Instance>,
     /// What all who look at the page share.
     pub(crate) page: Arc<Desk>,
+    /// The last requests of models whose requests are recorded.
+    pub(crate) captures: Captures,
+    /// Diagnoses that are begun from the page.
+    pub(crate) diagnoses: Diagnoses,
     /// What memory did.
     pub(crate) series: Store,
     /// Where another program is asked to take our place.
@@ -264,8 +270,13 @@ impl Admin {
                 Ok(entries) => json(StatusCode::OK, &serde_json::json!({ "entries": entries })),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.by).await {
+                Ok(pin) => json(StatusCode::OK, &pin),
+                Err(error) => control_error(&error),
+            },
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
             Ok(Route::Requests(filter)) => self.requests_answer(filter),
+            Ok(Route::Request(id)) => self.request_answer(&id),
             Ok(Route::CancelRequest { id, number }) => self.cancel_answer(&id, number),
             Ok(Route::Upgrade(Err(problem))) => error(StatusCode::BAD_REQUEST, &problem),
             Ok(Route::Upgrade(Ok((to, wait)))) => match self.upgrades.give(to, wait, self.by.clone()).await {
@@ -409,9 +420,10 @@ fn control_error(failure: &ControlError) -> Response<Body> {
     let status = match failure {
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
         ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
-        ControlError::GivenUp { .. } | ControlError::CannotReclaim { .. } | ControlError::Remote { .. } => {
-            StatusCode::CONFLICT
-        }
+        ControlError::GivenUp { .. }
+        | ControlError::CannotReclaim { .. }
+        | ControlError::CannotPin { .. }
+        | ControlError::Remote { .. } => StatusCode::CONFLICT,
         ControlError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     let lines = match failure {
@@ -501,4 +513,4 @@ fn as_it_is<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
 
 #[cfg(test)]
 #[path = "answer_tests.rs"]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -20,6 +20,10 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         ..Instance::default()
     };
     let gauges: Arc<Gauges> = Arc::default();
+    let numbers = crate::diagnosis::Numbers::of(
+        &warden_policies::defaults().loading,
+        &warden_policies::defaults().diagnose,
+    );
     let admin = Admin {
         fleet,
         metrics: Arc::new(Metrics::new()),
@@ -34,6 +38,13 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         by: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
+        captures: Captures::default(),
+        diagnoses: Diagnoses::new(
+            None,
+            crate::diagnosis::Words::default(),
+            numbers,
+            CancellationToken::new(),
+        ),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         upgrades: Orders::default(),
         stop: CancellationToken::new(),

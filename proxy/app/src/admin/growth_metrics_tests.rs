@@ -88,6 +88,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         last_failure: None,
         outage: None,
         warm: None,
+        pin: warden_supervisor::PinView::default(),
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,

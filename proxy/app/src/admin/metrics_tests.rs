@@ -204,6 +204,7 @@ fn view() -> FleetView {
         last_failure: None,
         outage: None,
         warm: None,
+        pin: warden_supervisor::PinView::default(),
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,

@@ -1,5 +1,5 @@
-//! `GET /requests` and `POST /requests/{id}/cancel`: what is in flight, what ended last, and how one is ended. Never what a request
-//! says.
+//! `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: what is in flight, what ended last, and how one is ended. Never
+//! what a request says: where requests are recorded, one is shown as it was recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
 use super::answer::{Admin, Body, error, json};
 use super::query::Query;
+use crate::captures::Capture;
 
 /// Which requests are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +40,16 @@ pub(crate) struct RequestList {
     pub(crate) requests: Vec<RequestView>,
     /// How many more there are.
     pub(crate) left_out: usize,
+}
+
+/// What `GET /requests/{id}` answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OneRequest {
+    /// Those with that id: clients may give several the same.
+    pub(crate) requests: Vec<RequestView>,
+    /// The last of them as it was recorded, if its model's requests are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) recorded: Option<Capture>,
 }
 
 /// What `POST /requests/{id}/cancel` answers.
@@ -169,6 +180,21 @@ impl Admin {
         let model = resolved.map_err(|unknown| unknown.to_string())?;
         let all = placed(self.requests.list(), &self.fleet.view());
         Ok(listed(all, filter, model.as_ref().map(ModelName::as_str)))
+    }
+
+    /// Those with this id, and the last of them as it was recorded. `None`: there is none any more.
+    pub(crate) fn one_request(&self, id: &str) -> Option<OneRequest> {
+        let mut requests = placed(self.requests.list(), &self.fleet.view());
+        requests.retain(|one| one.id == id);
+        let recorded = self.captures.of(id);
+        (!requests.is_empty() || recorded.is_some()).then_some(OneRequest { requests, recorded })
+    }
+
+    pub(super) fn request_answer(&self, id: &str) -> Response<Body> {
+        match self.one_request(id) {
+            Some(one) => json(StatusCode::OK, &one),
+            None => error(StatusCode::NOT_FOUND, &NotCancelled::Unknown { id: id.to_owned() }.to_string()),
+        }
     }
 
     /// Tells a request to end, and tells that it was told.

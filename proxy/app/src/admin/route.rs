@@ -42,10 +42,14 @@ pub(crate) enum Route {
     },
     /// `POST /models/{name}/reclaim`
     Reclaim(String),
+    /// `POST /models/{name}/pin` and `/unpin`: whether it may leave for another model.
+    Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, Order),
     /// `GET /requests`
     Requests(Result<Filter, String>),
+    /// `GET /requests/{id}`
+    Request(String),
     /// `POST /requests/{id}/cancel`
     CancelRequest {
         id: String,
@@ -79,8 +83,9 @@ const REQUEST: &str = "/requests/";
 pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
+                                 POST /models/NAME/pin, POST /models/NAME/unpin, \
                                  GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
-                                 GET /requests[?model=NAME&state=STATE&limit=COUNT], POST /requests/ID/cancel[?number=NUMBER], \
+                                 GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, POST /requests/ID/cancel[?number=NUMBER], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
 /// Reads a request. A model's name may hold slashes, plain or percent-encoded.
@@ -98,9 +103,14 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
         "/drain" => (Route::Leave { undo: asks("undo") }, "POST"),
         "/requests" => (Route::Requests(Filter::of(query)), "GET"),
         _ if path.starts_with(REQUEST) => {
-            let id = path[REQUEST.len()..].strip_suffix("/cancel").ok_or(Mismatch::NotFound)?;
+            let rest = &path[REQUEST.len()..];
+            let (id, cancels) = rest.strip_suffix("/cancel").map_or((rest, false), |id| (id, true));
             let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(Mismatch::NotFound)?;
-            (Route::CancelRequest { id, number: requests::number_of(query) }, "POST")
+            if cancels {
+                (Route::CancelRequest { id, number: requests::number_of(query) }, "POST")
+            } else {
+                (Route::Request(id), "GET")
+            }
         }
         _ if path.starts_with(RELEASE) => {
             let which = percent_decoded(&path[RELEASE.len()..]).ok_or(Mismatch::NotFound)?;
@@ -115,6 +125,8 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "restart" => (Route::Restart(model), "POST"),
                 "drain" => (Route::Drain(model), "POST"),
                 "reclaim" => (Route::Reclaim(model), "POST"),
+                "pin" => (Route::Pin(model, true), "POST"),
+                "unpin" => (Route::Pin(model, false), "POST"),
                 "canary" => {
                     let (order, wanted) = match *method {
                         Method::POST => (Order::Start(Wish::of(query)), "POST"),
@@ -189,6 +201,11 @@ mod tests {
             route(&Method::POST, "/quarantine/release/org%2Fa", None),
             Ok(Route::Release(Some("org/a".into())))
         );
+        assert_eq!(
+            route(&Method::POST, "/models/org%2Fa/unpin", None),
+            Ok(Route::Pin("org/a".into(), false))
+        );
+        assert_eq!(get("/models/a/pin"), Err(Mismatch::Method("POST")));
         let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));
         assert_eq!(canary(&Method::GET), Ok(Route::Canary("org/a".into(), Order::Show)));
         assert_eq!(canary(&Method::DELETE), Ok(Route::Canary("org/a".into(), Order::Stop)));
@@ -200,6 +217,7 @@ mod tests {
         let cancel = route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
         assert_eq!(cancel, Ok(Route::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
         assert_eq!(get("/requests/a/cancel"), Err(Mismatch::Method("POST")));
+        assert_eq!(get("/requests/a%2Fb"), Ok(Route::Request("a/b".into())));
         assert_eq!(
             route(&Method::POST, "/models/restart/restart", None),
             Ok(Route::Restart("restart".into()))
@@ -218,7 +236,6 @@ mod tests {
             "/models/%zz/logs",
             "/models/%/logs",
             "/v1/models",
-            "/requests/a",
             "/requests//cancel",
         ] {
             assert_eq!(get(path), Err(Mismatch::NotFound), "{path}");

@@ -1,4 +1,4 @@
-//! `status`, `restart`, `drain`, `reclaim`, `logs`, `events`: what an operator asks of a running instance.
+//! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`: what an operator asks of a running instance.
 
 use std::path::PathBuf;
 
@@ -72,7 +72,7 @@ pub(crate) struct DrainArgs {
     instance: InstanceArgs,
 }
 
-/// What `restart` takes.
+/// What `restart`, `pin` and `unpin` take.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// The model, by its name or an alias.
@@ -164,6 +164,18 @@ fn drain_all(client: &Client, undo: bool) -> Result<(), Failure> {
     } else {
         "balancers are told that it is back".to_owned()
     })
+}
+
+pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), Failure> {
+    let client = args.instance.client()?;
+    let verb = if pinned { "pin" } else { "unpin" };
+    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, verb]))??;
+    let what = if pinned {
+        "pinned: it leaves for no other model"
+    } else {
+        "may leave for another model from now on"
+    };
+    out::line(&format!("{}: {what}, until llama-warden is started anew", args.model))
 }
 
 pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
-use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, ReclaimEntry};
+use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, PinEntry, ReclaimEntry};
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
@@ -99,6 +99,15 @@ impl History {
                         kind: EventKind::Reclaimed { entry: Box::new(entry) },
                     });
                 }
+                if let Ok(entry) = serde_json::from_value::<PinEntry>(json.clone()) {
+                    return Some(Event {
+                        id: entry.id,
+                        at: entry.at.clone(),
+                        model: Some(entry.model.clone()),
+                        generation: None,
+                        kind: EventKind::Pinned { entry: Box::new(entry) },
+                    });
+                }
                 if let Ok(entry) = serde_json::from_value::<CanaryEntry>(json.clone()) {
                     return Some(Event {
                         id: entry.id,
@@ -135,6 +144,7 @@ impl History {
             let kind = match event.kind {
                 EventKind::RecycleDone { .. } => Some("recycle_done"),
                 EventKind::Reclaimed { .. } => Some("reclaimed"),
+                EventKind::Pinned { .. } => Some("pinned"),
                 EventKind::CanaryEnded { .. } => Some("canary_ended"),
                 _ => None,
             };

@@ -101,6 +101,10 @@ enum Command {
     Drain(control::DrainArgs),
     /// Asks the processes of a model to give back what they hoard; they serve on.
     Reclaim(control::ReclaimArgs),
+    /// Lets a model leave for no other one, until llama-warden is started anew.
+    Pin(control::ModelArgs),
+    /// Lets a model leave for another one again, even if it is configured that it never does.
+    Unpin(control::ModelArgs),
     /// Tries another build of llama-server with a model, beside its own, and says whether it is worse.
     #[command(subcommand)]
     Canary(Box<canary::CanaryCommand>),
@@ -222,6 +226,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Drain(args) => control::drain(&args),
         Command::Reclaim(args) => control::reclaim(&args),
+        Command::Pin(args) => control::pin(&args, true),
+        Command::Unpin(args) => control::pin(&args, false),
         Command::Canary(command) => canary::run(&command),
         Command::History(args) => history::run(&args),
         Command::Logs(args) => control::logs(&args),

@@ -125,6 +125,7 @@ mod tests {
             last_failure: None,
             outage: None,
             warm: None,
+            pin: warden_supervisor::PinView::default(),
             replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
             remote: None,

@@ -44,6 +44,9 @@ pub(crate) fn table(status: &Status) -> String {
         if let (Some(warm), Some(last)) = (&model.warm, notes.last_mut()) {
             last.push(format!("last replacement: {warm}"));
         }
+        if let (Some(pin), Some(last)) = (pin(model), notes.last_mut()) {
+            last.push(pin);
+        }
         let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
         if let Some(last) = notes.last_mut().filter(|_| refused > 0) {
             last.push(format!(
@@ -78,6 +81,16 @@ pub(crate) fn table(status: &Status) -> String {
         text.extend(devices.iter().map(|line| format!("{line}\n")));
     }
     text
+}
+
+/// Whether it may leave for another model, where that is not just as in most configurations.
+pub(crate) fn pin(model: &ModelView) -> Option<String> {
+    let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
+    match (model.pin.pinned, who.is_empty()) {
+        (true, _) => Some(format!("pinned: it leaves for no other model{who}")),
+        (false, false) => Some(format!("it may leave for another model{who}")),
+        (false, true) => None,
+    }
 }
 
 /// A row, and what is said about its process.
@@ -232,6 +245,7 @@ mod tests {
             last_failure: None,
             outage: None,
             warm: None,
+            pin: warden_supervisor::PinView::default(),
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
             remote: None,

@@ -140,6 +140,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
         EventKind::Crashed { .. } | EventKind::CrashLoop { .. } | EventKind::Failed { .. } => {
             mark(model, MarkKind::Crashed, &told())
         }
+        EventKind::Pinned { .. } => mark(model, MarkKind::Configured, &told()),
         EventKind::CanaryBegan { .. } | EventKind::CanaryEnded { .. } => {
             mark(model, MarkKind::Canary, &told())
         }

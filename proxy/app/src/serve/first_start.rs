@@ -81,6 +81,7 @@ mod tests {
             last_failure: kind.map(failure),
             outage: None,
             warm: None,
+            pin: warden_supervisor::PinView::default(),
             replace_note: None,
             quarantine: warden_supervisor::QuarantineView::default(),
             remote: None,

@@ -37,6 +37,7 @@ use crate::clock;
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::config::show::Kept;
+use crate::diagnosis::{self, Diagnoses};
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::otel::{Exporter, Tracer};
@@ -103,7 +104,8 @@ impl Server {
         nursery: NurseryHandle,
         sockets: Sockets,
     ) -> Result<Self, Failure> {
-        Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
+        let words = diagnosis::Words::default();
+        Box::pin(Self::start_after(resolved, machine, nursery, sockets, words, None)).await
     }
 
     /// The same with what a program before us left. Nothing of it is touched before that one has let go.
@@ -112,6 +114,7 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
         given: Sockets,
+        words: diagnosis::Words,
         inheritance: Option<Inheritance>,
     ) -> Result<Self, Failure> {
         let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
@@ -220,6 +223,10 @@ impl Server {
             leaving.begin();
         }
         let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
+        // Whoever looks on over the public listener must not hold up its end, and a diagnosis makes room for whoever comes.
+        let retiring = ends.stop.child_token();
+        let numbers = diagnosis::Numbers::of(&resolved.fleet.loading, &resolved.diagnose);
+        let diagnoses = Diagnoses::new(Some(nursery.clone()), words, numbers, retiring.clone());
         let admin = Admin {
             leaving: leaving.clone(),
             probe: Arc::new(resolved.probe.clone()),
@@ -234,12 +241,12 @@ impl Server {
             by: "llama-warden".into(),
             instance: Arc::new(instance),
             page: Arc::default(),
+            captures: recorders.captures(),
+            diagnoses,
             series: kept,
             upgrades,
             stop: stop.clone(),
         };
-        // Whoever looks on over the public listener must not hold up its end.
-        let retiring = ends.stop.child_token();
         let door = Doorkeeper::new(Admin { stop: retiring.clone(), ..admin.clone() });
         let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun.clone());
         let inquiry = Inquiry::new(gateway.inward(), admin.clone());

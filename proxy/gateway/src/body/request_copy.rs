@@ -11,8 +11,8 @@ use http::Method;
 pub trait Recorder: Debug + Send + Sync {
     /// Bytes of a body at most; a larger one is not recorded.
     fn limit(&self) -> usize;
-    /// A whole body as it goes to the backend. Called on a thread that serves clients: it must not block.
-    fn take(&self, method: &Method, path: &str, body: Vec<Bytes>);
+    /// A whole body as it goes to the backend, of the request with this `X-Request-Id`. Called on a thread that serves clients: it must not block.
+    fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>);
 }
 
 /// Bytes that holding a piece costs beside its own.
@@ -21,6 +21,7 @@ const PIECE: usize = 64;
 #[derive(Debug)]
 pub(crate) struct RequestCopy {
     recorder: Arc<dyn Recorder>,
+    id: String,
     method: Method,
     path: String,
     pieces: Vec<Bytes>,
@@ -29,9 +30,16 @@ pub(crate) struct RequestCopy {
 }
 
 impl RequestCopy {
-    pub(crate) fn new(recorder: Arc<dyn Recorder>, method: &Method, path: &str) -> Self {
+    pub(crate) fn new(recorder: Arc<dyn Recorder>, id: &str, method: &Method, path: &str) -> Self {
         let left = recorder.limit();
-        Self { recorder, method: method.clone(), path: path.to_owned(), pieces: Vec::new(), left }
+        Self {
+            recorder,
+            id: id.to_owned(),
+            method: method.clone(),
+            path: path.to_owned(),
+            pieces: Vec::new(),
+            left,
+        }
     }
 
     /// A piece passes; false if the body has become too large to be recorded.
@@ -48,6 +56,6 @@ impl RequestCopy {
 
     /// The body has passed to its end.
     pub(crate) fn end(self) {
-        self.recorder.take(&self.method, &self.path, self.pieces);
+        self.recorder.take(&self.id, &self.method, &self.path, self.pieces);
     }
 }

@@ -217,7 +217,8 @@ async fn send(
     let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
     let timeout = rules.and_then(|rules| rules.timeout).unwrap_or(shared.config.upstream.exchange_timeout);
     if let Some(recorder) = exchange.live.recorders.get(model).filter(|_| kind == LeaseKind::Slot) {
-        intake.record(RequestCopy::new(recorder.clone(), &parts.method, parts.uri.path()));
+        let id = &exchange.flight.record.request_id;
+        intake.record(RequestCopy::new(recorder.clone(), id, &parts.method, parts.uri.path()));
     }
     if exchange.route.effect == Effect::Pauses {
         if lease.saves_for_us() {

@@ -110,6 +110,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         last_failure: None,
         outage: None,
         warm: None,
+        pin: warden_supervisor::PinView::default(),
         replace_note: None,
         quarantine: warden_supervisor::QuarantineView::default(),
         remote: None,

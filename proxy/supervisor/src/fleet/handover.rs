@@ -54,7 +54,7 @@ pub struct WillPiece(Piece);
 #[serde(rename_all = "snake_case")]
 enum Piece {
     Fleet(FleetRecord),
-    Model(WillRecord),
+    Model(Box<WillRecord>),
     /// A process of the last model, with its files.
     Process(Box<HeirRecord>),
 }
@@ -65,7 +65,7 @@ impl FleetWill {
         let model = |will: ModelWill| {
             let heirs = will.heirs.into_iter();
             let heirs = heirs.map(|heir| (Piece::Process(Box::new(heir.record)), heir.files));
-            std::iter::once((Piece::Model(will.record), Vec::new())).chain(heirs)
+            std::iter::once((Piece::Model(Box::new(will.record)), Vec::new())).chain(heirs)
         };
         std::iter::once((Piece::Fleet(self.record), Vec::new()))
             .chain(self.models.into_iter().flat_map(model))
@@ -80,7 +80,7 @@ impl FleetWill {
         for (WillPiece(piece), files) in pieces {
             match piece {
                 Piece::Fleet(_) => return None,
-                Piece::Model(record) => models.push(ModelWill { record, heirs: Vec::new() }),
+                Piece::Model(record) => models.push(ModelWill { record: *record, heirs: Vec::new() }),
                 Piece::Process(record) => {
                     models.last_mut()?.heirs.push(Heir { record: *record, files });
                 }

@@ -46,6 +46,7 @@ use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
 use crate::view::ledger::{Ledger, LedgerEntry};
 use crate::view::log::{LogRing, LogTail};
+use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Digits of a fingerprint that are enough to name it.
@@ -387,6 +388,19 @@ impl Fleet {
         let handle = self.asked(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Reclaim(by.map(Arc::from), reply));
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+
+    /// Says that a model never leaves for another one, or that it may, whatever is configured: until it is said otherwise, or everything
+    /// ends. `by` is who says so, for the ledger and the events.
+    ///
+    /// # Errors
+    ///
+    /// There is no such model, it is none that could be pinned, or everything ends.
+    pub async fn pin(&self, model: &str, pinned: bool, by: &str) -> Result<PinView, ControlError> {
+        let handle = self.handle(model)?;
+        let (reply, answer) = oneshot::channel();
+        handle.send(Control::Pin(pinned, by.into(), reply));
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 

@@ -16,6 +16,7 @@ use warden_policies::cooldown::Cooldown;
 use warden_policies::lifecycle::Phase;
 
 use super::loading::Stand;
+use super::pin::ByHand;
 use super::unit::{Generation, Role, Unit};
 use super::warm::Packed;
 use super::{Control, Custody, Message, Model, Report};
@@ -48,6 +49,9 @@ pub(crate) struct WillRecord {
     pub(crate) crashes: u64,
     pub(crate) n_ctx: Option<u64>,
     pub(crate) modalities: Option<Modalities>,
+    /// Whether it may leave for another one, if somebody said so.
+    #[serde(default)]
+    pub(super) by_hand: Option<ByHand>,
     /// What clients have set in its processes: by which route, and what.
     pub(crate) settings: Vec<(String, Vec<u8>)>,
 }
@@ -103,6 +107,7 @@ impl Model {
             crashes: self.crashes,
             n_ctx: self.experience.n_ctx,
             modalities: self.experience.modalities,
+            by_hand: self.by_hand.clone(),
             settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
         };
         let units = self.units.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));

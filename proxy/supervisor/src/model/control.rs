@@ -25,6 +25,10 @@ impl Model {
             Control::Restart(by, reply) => self.restart(by, reply),
             Control::Drain(reply) => self.drain(reply),
             Control::Reclaim(by, reply) => self.reclaim(by, reply),
+            Control::Pin(pinned, by, reply) => {
+                let answer = self.pin(pinned, &by);
+                self.answer(reply, answer);
+            }
             Control::GiveBack => self.give_back(),
             Control::Stay { places, beside, question } => self.stay(places, beside, question),
             Control::Anew { why, question } => self.load_anew(why, question),

@@ -21,6 +21,7 @@ impl Model {
     /// Takes over what the instance before us had of the model.
     pub(super) fn inherit(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
+        self.inherit_pin(record.by_hand);
         self.wanted |= record.wanted;
         self.cooldown = record.cooldown;
         self.crashes = record.crashes;

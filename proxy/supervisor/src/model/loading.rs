@@ -137,6 +137,7 @@ impl Model {
         let mut spec = Spec {
             replicas: self.spec.run.replicas,
             ttl: self.spec.ttl,
+            pin: self.is_pinned(),
             can_do_with_less: self.spec.fallback.is_some() && self.whole.is_none(),
             ..self.spec.loading.clone()
         };

@@ -23,6 +23,7 @@ use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
 use crate::spec::{ModelSpec, RemoteSpec, Watch};
 use crate::view::ledger::LedgerEntry;
+use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// Who asks, as far as that is known, for the ledger.
@@ -87,6 +88,8 @@ pub(crate) enum Control {
     Drain(oneshot::Sender<Result<(), ControlError>>),
     /// Ask the processes to give memory back.
     Reclaim(By, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
+    /// Whether the model may leave for another one, and who says so.
+    Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
     Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
     /// New settings of a model that somebody else's endpoint serves. Answered with whether it has another address.

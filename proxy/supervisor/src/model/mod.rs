@@ -41,6 +41,7 @@
 //! | `judge` | the recycle policy, and what follows from it |
 //! | `reclaim` | asking a process to give memory back, before it is replaced or by hand |
 //! | `bequeath`, `inherit` | handing the processes over to the next instance, taking them over from the one before |
+//! | `pin` | whether it may leave for another one, said by hand |
 //! | `degrade` | a process that lost its GPU |
 //! | `replace` | replacements from decision to ledger entry |
 //! | `replace_mode` | in sequence or by overlap |
@@ -68,6 +69,7 @@ mod look;
 mod message;
 mod needs;
 mod operators;
+mod pin;
 mod recipe;
 mod reclaim;
 mod replace;
@@ -104,6 +106,7 @@ use self::loading::Stand;
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
 use self::operators::Operators;
+use self::pin::ByHand;
 use self::reclaim::ReclaimCounts;
 use self::replacement::Replacements;
 use self::timers::ModelTimers;
@@ -142,6 +145,8 @@ pub(crate) struct Model {
     stand: Stand,
     /// How often it has asked whether it may.
     asks: u64,
+    /// Whether it may leave for another one, if somebody said so.
+    by_hand: Option<ByHand>,
     /// What is configured, while its fallback arguments are in place.
     whole: Option<Whole>,
     end: Option<End>,
@@ -223,6 +228,7 @@ impl Model {
             next_unit: 0,
             stand: Stand::Out,
             asks: 0,
+            by_hand: None,
             whole: None,
             end: None,
             custody: Custody::Ours,

@@ -39,6 +39,7 @@ impl Model {
                 .map(|missing| missing.message.clone())
                 .or_else(|| self.note.clone()),
             quarantine: self.leases.quarantine(),
+            pin: self.show_pin(),
             remote: None,
             canary: None,
         }

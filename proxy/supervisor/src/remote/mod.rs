@@ -32,6 +32,7 @@ use crate::model::{Control, Message};
 use crate::origin::probe::{Listed, Silence, probe};
 use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
+use crate::view::pin_entry::PinView;
 use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
 
 /// The task of one such model.
@@ -181,6 +182,7 @@ impl Remote {
             }
             Control::Drain(reply) => drop(reply.send(Err(self.none_here("drained")))),
             Control::Reclaim(_, reply) => drop(reply.send(Err(self.none_here("asked to give memory back")))),
+            Control::Pin(_, _, reply) => drop(reply.send(Err(self.none_here("pinned")))),
             Control::Remove => {
                 self.removed = true;
                 self.leases.close(self.cell.id);
@@ -377,6 +379,7 @@ impl Remote {
             warm: None,
             replace_note: self.listed.note.clone(),
             quarantine: self.leases.quarantine(),
+            pin: PinView::default(),
             remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
             canary: None,
         }

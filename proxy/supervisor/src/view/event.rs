@@ -18,6 +18,7 @@ use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
 use crate::view::ledger::{LedgerEntry, Mode};
 use crate::view::log::LISTENERS_LAG;
+use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// What a reload changed.
@@ -274,6 +275,21 @@ pub enum EventKind {
         /// Who, as far as we can tell: `page, 127.0.0.1`.
         by: String,
     },
+    /// Somebody said whether a model may leave for another one.
+    Pinned {
+        /// Its entry in the ledger.
+        entry: Box<PinEntry>,
+    },
+    /// A diagnosis that was begun beside what serves has ended.
+    Diagnosed {
+        /// It came to a finding.
+        found: bool,
+        /// What was found, or why nothing was, in words.
+        outcome: String,
+        /// The name of its report, if it wrote one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        report: Option<String>,
+    },
     /// A configuration was taken over.
     ConfigApplied {
         /// What changed.
@@ -466,7 +482,13 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         EventKind::CanaryEnded { entry } => {
             tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
         }
+        EventKind::Diagnosed { outcome, report, .. } => {
+            tracing::info!(model, report, "a diagnosis has ended: {outcome}");
+        }
         EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
+        EventKind::Pinned { entry } => {
+            tracing::info!(model, pinned = entry.pinned, by = entry.by, "said by hand");
+        }
         EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
         EventKind::RequestsSuspected { fingerprints } => {
             let count = fingerprints.len();

@@ -1,4 +1,4 @@
-//! The record of replacements, of what processes gave back instead, and of canaries: one JSON line each, appended to `ledger.jsonl` in
+//! The record of replacements, of what processes gave back instead, of canaries and of pins by hand: one JSON line each, appended to `ledger.jsonl` in
 //! the state directory. Lines of the other kinds have a `kind`, and none of the fields that the others begin with.
 
 use std::fs::File;
@@ -16,6 +16,7 @@ use warden_sensors::report::Totals;
 
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
+use crate::view::pin_entry::PinEntry;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The way a generation was replaced.
@@ -226,6 +227,11 @@ impl Ledger {
 
     /// The same for a reclaim.
     pub(crate) fn append_reclaim(&self, entry: &ReclaimEntry) {
+        self.write(entry);
+    }
+
+    /// The same for a model that was pinned or let loose by hand.
+    pub(crate) fn append_pin(&self, entry: &PinEntry) {
         self.write(entry);
     }
 

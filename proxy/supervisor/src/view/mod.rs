@@ -5,6 +5,7 @@ pub mod canary;
 pub mod event;
 pub mod ledger;
 pub mod log;
+pub mod pin_entry;
 pub(crate) mod publish;
 pub mod reclaim_entry;
 
@@ -26,6 +27,7 @@ use warden_sensors::{CgroupMemory, HostTotals, Report};
 
 use crate::error::Failure;
 use crate::view::canary::CanaryView;
+use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The fleet at one moment.
@@ -150,6 +152,9 @@ pub struct ModelView {
     /// Requests that may have killed its processes.
     #[serde(default)]
     pub quarantine: QuarantineView,
+    /// Whether it may leave for another model.
+    #[serde(default)]
+    pub pin: PinView,
     /// Who serves it, if no process of ours does. What is said of a process is said of the endpoint then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteView>,

@@ -3,9 +3,11 @@
 
 use std::net::IpAddr;
 
+use warden_policies::experiment::Workload;
 use warden_supervisor::{ControlError, LeaseKind};
 
 use super::ask::Ask;
+use super::diagnose::workload;
 use super::guard::Refused;
 use super::hub::Outcome;
 use crate::admin::answer::Admin;
@@ -21,15 +23,23 @@ pub(crate) enum Action {
     Drain,
     Load,
     Release,
+    Pin,
+    Unpin,
+    Diagnose,
+    EndDiagnosis,
 }
 
 impl Action {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::Restart, "restart"),
         (Self::Reclaim, "reclaim"),
         (Self::Drain, "drain"),
         (Self::Load, "load"),
         (Self::Release, "release"),
+        (Self::Pin, "pin"),
+        (Self::Unpin, "unpin"),
+        (Self::Diagnose, "diagnose"),
+        (Self::EndDiagnosis, "end-diagnosis"),
     ];
 
     fn of(word: &str) -> Option<Self> {
@@ -46,6 +56,8 @@ impl Action {
 pub(crate) struct Order {
     pub(crate) action: Action,
     pub(crate) model: String,
+    /// For a diagnosis: which work; `None`: all.
+    pub(crate) workload: Option<Workload>,
     /// Where to go then: on this page.
     pub(crate) back: String,
 }
@@ -55,7 +67,9 @@ pub(crate) struct Order {
 pub(crate) enum Wrong {
     #[error(transparent)]
     Refused(#[from] Refused),
-    #[error("the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release")]
+    #[error(
+        "the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release, pin, unpin, diagnose, end-diagnosis"
+    )]
     Unknown(String),
     #[error("{AT_A_TIME} actions are being done: wait until some of them have ended")]
     TooMany,
@@ -70,12 +84,15 @@ pub(crate) fn order(form: &Ask, is_ours: impl FnOnce(&str) -> bool) -> Result<Or
         return Err(Refused::Token.into());
     }
     let asked = form.get("do").unwrap_or_default();
-    let known = asked.split_once(' ').and_then(|(word, model)| Some((Action::of(word)?, model)));
-    let Some((action, model)) = known.filter(|(_, model)| !model.is_empty()) else {
-        return Err(Wrong::Unknown(asked.chars().take(100).collect()));
-    };
+    let unknown = |asked: &str| Wrong::Unknown(asked.chars().take(100).collect());
+    // Where the model is chosen in a list it stands in a field of its own.
+    let (word, model) = asked.split_once(' ').unwrap_or((asked, form.get("model").unwrap_or_default()));
+    let known = Action::of(word).filter(|action| asked.contains(' ') || *action == Action::Diagnose);
+    let Some(action) = known.filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
+    let chosen = form.get("workload").filter(|_| action == Action::Diagnose).unwrap_or_default();
+    let workload = workload(chosen).map_err(unknown)?;
     let here = form.get("back").filter(|back| is_here(back));
-    Ok(Order { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
+    Ok(Order { action, model: model.to_owned(), workload, back: here.unwrap_or("/page/").to_owned() })
 }
 
 /// Whether an address is one of the page.
@@ -98,12 +115,12 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
     if desk.work.len() >= AT_A_TIME {
         return Err(Wrong::TooMany);
     }
-    let Order { action, model, .. } = order;
+    let Order { action, model, workload, .. } = order;
     let id = desk.note(format!("{} of {model}", action.word()));
     let admin = admin.clone();
     let desk = desk.clone();
     admin.page.work.clone().spawn(async move {
-        let outcome = match Box::pin(carry_out(&admin, action, &model, &who)).await {
+        let outcome = match Box::pin(carry_out(&admin, (action, workload), &model, &who)).await {
             Ok(more) => Outcome::Done(more),
             Err(why) => Outcome::Failed(warden_policies::secrets::text(&why)),
         };
@@ -137,7 +154,12 @@ pub(crate) fn cancel(
     Ok(id)
 }
 
-async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Result<String, String> {
+async fn carry_out(
+    admin: &Admin,
+    (action, workload): (Action, Option<Workload>),
+    model: &str,
+    who: &str,
+) -> Result<String, String> {
     let fleet = &admin.fleet;
     let told = |error: ControlError| error.to_string();
     match action {
@@ -171,6 +193,19 @@ async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Res
                 fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
             Ok(format!("{released} request(s) released"))
         }
+        Action::Diagnose => {
+            let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
+            let begun = admin.diagnoses.begin(admin, &name, workload, who).await;
+            begun.map(|()| "it has begun".to_owned()).map_err(|refused| refused.to_string())
+        }
+        Action::EndDiagnosis => {
+            let told = admin.diagnoses.end(model, who).map_err(|refused| refused.to_string());
+            told.map(|()| "it was told to end".to_owned())
+        }
+        Action::Pin | Action::Unpin => {
+            fleet.pin(model, action == Action::Pin, who).await.map_err(told)?;
+            Ok("until llama-warden is started anew".to_owned())
+        }
     }
 }
 
@@ -185,13 +220,15 @@ mod tests {
     #[test]
     fn a_form_needs_the_token_and_one_of_the_actions() {
         let order = |action, model: &str, back: &str| {
-            Ok(Order { action, model: model.to_owned(), back: back.to_owned() })
+            Ok(Order { action, model: model.to_owned(), workload: None, back: back.to_owned() })
         };
         assert_eq!(read("token=right&do=restart+a"), order(Action::Restart, "a", "/page/"));
         assert_eq!(
             read("token=right&do=drain+org%2Fa%20b&back=/page/%3Fq%3Dx"),
             order(Action::Drain, "org/a b", "/page/?q=x")
         );
+        let chosen = read("token=right&do=diagnose&model=org%2Fa&workload=short-text").unwrap();
+        assert_eq!((chosen.model.as_str(), chosen.workload), ("org/a", Some(Workload::ShortText)));
         for form in [
             "",
             "do=restart+a",
@@ -207,6 +244,10 @@ mod tests {
             "token=right&do=restart",
             "token=right&do=restart+",
             "token=right&do=kill+a",
+            "token=right&do=restart&model=a",
+            "token=right&do=diagnose",
+            "token=right&do=diagnose&model=a&workload=replay",
+            "token=right&do=diagnose&model=a&workload=--html",
         ] {
             assert!(matches!(read(form), Err(Wrong::Unknown(_))), "{form}");
         }

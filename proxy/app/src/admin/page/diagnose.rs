@@ -1,71 +1,41 @@
-//! Reports of `diagnose` that lie in `reports` of the state directory, and how to make one. [`read`] and [`one`] alone read
-//! files; nothing is written there.
+//! The view *Diagnose*: what runs, what was found last, reports that lie in `reports` of the state directory, and how to make one
+//! in a terminal. Pure.
 
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use warden_pages::Html;
+use warden_policies::experiment::Workload;
 use warden_policies::{ByteSize, ModelName};
 
-use super::part::link;
+use super::part::{link, moment};
+use super::reports::{Written, plain};
+use crate::diagnosis::{About, Ended, Now, View};
 
-/// Reports that are listed.
-const LISTED: usize = 200;
-/// The largest report that is served: one of an hour has about a megabyte.
-const LARGEST: u64 = 32 << 20;
+/// Models for which the command is shown.
+const SHOWN: usize = 10;
+/// Work that can be chosen: without a recording, of which only a terminal knows.
+const WORKLOADS: [Workload; 10] = [
+    Workload::ShortText,
+    Workload::LongText,
+    Workload::OutputLengths,
+    Workload::DistinctPrompts,
+    Workload::Conversation,
+    Workload::PrefillSweep,
+    Workload::SameImage,
+    Workload::ImageSizes,
+    Workload::Audio,
+    Workload::Embeddings,
+];
 
-/// A report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Written {
-    pub(crate) name: String,
-    /// Seconds since 1970.
-    pub(crate) at: i64,
-    pub(crate) bytes: u64,
-}
-
-/// Where reports are.
-pub(crate) fn folder(ledger: &str) -> PathBuf {
-    Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
-}
-
-/// Whether a name can be one of a report: nothing that leads elsewhere, nothing that is hidden.
-fn is_report(name: &str) -> bool {
-    name.strip_suffix(".html").is_some_and(|stem| !stem.is_empty())
-        && !name.starts_with('.')
-        && !name.contains(['/', '\\', '\0'])
-}
-
-/// The reports of a folder, the latest first. It blocks.
-pub(crate) fn read(folder: &Path) -> Vec<Written> {
-    let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
-        let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
-        let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        let at = facts.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-        Some(Written { name, at: i64::try_from(at.as_secs()).ok()?, bytes: facts.len() })
-    });
-    let mut all: Vec<Written> = all.collect();
-    all.sort_by(|a, b| (b.at, &a.name).cmp(&(a.at, &b.name)));
-    all.truncate(LISTED);
-    all
-}
-
-/// One report, if it is there and is a file of its own. It blocks.
-pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
-    if !is_report(name) {
-        return None;
+/// Which work a form asks for; `None`: everything, for which there is no word.
+///
+/// # Errors
+/// The word, if it is none of those that can be chosen.
+pub(crate) fn workload(word: &str) -> Result<Option<Workload>, &str> {
+    if word.is_empty() {
+        return Ok(None);
     }
-    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-    let flags = i32::try_from(flags.bits()).ok()?;
-    let file = File::options().read(true).custom_flags(flags).open(folder.join(name)).ok()?;
-    let facts = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    if facts.len() > LARGEST {
-        return None;
-    }
-    let mut content = Vec::new();
-    file.take(LARGEST).read_to_end(&mut content).ok()?;
-    Some(content)
+    word.parse().ok().filter(|one| WORKLOADS.contains(one)).map(Some).ok_or(word)
 }
 
 /// What stands in `<main>`.
@@ -73,6 +43,7 @@ pub(crate) fn view<'a>(
     reports: &[Written],
     folder: &Path,
     models: impl Iterator<Item = &'a ModelName>,
+    diagnoses: &View,
 ) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Diagnose");
@@ -80,12 +51,19 @@ pub(crate) fn view<'a>(
         p.text("An experiment starts a fresh llama-server beside those that serve, sends it one kind of request again and again, and says ");
         p.text("whether its memory grows without an end, by how much, and who pays. It needs the memory of one more process.");
     });
-    html.element("h2", &[], "Make a report");
+    if let Some(now) = &diagnoses.now {
+        running(&mut html, now);
+    }
+    if let Some(last) = &diagnoses.last {
+        ended(&mut html, last);
+    }
+    listed(&mut html, reports);
+    html.element("h2", &[], "In a terminal");
     html.within("p", &[], |p| {
-        p.text("It is started in a terminal, because it takes minutes to hours and memory that requests may need. What it writes into ");
-        p.element("code", &[], folder.display()).text(" is listed here:");
+        p.text("What llama-warden diagnose writes into ").element("code", &[], folder.display());
+        p.text(" is listed here, too. There it can do more: look for what stops a leak, compare builds, run under a tool.");
     });
-    for model in models.take(10) {
+    for model in models.take(SHOWN) {
         let path = folder.join(format!("{}.html", plain(model.as_str())));
         html.element(
             "pre",
@@ -97,10 +75,115 @@ pub(crate) fn view<'a>(
             ),
         );
     }
+    html
+}
+
+/// What one is about: of which model, with what, by whom.
+fn about(html: &mut Html, about: &About) {
+    html.text(format_args!("of {}, ", about.model));
+    html.text(about.workload.map_or_else(|| "everything it can do".to_owned(), |one| one.to_string()));
+    html.text(format_args!("; asked for by {} ", about.by)).raw(&moment(&about.began));
+}
+
+/// The one that runs.
+fn running(html: &mut Html, now: &Now) {
+    html.within("section", &[("aria-labelledby", &"runs")], |section| {
+        section.element("h2", &[("id", &"runs")], "Now");
+        section.within("p", &[], |p| {
+            p.text("A diagnosis runs ");
+            about(p, &now.about);
+            p.text(". ");
+            if let Some(because) = &now.because {
+                p.text(format_args!("It is being ended: {because}. "));
+            }
+            let value = format!("end-diagnosis {}", now.about.model);
+            let told = "ends it; what it has found so far is written";
+            p.element(
+                "button",
+                &[("form", &"act"), ("name", &"do"), ("value", &value), ("title", &told)],
+                "end it",
+            );
+        });
+        lines(section, "What the diagnosis says", &now.lines);
+    });
+}
+
+/// The one that ended last.
+fn ended(html: &mut Html, last: &Ended) {
+    html.within("section", &[("aria-labelledby", &"last")], |section| {
+        section.element("h2", &[("id", &"last")], "The last one");
+        section.within("p", &[("class", &if last.found { "good" } else { "bad" })], |p| {
+            p.text(format_args!("{} ", last.outcome));
+            p.raw(&moment(&last.at));
+        });
+        section.within("p", &[], |p| {
+            p.text("A diagnosis ");
+            about(p, &last.about);
+            p.text(". ");
+            if last.has_report {
+                link(p, &address(&last.about.report), "Read its report");
+            }
+        });
+        section.within("details", &[("id", &"said")], |details| {
+            details.element("summary", &[], "What it said");
+            lines(details, "What the last diagnosis said", &last.lines);
+        });
+    });
+}
+
+fn lines(html: &mut Html, name: &str, lines: &[String]) {
+    if !lines.is_empty() {
+        let about: warden_pages::html::Attributes =
+            &[("class", &"log"), ("tabindex", &"0"), ("role", &"region"), ("aria-label", &name)];
+        html.element("pre", about, lines.join("\n"));
+    }
+}
+
+/// What begins one: not refreshed, so that nobody's choice is disturbed.
+pub(crate) fn form<'a>(models: impl Iterator<Item = &'a ModelName>) -> Html {
+    let mut html = Html::new();
+    html.within(
+        "div",
+        &[("class", &"filter"), ("role", &"group"), ("aria-label", &"Begin a diagnosis")],
+        |all| {
+            all.element("label", &[("for", &"diagnose-model")], "Model");
+            all.within(
+                "select",
+                &[("id", &"diagnose-model"), ("name", &"model"), ("form", &"act")],
+                |select| {
+                    for model in models {
+                        select.element("option", &[("value", model)], model);
+                    }
+                },
+            );
+            all.element("label", &[("for", &"diagnose-work")], "Work");
+            all.within(
+                "select",
+                &[("id", &"diagnose-work"), ("name", &"workload"), ("form", &"act")],
+                |select| {
+                    select.element("option", &[("value", &"")], "everything it can do");
+                    for one in WORKLOADS {
+                        select.element("option", &[("value", &one)], format_args!("{one}: {}", one.what()));
+                    }
+                },
+            );
+            let told = "starts a process of its own beside what serves; in a spare moment alone";
+            all.element(
+                "button",
+                &[("form", &"act"), ("name", &"do"), ("value", &"diagnose"), ("title", &told)],
+                "diagnose",
+            );
+        },
+    );
+    html
+}
+
+/// The reports that there are.
+fn listed(html: &mut Html, reports: &[Written]) {
     html.element("h2", &[], "Reports");
     if reports.is_empty() {
         html.element("p", &[("class", &"quiet")], "There is none yet.");
-        return html;
+        return;
     }
     html.within("table", &[("class", &"reports"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "Reports, the latest first");
@@ -121,7 +204,13 @@ pub(crate) fn view<'a>(
                     ],
                     |tr| {
                         tr.within("th", &[("scope", &"row")], |th| {
-                            link(th, &address(&report.name), &report.name);
+                            if report.is_too_large() {
+                                th.text(&report.name);
+                                let told = "too large to be shown here: open the file";
+                                th.element("div", &[("class", &"quiet small")], told);
+                            } else {
+                                link(th, &address(&report.name), &report.name);
+                            }
                         });
                         tr.within("td", &[("data-title", &"Written")], |td| {
                             td.raw(&warden_pages::time::time(report.at));
@@ -136,7 +225,6 @@ pub(crate) fn view<'a>(
             }
         });
     });
-    html
 }
 
 /// A name as a part of a path.
@@ -151,13 +239,6 @@ fn address(name: &str) -> String {
     path
 }
 
-/// A model's name as the name of a file.
-fn plain(name: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    let text: String = name.chars().map(safe).collect();
-    text.trim_start_matches('.').to_owned()
-}
-
 /// A word for a shell. What no shell can take stays as it is, for people to see.
 fn quoted(word: &str) -> String {
     shlex::try_quote(word).map_or_else(|_| word.to_owned(), std::borrow::Cow::into_owned)
@@ -167,30 +248,47 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
 
+    fn about_it() -> About {
+        About {
+            model: "a <b>'; rm -rf /".to_owned(),
+            workload: Some(Workload::ShortText),
+            by: "page, 127.0.0.1".to_owned(),
+            began: "2026-01-02T03:04:05Z".to_owned(),
+            report: "a-20260102-030405.html".to_owned(),
+        }
+    }
+
     #[test]
-    fn only_reports_of_the_folder_are_listed_and_served() {
-        let dir = tempfile::tempdir().unwrap();
-        let reports = dir.path().join("reports");
-        std::fs::create_dir(&reports).unwrap();
-        assert!(read(&dir.path().join("nothing")).is_empty());
-        std::fs::write(dir.path().join("secret.html"), "secret").unwrap();
-        for name in ["a.html", "b <x>.html", ".hidden.html", "notes.txt", ".html"] {
-            std::fs::write(reports.join(name), name).unwrap();
-        }
-        std::os::unix::fs::symlink(dir.path().join("secret.html"), reports.join("link.html")).unwrap();
-        std::fs::create_dir(reports.join("dir.html")).unwrap();
-        let mut names: Vec<String> = read(&reports).into_iter().map(|report| report.name).collect();
-        names.sort();
-        assert_eq!(names, ["a.html", "b <x>.html"]);
-        assert_eq!(one(&reports, "a.html").as_deref(), Some(b"a.html".as_slice()));
-        for name in
-            ["../secret.html", "link.html", "dir.html", ".hidden.html", "notes.txt", "no.html", "/etc/passwd"]
-        {
-            assert_eq!(one(&reports, name), None, "{name}");
-        }
+    fn what_runs_what_was_found_and_what_lies_there_is_shown_and_names_stay_text() {
+        let evil = "<script>alert(1)</script>".to_owned();
+        let diagnoses = View {
+            now: Some(Now { about: about_it(), lines: vec![evil.clone()], because: None }),
+            last: Some(Ended {
+                about: about_it(),
+                at: "2026-01-02T04:04:05Z".to_owned(),
+                found: true,
+                outcome: evil.clone(),
+                has_report: true,
+                lines: vec![evil],
+            }),
+        };
+        let report = |name: &str, bytes| Written { name: name.to_owned(), at: 0, bytes };
+        let reports = [report("b <x>.html", 9), report("large.html", super::super::reports::LARGEST + 1)];
+        let model = ModelName::new("a <b>'; rm -rf /");
+        let html = view(&reports, Path::new("/state/reports"), [&model].into_iter(), &diagnoses);
+        insta::assert_snapshot!(html.as_str().replace("><", ">\n<"));
+        assert!(!html.as_str().contains("<script") && !html.as_str().contains("<b>"));
         assert_eq!(address("b <x>.html"), "/page/reports/b%20%3Cx%3E.html");
-        let model = ModelName::new("a b'; rm -rf /");
-        let html = view(&read(&reports), &reports, [&model].into_iter()).into_string();
-        assert!(!html.contains("<x>") && html.contains("a_b___rm_-rf__.html"), "{html}");
+    }
+
+    #[test]
+    fn only_work_that_needs_no_file_can_be_chosen() {
+        assert_eq!(workload(""), Ok(None));
+        assert_eq!(workload("short-text"), Ok(Some(Workload::ShortText)));
+        for word in ["replay", "--html", "short-text --html x"] {
+            assert_eq!(workload(word), Err(word));
+        }
+        let form = form([&ModelName::new("a\"><b>")].into_iter()).into_string();
+        assert!(!form.contains("<b>") && form.matches("<option").count() == 12, "{form}");
     }
 }

@@ -174,7 +174,7 @@ pub(crate) fn help() -> Html {
         ("unload", "running requests end, then the process; the next request loads the model again"),
         ("load", "the model is started now"),
         ("release", "requests that are refused or suspected because a server died of them may be sent again"),
-        ("pin", "is no action: `pin = true` in the configuration keeps a model from leaving for another one"),
+        ("pin, unpin", "whether a model may leave for another one, whatever is configured, until llama-warden is started anew"),
     ]);
     html
 }

@@ -21,6 +21,7 @@
 //! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
 //! | [`drawn`] | what was kept of one memory as a plot; pure |
 //! | [`part`] | what several of them have; pure |
+//! | [`reports`] | reports of `diagnose` that lie there |
 //! | [`act`] | actions |
 //! | [`live`] | the stream |
 //! | [`files`] | style and script, compiled in |
@@ -45,6 +46,7 @@ mod memory;
 mod overview;
 mod pace;
 mod part;
+pub(crate) mod reports;
 pub(crate) mod requests;
 pub(crate) mod tally;
 mod token;
@@ -192,7 +194,8 @@ fn controls(view: View, asked: &Ask, picture: &Picture) -> Html {
         View::Events => events::Wish::of(asked).form(view.path(), models(), true),
         View::Logs => log_wish(asked, picture).form(view.path(), models(), false),
         View::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
-        View::Memory | View::Requests | View::Builds | View::Diagnose | View::Help => Html::new(),
+        View::Diagnose => diagnose::form(own_models(picture)),
+        View::Memory | View::Requests | View::Builds | View::Help => Html::new(),
     }
 }
 
@@ -239,10 +242,10 @@ async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Arc<Picture>)
             blocking(view).await.unwrap_or_default()
         }
         View::Diagnose => {
-            let folder = diagnose::folder(&picture.status.instance.ledger);
+            let folder = reports::folder(&picture.status.instance.ledger);
             let place = folder.clone();
-            let reports = blocking(move || diagnose::read(&place)).await.unwrap_or_default();
-            diagnose::view(&reports, &folder, own_models(picture))
+            let all = blocking(move || reports::read(&place)).await.unwrap_or_default();
+            diagnose::view(&all, &folder, own_models(picture), &picture.diagnoses)
         }
         View::Help => frame::help(),
         View::Requests => in_flight(admin, asked),
@@ -257,12 +260,17 @@ fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
 
 /// What is in flight and what ended last.
 fn in_flight(admin: &Admin, asked: &Ask) -> Html {
+    if let Some(id) = asked.get("id") {
+        let mut html = Html::new();
+        html.raw(&requests::one(id, admin.one_request(id).as_ref()));
+        return html;
+    }
     let filter = Filter { model: asked.get("model").map(str::to_owned), ..Filter::default() };
     let form = requests::Form { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
     match admin.list_requests(&filter) {
         Ok(list) => {
             let mut html = Html::new();
-            html.raw(&requests::view(&list, Some(form)));
+            html.raw(&requests::view(&list, Some(form), &admin.captures.ids()));
             html
         }
         Err(unknown) => without(View::Requests, &unknown),
@@ -300,12 +308,12 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 }
 
 async fn report(admin: &Admin, name: &str) -> Response<Body> {
-    let folder = diagnose::folder(&admin.instance.ledger);
+    let folder = reports::folder(&admin.instance.ledger);
     let name = warden_gateway::percent_decoded(name);
-    let content = blocking(move || diagnose::one(&folder, &name?)).await.flatten();
+    let content = blocking(move || reports::one(&folder, &name?)).await.flatten();
     match content {
         Some(content) => plain(StatusCode::OK, Kind::Report, content.into(), None),
-        None => refuse(StatusCode::NOT_FOUND, &"there is no such report"),
+        None => refuse(StatusCode::NOT_FOUND, &"there is no such report, or it is too large to be shown"),
     }
 }
 

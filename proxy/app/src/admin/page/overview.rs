@@ -328,6 +328,10 @@ fn state(td: &mut Html, model: &ModelView) {
     if let Some(verdict) = worst(model).filter(|verdict| verdict.grows()) {
         td.raw("<br>").raw(&badge(warden_pages::words::verdict_tone(verdict), verdict.as_str()));
     }
+    if model.pin.pinned {
+        let who = model.pin.by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
+        td.element("div", &[("class", &"quiet small")], format_args!("pinned{who}"));
+    }
     let tried = model.canary.as_ref().filter(|canary| canary.state != CanaryState::Ended);
     if tried.is_some() {
         td.element("div", &[("class", &"quiet small")], "a canary is tried");
@@ -400,7 +404,7 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     };
 }
 
-/// What can be asked of a model now. Pinning is configured (`pin`), so there is no button for it.
+/// What can be asked of a model now.
 fn actions(td: &mut Html, model: &ModelView) {
     let name = model.name.as_str();
     let mut button = |action: &str, word: &str, told: &str| {
@@ -428,6 +432,11 @@ fn actions(td: &mut Html, model: &ModelView) {
         button("load", "load", "starts it now");
     } else {
         button("restart", "start", "tries again at once");
+    }
+    if model.pin.pinned {
+        button("unpin", "unpin", "from now on it may leave for another model");
+    } else {
+        button("pin", "pin", "it leaves for no other model from now on");
     }
     if !model.quarantine.requests.is_empty() {
         button("release", "release", "requests that are refused or suspected may be sent again");

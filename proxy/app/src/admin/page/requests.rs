@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use warden_gateway::RequestView;
 use warden_pages::escape;
 
-use crate::admin::requests::{RequestList, short, took};
+use crate::admin::requests::{OneRequest, RequestList, short, took};
 use crate::clock;
 
 /// The form by which a request is cancelled, for a viewer who may do that.
@@ -32,12 +32,13 @@ const HEAD: [(&str, &str); 11] = [
     ("", ""),
 ];
 
-/// The content of `<main>`. `form`: `None` for who may only look.
-pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>) -> String {
+/// The content of `<main>`. `form`: `None` for who may only look. `recorded`: the ids of those that can be looked at.
+pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>, recorded: &[String]) -> String {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let mut html = String::from("<h1>Requests</h1>\n");
-    table(&mut html, &format!("In flight: {}", list.in_flight), &now, "No request is in flight.", form);
-    table(&mut html, "Ended last", &ended, "None has ended yet.", None);
+    let in_flight = format!("In flight: {}", list.in_flight);
+    table(&mut html, &in_flight, &now, "No request is in flight.", form, recorded);
+    table(&mut html, "Ended last", &ended, "None has ended yet.", None, recorded);
     if list.left_out > 0 {
         let _ = writeln!(html, "<p>{} more are not shown.</p>", list.left_out);
     }
@@ -45,7 +46,14 @@ pub(crate) fn view(list: &RequestList, form: Option<Form<'_>>) -> String {
 }
 
 // Writing to a string does not fail, here and below.
-fn table(html: &mut String, caption: &str, rows: &[&RequestView], none: &str, form: Option<Form<'_>>) {
+fn table(
+    html: &mut String,
+    caption: &str,
+    rows: &[&RequestView],
+    none: &str,
+    form: Option<Form<'_>>,
+    recorded: &[String],
+) {
     let _ = write!(html, "<section>\n<h2>{caption}</h2>\n");
     if rows.is_empty() {
         let _ = write!(html, "<p>{none}</p>\n</section>\n");
@@ -67,22 +75,63 @@ fn table(html: &mut String, caption: &str, rows: &[&RequestView], none: &str, fo
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for one in rows {
-        row(html, one, form);
+        row(html, one, form, recorded.contains(&one.id));
     }
     html.push_str("</tbody>\n</table>\n</div>\n</section>\n");
 }
 
-fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>) {
+/// One request as it was recorded.
+pub(crate) fn one(id: &str, found: Option<&OneRequest>) -> String {
+    let mut html = format!("<h1>Request <code>{}</code></h1>\n", escape(id));
+    let Some(found) = found else {
+        html.push_str("<p>It is not in flight, nor among those that ended last.</p>\n");
+        return html;
+    };
+    let all: Vec<&RequestView> = found.requests.iter().collect();
+    table(&mut html, "What is known of it", &all, "It is not among those that ended last.", None, &[]);
+    html.push_str("<section>\n<h2>As it was recorded</h2>\n");
+    if let Some(recorded) = &found.recorded {
+        html.push_str(
+            "<p>Without what it says: texts are other texts of the same length, names other names, pictures ours \
+             (<code>record_requests</code>).</p>\n",
+        );
+        if recorded.bytes > recorded.line.len() {
+            let _ = writeln!(html, "<p>Only the beginning of {} bytes is kept.</p>", recorded.bytes);
+        }
+        let text = serde_json::from_str::<serde_json::Value>(&recorded.line)
+            .and_then(|value| serde_json::to_string_pretty(&value))
+            .unwrap_or_else(|_| recorded.line.clone());
+        let _ = writeln!(
+            html,
+            "<pre class=\"log\" tabindex=\"0\" role=\"region\" aria-label=\"The request as it was recorded\">{}</pre>",
+            escape(&text)
+        );
+    } else {
+        html.push_str(
+            "<p>It was not recorded: the requests of a model are where it has <code>record_requests</code>, the last \
+             ones can be looked at here.</p>\n",
+        );
+    }
+    html.push_str("</section>\n<p><a href=\"/page/requests\">All requests</a></p>\n");
+    html
+}
+
+fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: bool) {
+    let link = if recorded {
+        let href = super::ask::address("/page/requests", &[("id", &one.id)]);
+        format!("<a href=\"{}\"><code>{}</code></a>", escape(&href), escape(&one.id))
+    } else {
+        format!("<code>{}</code>", escape(&one.id))
+    };
     let state = one.outcome.as_deref().unwrap_or(one.state.as_str());
     let model = one.model.as_ref().map_or("-", |model| model.as_str());
     let began = clock::text_of_unix_ms(one.began_unix_ms);
     let _ = write!(
         html,
-        "<tr class=\"request {class}\"><th scope=\"row\"><code>{id}</code></th><td>{model}</td>\
+        "<tr class=\"request {class}\"><th scope=\"row\">{link}</th><td>{model}</td>\
          <td><span class=\"state\">{state}</span>{status}</td><td>{client}</td><td><time datetime=\"{began}\">{began}</time></td>\
          <td>{total}</td><td>{queued}</td><td>{prompt}</td><td>{answer}</td><td>{process}</td><td>",
         class = if one.cancelled { "cancelled" } else { one.state.as_str() },
-        id = escape(&one.id),
         model = escape(model),
         state = escape(state),
         status = one.status.map(|status| format!(" {status}")).unwrap_or_default(),
@@ -133,6 +182,7 @@ mod tests {
 
     use super::*;
     use crate::admin::requests::tests::request;
+    use crate::captures::Capture;
 
     const FORM: Form<'_> = Form { action: "/page/requests/cancel", token: ("token", "0a1b") };
 
@@ -159,16 +209,24 @@ mod tests {
 
     #[test]
     fn requests_are_two_tables_with_a_form_for_each_that_can_be_cancelled() {
-        insta::assert_snapshot!(view(&list(), Some(FORM)));
+        insta::assert_snapshot!(view(&list(), Some(FORM), &[]));
     }
 
     #[test]
     fn what_strangers_sent_is_text_and_who_may_not_cancel_has_no_form() {
         for form in [Some(FORM), None] {
-            let html = view(&list(), form);
+            let html = view(&list(), form, &[list().requests[0].id.clone()]);
             assert!(!html.contains("<script") && !html.contains("='") && !html.contains("\"&\""), "{html}");
             assert_eq!(html.matches("<form").count(), usize::from(form.is_some()), "one can be cancelled");
         }
-        assert!(view(&RequestList::default(), Some(FORM)).contains("No request is in flight."));
+        let hostile = list().requests.remove(0);
+        let recorded = |line: &str| Capture { id: hostile.id.clone(), line: line.to_owned(), bytes: 99 };
+        for line in ["{\"a\": \"<script>\"}", "<script"] {
+            let found = OneRequest { requests: vec![hostile.clone()], recorded: Some(recorded(line)) };
+            let html = one(&hostile.id, Some(&found));
+            assert!(!html.contains("<script") && html.contains("Only the beginning of 99"), "{html}");
+        }
+        assert!(one("<script>", None).contains("&lt;script&gt;"));
+        assert!(view(&RequestList::default(), Some(FORM), &[]).contains("No request is in flight."));
     }
 }

@@ -15,6 +15,7 @@ use super::super::input::{Input, Key, Told};
 use super::super::lines;
 use super::super::picture::Picture;
 use super::super::step::step;
+use super::super::stored::{Span, Stored};
 use super::super::text::tame;
 use super::*;
 use crate::admin::answer::{Budget, Instance, Status};
@@ -239,8 +240,30 @@ fn one_model_and_its_memory() {
     let state = pressed(eventful(some()), &[Key::Down, Key::Enter]);
     insta::assert_snapshot!("one_model_and_its_memory_in_80_columns", text(state.clone(), (80, 24)));
     insta::assert_snapshot!("one_model_and_its_memory_in_120_columns", text(state.clone(), (120, 40)));
-    let vram = pressed(state, &[Key::Tab]);
+    let vram = pressed(state.clone(), &[Key::Tab]);
     insta::assert_snapshot!("the_next_memory", text(vram, (60, 15)));
+}
+
+#[test]
+fn its_last_hour_is_drawn_from_what_was_kept() {
+    let state = pressed(eventful(some()), &[Key::Down, Key::Enter, Key::Char('t')]);
+    assert!(text(state.clone(), (80, 24)).contains("the last hour (asked for)"));
+    let key = state.keys("qwen2.5-vl-7b")[0];
+    let points =
+        (0..60_u32).map(|minute| (f64::from(minute) * 60.0 - 3500.0, u64::from(minute % 20) * (GIB / 8)));
+    let stored = Stored {
+        model: "qwen2.5-vl-7b".to_owned(),
+        span: Span::Hour,
+        lines: vec![(key, points.collect())],
+        marks: vec![(-2300.0, 'R', Tone::Good)],
+    };
+    let state = step(state, Input::Stored(Box::new(stored))).0;
+    insta::assert_snapshot!("the_last_hour_of_a_memory", text(state.clone(), (100, 30)));
+    // Of another model, or for another time, it is not shown.
+    let state = pressed(state, &[Key::Char('t')]);
+    assert!(text(state.clone(), (80, 24)).contains("the last day (asked for)"));
+    let state = pressed(state, &[Key::Esc, Key::Enter]);
+    assert!(!text(state, (80, 24)).contains("the last"));
 }
 
 #[test]

@@ -18,18 +18,22 @@ use super::input::{Action, Input};
 use super::look::Tone;
 use super::picture::Picture;
 use super::state::EVENTS;
+use super::stored::{Span, Stored};
 use super::text::tame;
 use super::told;
 use crate::admin::answer::Status;
 use crate::admin::client::Client;
 use crate::cli::control::InstanceArgs;
 use crate::exit::Failure;
+use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
 /// What waits to be shown, at most. Lines of a log that find no room are counted instead.
 const WAITING: usize = 1024;
 /// Events that are known, so that none is told twice when the connection was broken.
 const KNOWN: usize = 5000;
+/// Points of what was kept: those that a wide terminal has columns for, twice.
+const COLUMNS: u32 = 360;
 /// Actions that run at a time.
 const ACTIONS: usize = 16;
 
@@ -59,6 +63,9 @@ pub(super) struct Feed {
     tasks: TaskTracker,
     running: usize,
     log: Option<AbortHandle>,
+    past: Option<AbortHandle>,
+    /// When the screen began, in seconds since 1970.
+    began: i64,
 }
 
 impl Feed {
@@ -74,7 +81,7 @@ impl Feed {
         let tasks = TaskTracker::new();
         tasks.spawn(pictures(args, found, every, began.clone(), out.clone()));
         tasks.spawn(events(client.clone(), every, began.clone(), out.clone()));
-        (Self { out, client, tasks, running: 0, log: None }, receiver)
+        (Self { out, client, tasks, running: 0, log: None, past: None, began: began.unix }, receiver)
     }
 
     fn current(&self) -> Arc<Client> {
@@ -108,6 +115,17 @@ impl Feed {
     pub(super) fn follow(&mut self, model: String) {
         self.unfollow();
         self.log = Some(self.tasks.spawn(log(self.current(), model, self.out.clone())).abort_handle());
+    }
+
+    /// Begins to ask what was kept of a model's memories, and leaves what was asked before.
+    pub(super) fn recall(&mut self, model: String, span: Span) {
+        if let Some(past) = self.past.take() {
+            past.abort();
+        }
+        if let Some(seconds) = span.seconds() {
+            let asking = past(self.client.clone(), model, span, seconds, self.began, self.out.clone());
+            self.past = Some(self.tasks.spawn(asking).abort_handle());
+        }
     }
 
     pub(super) fn unfollow(&mut self) {
@@ -228,6 +246,43 @@ async fn log(client: Arc<Client>, model: String, out: mpsc::Sender<Input>) {
     let ended = client.lines(&["models", &model, "logs"], &["follow"], each).await;
     let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());
     drop(out.send(Input::Log(tame(&format!("({why})")))).await);
+}
+
+/// What was kept of the memories of a model, again and again: as often as a column of a terminal has something new.
+async fn past(
+    client: watch::Receiver<Arc<Client>>,
+    model: String,
+    span: Span,
+    seconds: u64,
+    began: i64,
+    out: mpsc::Sender<Input>,
+) {
+    let pause = Duration::from_secs(seconds / u64::from(COLUMNS));
+    let mut told = false;
+    loop {
+        let current = Arc::clone(&client.borrow());
+        let wishes =
+            [("model", model.clone()), ("range", span.query().to_owned()), ("points", COLUMNS.to_string())];
+        let asking = current.json_with::<MemoryData>(Method::GET, &["series"], &wishes);
+        let input = match timeout(PATIENCE, asking).await {
+            Ok(Ok(data)) => {
+                told = false;
+                Some(Input::Stored(Box::new(Stored::of(&model, span, &data, began))))
+            }
+            // The pictures say that nobody answers.
+            Err(_late) => None,
+            Ok(Err(failure)) => {
+                let words = tame(&format!("{}: {failure}", span.words()));
+                (!std::mem::replace(&mut told, true)).then_some(Input::Said(words, Tone::Warn))
+            }
+        };
+        if let Some(input) = input
+            && out.send(input).await.is_err()
+        {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+    }
 }
 
 async fn act(client: &Client, action: Action, model: &str) -> Result<String, Failure> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::look::Tone;
 use super::picture::Picture;
+use super::stored::{Span, Stored};
 
 /// A key, whatever the terminal calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,10 +40,14 @@ pub(super) enum Input {
     Silent(Duration, String),
     /// Something happened to a model.
     Told(Told),
+    /// What was kept of the memories of a model.
+    Stored(Box<Stored>),
     /// A line of the log of the model that is followed.
     Log(String),
     /// So many lines were not shown, because they came faster than they could be.
     Missed(u64),
+    /// Something to say that is not the end of an action.
+    Said(String, Tone),
     /// What came of an action, in words.
     Done(String, Tone),
 }
@@ -67,10 +72,12 @@ pub(super) enum Action {
     Restart,
     Drain,
     Reclaim,
+    Pin,
+    Unpin,
 }
 
 impl Action {
-    pub(super) const ALL: [Self; 3] = [Self::Restart, Self::Drain, Self::Reclaim];
+    pub(super) const ALL: [Self; 5] = [Self::Restart, Self::Drain, Self::Reclaim, Self::Pin, Self::Unpin];
 
     /// The last part of its route.
     pub(super) const fn route(self) -> &'static str {
@@ -78,6 +85,8 @@ impl Action {
             Self::Restart => "restart",
             Self::Drain => "drain",
             Self::Reclaim => "reclaim",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
         }
     }
 
@@ -86,6 +95,8 @@ impl Action {
             Self::Restart => 'r',
             Self::Drain => 'd',
             Self::Reclaim => 'c',
+            Self::Pin => 'p',
+            Self::Unpin => 'u',
         }
     }
 
@@ -94,6 +105,8 @@ impl Action {
             Self::Restart => "Replace its processes; requests wait or go to the next one",
             Self::Drain => "Drain and stop it; the next request starts it again",
             Self::Reclaim => "Ask its processes to give back what they hoard; they serve on",
+            Self::Pin => "It leaves for no other model, until llama-warden is started anew",
+            Self::Unpin => "It may leave for another model again, whatever is configured",
         }
     }
 }
@@ -110,4 +123,6 @@ pub(super) enum Effect {
     /// The lines of a model's log, from now on.
     Follow(String),
     Unfollow,
+    /// What was kept of a model's memories in this time, from now on; nothing for [`Span::Live`].
+    Recall(String, Span),
 }

@@ -185,7 +185,8 @@ impl Show {
             }
             (Effect::Follow(model), Some(feed)) => feed.follow(model),
             (Effect::Unfollow, Some(feed)) => feed.unfollow(),
-            (Effect::Do(..) | Effect::Follow(_) | Effect::Unfollow, None) => {}
+            (Effect::Recall(model, span), Some(feed)) => feed.recall(model, span),
+            (Effect::Do(..) | Effect::Follow(_) | Effect::Unfollow | Effect::Recall(..), None) => {}
         }
     }
 

@@ -1,7 +1,7 @@
 //! `llama-warden top`: the models and their memory on a terminal, as `top` and `htop` show processes.
 //!
 //! ```text
-//!  GET /status, /events, logs ──> feed ─┐
+//!  GET /status, /events, /series ─ feed ┐
 //!  recording ──> film                   ├─> Input ──> step(State) ──> draw(State) ──> cells ──> screen
 //!  terminal ──> keys ───────────────────┘                └──> Effect ──> POST /models/NAME/restart …
 //! ```
@@ -42,6 +42,7 @@ mod rates;
 mod screen;
 mod state;
 mod step;
+mod stored;
 mod suspend;
 mod text;
 mod told;

@@ -340,6 +340,7 @@ fn words(status: &Status, model: &ModelView, processes: &[&BackendView]) -> Vec<
         lines.extend(growth::lines(process).into_iter().map(|line| format!("  {line}")));
         lines.extend(process.report.iter().flat_map(gpu::lines).map(|line| format!("  {line}")));
     }
+    lines.extend(status::pin(model));
     lines.extend(model.warm.as_ref().map(|warm| format!("last replacement: {warm}")));
     let replaced: Vec<String> =
         model.recycles.iter().map(|(reason, count)| format!("{count} by {reason}")).collect();

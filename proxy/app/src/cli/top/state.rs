@@ -11,6 +11,7 @@ use super::layout;
 use super::look::Tone;
 use super::picture::{Picture, Row};
 use super::rates::Rates;
+use super::stored::{Span, Stored};
 
 /// Events that are kept.
 pub(super) const EVENTS: usize = 500;
@@ -49,6 +50,10 @@ pub(super) struct State {
     pub(super) first: usize,
     /// Lines of text that are scrolled out of sight: from the top in the view of a model, from the end in a log.
     pub(super) scroll: usize,
+    /// Which time of it.
+    pub(super) span: Span,
+    /// What was kept of that, once it has come.
+    pub(super) stored: Option<Stored>,
     /// Which memory of a model is drawn.
     pub(super) series: usize,
     pub(super) message: Option<Message>,
@@ -209,7 +214,20 @@ impl State {
 
     /// The memories of a model that can be drawn.
     pub(super) fn keys(&self, model: &str) -> Vec<Key> {
-        self.film.as_ref().map_or_else(|| self.history.keys(model), Film::keys)
+        if let Some(film) = &self.film {
+            return film.keys();
+        }
+        match self.stored_of(model) {
+            // One that is not loaded has a past.
+            Some(stored) => stored.keys(),
+            None => self.history.keys(model),
+        }
+    }
+
+    /// What was kept of a model's memories in the time that is wanted, if that has come.
+    pub(super) fn stored_of(&self, model: &str) -> Option<&Stored> {
+        let wanted = |stored: &&Stored| stored.model == model && stored.span == self.span;
+        self.stored.as_ref().filter(|_| self.span != Span::Live).filter(wanted)
     }
 
     /// Events of one model, newest first.

@@ -13,6 +13,7 @@ use super::layout;
 use super::look::Tone;
 use super::picture::Picture;
 use super::state::{EVENTS, LINES, Link, Over, Sort, State, View};
+use super::stored::Span;
 use super::text::tame;
 
 /// Letters of a filter.
@@ -46,9 +47,10 @@ pub(super) fn step(mut state: State, input: Input) -> (State, Vec<Effect>) {
             }
             state.told.push_back(told);
         }
+        Input::Stored(stored) => state.stored = Some(*stored),
         Input::Log(line) => log(&mut state, line),
         Input::Missed(lines) => log(&mut state, format!("({lines} lines came too fast to be shown)")),
-        Input::Done(text, tone) => state.say(text, tone),
+        Input::Said(text, tone) | Input::Done(text, tone) => state.say(text, tone),
     }
     state.settle();
     (state, effects)
@@ -215,12 +217,19 @@ fn place(sort: Sort) -> usize {
 fn of_model(state: &mut State, key: Key, model: &str, effects: &mut Vec<Effect>) {
     let page = layout::text(state, !state.keys(model).is_empty());
     match key {
-        Key::Esc | Key::Backspace => (state.view, state.scroll) = (View::Overview, 0),
+        Key::Esc | Key::Backspace => {
+            (state.view, state.scroll) = (View::Overview, 0);
+            if state.span != Span::Live {
+                forget(state);
+                effects.push(Effect::Recall(model.to_owned(), Span::Live));
+            }
+        }
         Key::Up | Key::Char('k') => state.scroll = state.scroll.saturating_sub(1),
         Key::Down | Key::Char('j') => state.scroll += 1,
         Key::PageUp => state.scroll = state.scroll.saturating_sub(page),
         Key::PageDown => state.scroll += page,
         Key::Home | Key::Char('g') => state.scroll = 0,
+        Key::Char('t') => recall(state, model, effects),
         Key::Tab => state.series = (state.series + 1) % state.keys(model).len().max(1),
         Key::Char('l') => follow(state, model.to_owned(), true, effects),
         _ => {}
@@ -228,6 +237,22 @@ fn of_model(state: &mut State, key: Key, model: &str, effects: &mut Vec<Effect>)
     // It cannot be scrolled away.
     let lines = super::draw::words(state, model, usize::from(state.size.0)).len();
     state.scroll = state.scroll.min(lines.saturating_sub(page));
+}
+
+/// The next time of which a memory is shown.
+fn recall(state: &mut State, model: &str, effects: &mut Vec<Effect>) {
+    if state.film.is_some() {
+        return state.say("a recording has only what is in it", Tone::Plain);
+    }
+    let next = state.span.next();
+    forget(state);
+    state.span = next;
+    effects.push(Effect::Recall(model.to_owned(), next));
+}
+
+/// A time that was looked at is not of the next model.
+fn forget(state: &mut State) {
+    (state.span, state.stored, state.series) = (Span::Live, None, 0);
 }
 
 fn follow(state: &mut State, model: String, within: bool, effects: &mut Vec<Effect>) {

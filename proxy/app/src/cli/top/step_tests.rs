@@ -7,6 +7,7 @@ use warden_policies::growth::Verdict;
 use super::super::input::Told;
 use super::super::picture::{Done, Row, Used, Who};
 use super::super::state::MESSAGE;
+use super::super::stored::{Span, Stored};
 use super::*;
 
 fn row(name: &str, verdict: Verdict, host: u64) -> Row {
@@ -159,6 +160,24 @@ fn a_filter_is_written_kept_and_cleared() {
     assert_eq!((state.filter.len(), names(&state).len()), (FILTER, 0));
     let (state, _) = keys(shown(), &[Char('/'), Char('\u{202e}')]);
     assert_eq!(state.filter, "?");
+}
+
+#[test]
+fn t_goes_through_the_times_of_a_memory_and_leaving_it_ends_the_asking() {
+    let (state, _) = keys(shown(), &[Down, Enter]);
+    let asked = |span| vec![Effect::Recall("alpha".to_owned(), span)];
+    let (state, effects) = keys(state, &[Char('t')]);
+    assert_eq!(effects, asked(Span::Hour));
+    let stored = Stored { model: "alpha".to_owned(), span: Span::Hour, ..Stored::default() };
+    let (state, _) = step(state, Input::Stored(Box::new(stored)));
+    assert!(state.stored_of("alpha").is_some() && state.stored_of("beta").is_none());
+    let (state, effects) = keys(state, &[Char('t')]);
+    assert_eq!((effects, state.stored_of("alpha")), (asked(Span::Day), None));
+    let (state, effects) = keys(state.clone(), &[Esc]);
+    assert_eq!((effects, state.span), (asked(Span::Live), Span::Live));
+    let (_, effects) = keys(state, &[Enter, Char('t'), Char('t'), Char('t'), Esc]);
+    assert_eq!(effects.last(), asked(Span::Live).last(), "and nothing more");
+    assert_eq!(effects.len(), 3);
 }
 
 #[test]

@@ -110,7 +110,8 @@ pub(crate) struct RollbackArgs {
 }
 
 /// The configuration, as it is given on a command line.
-fn config_words(config: &ConfigArgs) -> Vec<String> {
+/// What names a configuration on a command line.
+pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
     let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
     file.chain(config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
 }
@@ -314,7 +315,7 @@ impl Run<'_> {
 
 /// How to read the configuration again.
 fn plan_of(config: &ConfigArgs) -> serve::Plan {
-    serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false }
+    serve::Plan { config: config.clone(), flags: Vec::new(), server_flags: Vec::new(), any_name: false }
 }
 
 /// What is configured; nothing if no model is.

@@ -10,6 +10,7 @@ use warden_policies::reclaim::Outcome;
 use super::script::{Gives, Role};
 use super::*;
 use crate::spec::Fallback;
+use crate::view::pin_entry::PinView;
 
 #[path = "stays.rs"]
 mod stays;
@@ -186,6 +187,34 @@ async fn a_pinned_model_stays_and_a_reload_that_takes_the_pin_lets_it_go() {
     rig.apply(|config| config.models[0].loading.pin = false).await;
     drop(rig.lease_of("b").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_once() {
+    let mut rig = rig(&[("a", 20), ("b", 20)]).await;
+    rig.next_takes(20);
+    drop(rig.lease_of("a").await.unwrap());
+    for _ in 0..2 {
+        let shown = rig.fleet.pin("a", true, "a test").await.unwrap();
+        assert_eq!(shown, PinView { pinned: true, by: Some("a test".to_owned()) });
+    }
+    rig.apply(|config| config.models[0].max_in_flight = Some(7)).await;
+    let Denied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
+    assert!(why.contains("(`pin`: `a`) leave"), "{why}");
+    // What is configured does not count, either way.
+    rig.apply(|config| config.models[0].loading.pin = true).await;
+    assert!(!rig.fleet.pin("a", false, "another").await.unwrap().pinned);
+    rig.next_takes(20);
+    drop(rig.lease_of("b").await.unwrap());
+    assert_eq!((rig.states(), rig.count("pinned")), (vec![Unloaded, Loaded], 2));
+    assert!(!rig.fleet.view().models[0].pin.pinned);
+    let lines = std::fs::read_to_string(rig.fleet.ledger_path()).unwrap();
+    let pins: Vec<crate::PinEntry> =
+        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let told: Vec<_> = pins.iter().map(|pin| (pin.pinned, pin.configured, pin.by.as_str())).collect();
+    assert_eq!(told, [(true, false, "a test"), (false, true, "another")]);
+    assert!(rig.fleet.pin("nobody", true, "a test").await.is_err());
     rig.end().await;
 }
 

@@ -9,7 +9,7 @@ news.setAttribute("aria-live", "polite");
 document.querySelector("header").append(news);
 
 // Plots and long lists need not move each second.
-const least = { memory: 5000, events: 1000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 10000, help: 3600000 }[body.dataset.view] ?? 250;
+const least = { memory: 5000, events: 1000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 1000, help: 3600000 }[body.dataset.view] ?? 250;
 
 let tag = "";
 let fetched = 0;

@@ -3,22 +3,26 @@
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use warden_policies::MemoryKind;
+use warden_policies::units::exact;
 
 use super::super::history::{Key, newest};
 use super::super::layout;
 use super::super::look::{Look, Tone};
 use super::super::state::State;
+use super::super::stored::Span;
 use super::super::text::{bytes, gained, tame, wrapped};
 use super::Pen;
 use super::plot::{self, Plot};
 
-const KEYS: [(&str, &str); 7] = [
+const KEYS: [(&str, &str); 9] = [
     ("Esc", "Back"),
     ("Tab", "Next memory"),
+    ("t", "Time"),
     ("l", "Log"),
     ("r", "Restart"),
     ("d", "Drain"),
     ("c", "Reclaim"),
+    ("pu", "Pin"),
     ("q", "Quit"),
 ];
 const FILM: [(&str, &str); 6] = [
@@ -82,13 +86,20 @@ fn head(state: &State, model: &str, pen: &mut Pen<'_>) {
 }
 
 fn memory(state: &State, model: &str, key: Key, of: usize, pen: &mut Pen<'_>, area: Rect) {
-    let points = match &state.film {
+    let read = match &state.film {
         Some(film) => film.points(key),
         None => state.history.points(model, key),
     };
-    let points: Vec<(f64, u64)> = points.iter().map(|point| (point.at.as_secs_f64(), point.bytes)).collect();
+    let stored = state.stored_of(model);
+    let points: Vec<(f64, u64)> = match stored {
+        Some(stored) => stored.points(key).to_vec(),
+        None => read.iter().map(|point| (point.at.as_secs_f64(), point.bytes)).collect(),
+    };
     let from_to = if let Some(film) = &state.film {
         film.range()
+    } else if let Some(seconds) = stored.and_then(|stored| stored.span.seconds()) {
+        let now = state.at.as_secs_f64();
+        (now - exact(seconds), now)
     } else {
         let now = points.last().map_or(0.0, |(last, _)| *last);
         let first = points.first().map_or(now, |(first, _)| *first);
@@ -101,16 +112,22 @@ fn memory(state: &State, model: &str, key: Key, of: usize, pen: &mut Pen<'_>, ar
     budgets.extend(held.and_then(|held| held.soft).map(|soft| (soft, "soft budget", Tone::Warn)));
     budgets.extend(held.and_then(|held| held.hard).map(|hard| (hard, "hard budget", Tone::Bad)));
     let until = state.film.as_ref().map_or(f64::MAX, |film| film.at().as_secs_f64());
-    let marks: Vec<(f64, char, Tone)> = state
+    let told: Vec<(f64, char, Tone)> = state
         .told_of(model)
         .filter(|told| told.at <= until)
         .filter_map(|told| told.mark.map(|(letter, tone)| (told.at, letter, tone)))
         .collect();
+    let marks = stored.map_or(told, |stored| stored.marks.clone());
     let name = match key.kind {
         MemoryKind::Host => "host memory".to_owned(),
         MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
     };
     let mut title = format!("{name}, replica {}", key.replica);
+    if state.span != Span::Live {
+        // Until it has come, what is known is shown, and said to be that.
+        let what = if stored.is_some() { "" } else { " (asked for)" };
+        title.extend([format!(", {}{what}", state.span.words())]);
+    }
     title.extend(held.map(|held| format!(", {}", bytes(held.bytes))));
     title.extend(budgets.iter().map(|(limit, name, _)| format!(", {name} {}", bytes(*limit))));
     if of > 1 {

@@ -10,15 +10,16 @@ use super::super::text::{tame, width, wrapped};
 use super::Pen;
 
 /// All keys, and what they do.
-const HELP: [(&str, &str); 19] = [
+const HELP: [(&str, &str); 20] = [
     ("arrows, j k, PgUp PgDn", "choose a model, or scroll"),
     ("Enter", "the memory of the model; Esc goes back"),
     ("F4, /", "filter by name, state or verdict"),
     ("F6, > <", "sort; I the other way round"),
     ("l", "the log of the model"),
     ("Tab", "its next memory (host, GPUs, replicas)"),
+    ("t", "its last hour, its last day, since this screen began"),
     ("F9", "what can be done to it"),
-    ("r d c", "restart, drain, reclaim it"),
+    ("r d c, p u", "restart, drain, reclaim it; pin, unpin it"),
     ("Space, + -, left right", "a recording: pause, speed, seek"),
     ("Ctrl-Z, Ctrl-L", "to the shell (fg comes back); draw anew"),
     ("q, F10, Ctrl-C", "quit"),

@@ -1,0 +1,113 @@
+//! Reports of `diagnose` that lie in `reports` of the state directory. Nothing is written there.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Reports that are listed.
+pub(crate) const LISTED: usize = 200;
+/// The largest report that is served: one of an hour has about a megabyte.
+pub(crate) const LARGEST: u64 = 32 << 20;
+
+/// A report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) at: i64,
+    pub(crate) bytes: u64,
+}
+
+impl Written {
+    /// It is not served.
+    pub(crate) const fn is_too_large(&self) -> bool {
+        self.bytes > LARGEST
+    }
+}
+
+/// Where reports are.
+pub(crate) fn folder(ledger: &str) -> PathBuf {
+    Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
+}
+
+/// Whether a name can be one of a report: nothing that leads elsewhere, nothing that is hidden.
+fn is_report(name: &str) -> bool {
+    name.strip_suffix(".html").is_some_and(|stem| !stem.is_empty())
+        && !name.starts_with('.')
+        && !name.contains(['/', '\\', '\0'])
+}
+
+/// The reports of a folder, the latest first. It blocks.
+pub(crate) fn read(folder: &Path) -> Vec<Written> {
+    let all = std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok().filter(|name| is_report(name))?;
+        let facts = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        // One that is being made has nothing in it yet.
+        if facts.len() == 0 {
+            return None;
+        }
+        let at = facts.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+        Some(Written { name, at: i64::try_from(at.as_secs()).ok()?, bytes: facts.len() })
+    });
+    let mut all: Vec<Written> = all.collect();
+    all.sort_by(|a, b| (b.at, &a.name).cmp(&(a.at, &b.name)));
+    all.truncate(LISTED);
+    all
+}
+
+/// One report, if it is there and is a file of its own. It blocks.
+pub(crate) fn one(folder: &Path, name: &str) -> Option<Vec<u8>> {
+    if !is_report(name) {
+        return None;
+    }
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).ok()?;
+    let file = File::options().read(true).custom_flags(flags).open(folder.join(name)).ok()?;
+    let facts = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+    if facts.len() > LARGEST {
+        return None;
+    }
+    let mut content = Vec::new();
+    file.take(LARGEST).read_to_end(&mut content).ok()?;
+    Some(content)
+}
+
+/// A model's name as the name of a file.
+pub(crate) fn plain(name: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let text: String = name.chars().map(safe).collect();
+    text.trim_start_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reports_of_the_folder_are_listed_and_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = dir.path().join("reports");
+        std::fs::create_dir(&reports).unwrap();
+        assert!(read(&dir.path().join("nothing")).is_empty());
+        std::fs::write(dir.path().join("secret.html"), "secret").unwrap();
+        for name in ["a.html", "b <x>.html", ".hidden.html", "notes.txt", ".html"] {
+            std::fs::write(reports.join(name), name).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path().join("secret.html"), reports.join("link.html")).unwrap();
+        std::fs::create_dir(reports.join("dir.html")).unwrap();
+        let mut names: Vec<String> = read(&reports).into_iter().map(|report| report.name).collect();
+        names.sort();
+        assert_eq!(names, ["a.html", "b <x>.html"]);
+        assert_eq!(one(&reports, "a.html").as_deref(), Some(b"a.html".as_slice()));
+        for name in
+            ["../secret.html", "link.html", "dir.html", ".hidden.html", "notes.txt", "no.html", "/etc/passwd"]
+        {
+            assert_eq!(one(&reports, name), None, "{name}");
+        }
+        let large = File::create(reports.join("large.html")).unwrap();
+        large.set_len(LARGEST + 1).unwrap();
+        assert_eq!(one(&reports, "large.html"), None, "nobody's memory is filled by it");
+        assert!(read(&reports).iter().any(|report| report.name == "large.html" && report.is_too_large()));
+    }
+}

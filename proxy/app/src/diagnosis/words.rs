@@ -1,0 +1,109 @@
+//! The command line of a diagnosis, and what its exit code means. Pure.
+
+use std::path::Path;
+
+use warden_policies::experiment::Workload;
+use warden_supervisor::Exit;
+
+use crate::config::source::tree::Kind;
+use crate::serve::Plan;
+
+/// How a running instance was told what to serve, as far as `diagnose` has to be told the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Words {
+    config: Vec<String>,
+    /// llama-server's own flags, where there is no file.
+    flags: Vec<String>,
+    /// Nothing says what a model is: a folder on the command line.
+    unknown: bool,
+}
+
+impl Words {
+    /// Those of a plan.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let mut config = crate::cli::update::config_words(&plan.config);
+        // What the command line says of programs comes before the file.
+        for flag in &plan.flags {
+            let path: Vec<&str> = flag.path.iter().map(String::as_str).collect();
+            if let ([table, key @ ("binary" | "build")], Kind::Raw(value)) = (&path[..], &flag.value.kind) {
+                config.extend(["--set".to_owned(), format!("{table}.{key}={value}")]);
+            }
+        }
+        let unknown = plan.config.config.is_none() && plan.server_flags.is_empty();
+        Self { config, flags: plan.server_flags.clone(), unknown }
+    }
+
+    /// All of them. `None`: it cannot be said which model is meant.
+    pub(crate) fn all(&self, model: &str, workload: Option<Workload>, report: &Path) -> Option<Vec<String>> {
+        if self.unknown {
+            return None;
+        }
+        let mut words = vec!["diagnose".to_owned()];
+        words.extend(self.config.iter().cloned());
+        words.extend(["--html".to_owned(), report.to_string_lossy().into_owned()]);
+        if let Some(workload) = workload {
+            words.extend(["--workload".to_owned(), workload.to_string()]);
+        }
+        if self.flags.is_empty() {
+            // Behind an equals sign, because a name may begin with a hyphen.
+            words.push(format!("--model={model}"));
+        } else {
+            words.push("--".to_owned());
+            words.extend(self.flags.iter().cloned());
+        }
+        Some(words)
+    }
+}
+
+/// What came of it, and whether it is a finding; `last` is what it said last.
+pub(crate) fn outcome(exit: Exit, last: Option<&str>) -> (bool, String) {
+    let found = match exit {
+        Exit::Code(0) => "no leak was found",
+        Exit::Code(3) => "a leak was found",
+        Exit::Code(4) => "the server crashed",
+        Exit::Code(5) => "there were too few readings to tell",
+        Exit::Code(130) => "it was interrupted",
+        _ => {
+            let last = last.map_or_else(String::new, |last| format!(": {last}"));
+            return (false, format!("it failed ({exit}){last}"));
+        }
+    };
+    (exit != Exit::Code(130), found.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_says_the_same_as_the_instance_was_told() {
+        let file = Words { config: vec!["--config".into(), "/etc/warden.toml".into()], ..Words::default() };
+        let words = file.all("-x --html /etc/passwd", Some(Workload::ShortText), Path::new("/r/a.html"));
+        assert_eq!(
+            words.unwrap(),
+            [
+                "diagnose",
+                "--config",
+                "/etc/warden.toml",
+                "--html",
+                "/r/a.html",
+                "--workload",
+                "short-text",
+                "--model=-x --html /etc/passwd"
+            ]
+        );
+        let flags = Words { flags: vec!["-m".into(), "m.gguf".into()], ..Words::default() };
+        assert_eq!(
+            flags.all("m", None, Path::new("/r/a.html")).unwrap(),
+            ["diagnose", "--html", "/r/a.html", "--", "-m", "m.gguf"]
+        );
+        assert_eq!(Words { unknown: true, ..Words::default() }.all("m", None, Path::new("/r")), None);
+    }
+
+    #[test]
+    fn an_exit_code_is_a_sentence() {
+        assert_eq!(outcome(Exit::Code(3), Some("x")), (true, "a leak was found".to_owned()));
+        assert_eq!(outcome(Exit::Code(1), Some("no such file")).1, "it failed (exit code 1): no such file");
+        assert!(!outcome(Exit::Signal(9), None).0);
+    }
+}

@@ -1,0 +1,66 @@
+//! Whether the model may leave for another one, said by hand: that holds beside what is configured, through reloads, until it is said
+//! otherwise or the instance ends. An instance that goes on in our place gets it.
+
+use serde::{Deserialize, Serialize};
+
+use super::Model;
+use crate::clock;
+use crate::error::ControlError;
+use crate::view::event::EventKind;
+use crate::view::pin_entry::{PinEntry, PinKind, PinView};
+
+/// What was said last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ByHand {
+    pub(super) pinned: bool,
+    pub(super) by: String,
+}
+
+impl Model {
+    /// Somebody says whether it may leave for another one.
+    pub(super) fn pin(&mut self, pinned: bool, by: &str) -> Result<PinView, ControlError> {
+        if self.end.is_some() {
+            return Err(ControlError::ShuttingDown);
+        }
+        if self.spec.canary_of.is_some() {
+            let because = "another build is only tried, and leaves before all others".to_owned();
+            return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
+        }
+        // What is said again is no news.
+        if self.by_hand.as_ref().is_none_or(|said| said.pinned != pinned) {
+            self.by_hand = Some(ByHand { pinned, by: by.to_owned() });
+            self.apply_loading();
+            let ledger = &self.context.ledger;
+            let entry = PinEntry {
+                kind: PinKind::Pin,
+                id: ledger.next(),
+                at: clock::wall(),
+                model: self.spec.name.clone(),
+                pinned,
+                configured: self.spec.loading.pin,
+                by: by.to_owned(),
+            };
+            ledger.append_pin(&entry);
+            self.tell(None, EventKind::Pinned { entry: Box::new(entry) });
+        }
+        Ok(self.show_pin())
+    }
+
+    /// It never leaves for another one.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.by_hand.as_ref().map_or(self.spec.loading.pin, |said| said.pinned)
+    }
+
+    pub(super) fn show_pin(&self) -> PinView {
+        let by = self.by_hand.as_ref().map(|said| said.by.clone());
+        PinView { pinned: self.is_pinned(), by }
+    }
+
+    /// What was said to the instance before us.
+    pub(super) fn inherit_pin(&mut self, said: Option<ByHand>) {
+        if said.is_some() {
+            self.by_hand = said;
+            self.apply_loading();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! A model that was pinned or let loose by hand: a line of the ledger, an event, and what is shown of the model.
+
+use serde::{Deserialize, Serialize};
+use warden_policies::ModelName;
+
+/// The `kind` of a line about a pin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinKind {
+    /// Somebody said whether a model may leave for another one.
+    #[default]
+    Pin,
+}
+
+/// Somebody said whether a model may leave for another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinEntry {
+    /// Always `pin`.
+    pub kind: PinKind,
+    /// Of the same numbers as those of replacements.
+    pub id: u64,
+    /// When, RFC 3339.
+    pub at: String,
+    /// The model.
+    pub model: ModelName,
+    /// It never leaves for another one from now on; else it does, whatever is configured.
+    pub pinned: bool,
+    /// What is configured (`pin`).
+    pub configured: bool,
+    /// Who said so, as far as we can tell: `page, 127.0.0.1`.
+    pub by: String,
+}
+
+impl PinEntry {
+    /// In a sentence, for people.
+    pub fn words(&self) -> String {
+        let what =
+            if self.pinned { "pinned: it leaves for no other model" } else { "may leave for another model" };
+        let against = if self.pinned == self.configured { "" } else { ", against its configuration" };
+        format!("{what}{against} (by {})", self.by)
+    }
+}
+
+/// Whether a model may leave for another one, as it is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinView {
+    /// It never does.
+    pub pinned: bool,
+    /// Who said so; `None`: it is as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::ledger::LedgerEntry;
+    use crate::view::reclaim_entry::ReclaimEntry;
+
+    #[test]
+    fn a_line_about_a_pin_is_told_from_all_others_and_says_what_it_overrules() {
+        let entry = PinEntry {
+            kind: PinKind::Pin,
+            id: 3,
+            at: "2026-01-02T03:04:05.678Z".to_owned(),
+            model: ModelName::new("m"),
+            pinned: true,
+            configured: false,
+            by: "page, 127.0.0.1".to_owned(),
+        };
+        let line = serde_json::to_string(&entry).unwrap();
+        assert_eq!(serde_json::from_str::<PinEntry>(&line).unwrap(), entry);
+        assert!(serde_json::from_str::<LedgerEntry>(&line).is_err());
+        assert!(serde_json::from_str::<ReclaimEntry>(&line).is_err());
+        let other = PinEntry { pinned: false, ..entry.clone() };
+        insta::assert_snapshot!(format!("{}\n{}", entry.words(), other.words()), @r"
+        pinned: it leaves for no other model, against its configuration (by page, 127.0.0.1)
+        may leave for another model (by page, 127.0.0.1)
+        ");
+    }
+}

@@ -1,0 +1,57 @@
+//! How soon a browser shows the page of an instance with 50 models, from loopback.
+//!
+//! `cargo bench -p warden-tests --bench paint`: Debian's chromium without a head loads the overview (`PerformancePaintTiming`), in a context
+//! of its own each time, and then again and again in one. Nothing is judged: the figures are those of the machine and of what else it does.
+
+use serde_json::{Value, json};
+use warden_rig::browser::Browser;
+use warden_rig::warden::Setup;
+use warden_rig::{Context as _, Trouble};
+
+const MODELS: usize = 50;
+const LOADED: usize = 3;
+const ROUNDS: usize = 12;
+
+async fn measured() -> Result<Option<Value>, Trouble> {
+    let Some(browser) = Browser::here().await? else { return Ok(None) };
+    let port = warden_rig::ports::free()?;
+    let mut setup = Setup::new()?.top(&format!("admin.address = \"127.0.0.1:{port}\"\nlog.level = \"warn\""));
+    for number in 0..MODELS {
+        let lines = if number < LOADED { "policy.host.soft = \"1GiB\"\n" } else { "preload = false\n" };
+        setup = setup.fake(&format!("org/model-{number:02}"), &json!({}), lines)?;
+    }
+    let warden = setup.start().await?;
+    warden.until_ready(LOADED).await?;
+    browser.paint(&format!("http://127.0.0.1:{port}"), ROUNDS).await.map(Some)
+}
+
+/// The least, the median and the most of the figures of one kind.
+fn figures(all: &Value, name: &str, kept: bool) -> Result<String, Trouble> {
+    let list = all[name].as_array().context("no figures")?;
+    let own = list.iter().filter(|one| one["kept"] == kept);
+    let mut values: Vec<f64> = own.filter_map(|one| one["value"].as_f64()).collect();
+    values.sort_by(f64::total_cmp);
+    let middle = *values.get(values.len() / 2).context("no figure")?;
+    let (least, most) = (values[0], values[values.len() - 1]);
+    Ok(format!("{least:>8.1} {middle:>8.1} {most:>8.1}"))
+}
+
+#[expect(clippy::print_stdout, reason = "figures that somebody has asked for")]
+fn main() -> Result<(), Trouble> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("runtime")?;
+    let Some(all) = runtime.block_on(measured())? else { return Ok(()) };
+    println!("{MODELS} models, {ROUNDS} loads each           least   median     most");
+    for (kept, what) in [(false, "nothing kept"), (true, "files kept")] {
+        for (name, unit) in [
+            ("first_byte", "ms"),
+            ("document", "ms"),
+            ("first_paint", "ms"),
+            ("first_contentful_paint", "ms"),
+            ("bytes", "B"),
+        ] {
+            let label = format!("{what}: {}, {unit}", name.replace('_', " "));
+            println!("{label:<40} {}", figures(&all, name, kept)?);
+        }
+    }
+    Ok(())
+}
