@@ -142,39 +142,31 @@ fn lines(html: &mut Html, name: &str, lines: &[String]) {
 /// What begins one: not refreshed, so that nobody's choice is disturbed.
 pub(crate) fn form<'a>(models: impl Iterator<Item = &'a ModelName>) -> Html {
     let mut html = Html::new();
-    html.within(
-        "div",
-        &[("class", &"filter"), ("role", &"group"), ("aria-label", &"Begin a diagnosis")],
-        |all| {
-            all.element("label", &[("for", &"diagnose-model")], "Model");
-            all.within(
-                "select",
-                &[("id", &"diagnose-model"), ("name", &"model"), ("form", &"act")],
-                |select| {
-                    for model in models {
-                        select.element("option", &[("value", model)], model);
-                    }
-                },
-            );
-            all.element("label", &[("for", &"diagnose-work")], "Work");
-            all.within(
-                "select",
-                &[("id", &"diagnose-work"), ("name", &"workload"), ("form", &"act")],
-                |select| {
-                    select.element("option", &[("value", &"")], "everything it can do");
-                    for one in WORKLOADS {
-                        select.element("option", &[("value", &one)], format_args!("{one}: {}", one.what()));
-                    }
-                },
-            );
-            let told = "starts a process of its own beside what serves; in a spare moment alone";
-            all.element(
-                "button",
-                &[("form", &"act"), ("name", &"do"), ("value", &"diagnose"), ("title", &told)],
-                "diagnose",
-            );
-        },
-    );
+    html.within("section", &[("class", &"filter"), ("aria-label", &"Begin a diagnosis")], |all| {
+        all.element("label", &[("for", &"diagnose-model")], "Model");
+        all.within("select", &[("id", &"diagnose-model"), ("name", &"model"), ("form", &"act")], |select| {
+            for model in models {
+                select.element("option", &[("value", model)], model);
+            }
+        });
+        all.element("label", &[("for", &"diagnose-work")], "Work");
+        all.within(
+            "select",
+            &[("id", &"diagnose-work"), ("name", &"workload"), ("form", &"act")],
+            |select| {
+                select.element("option", &[("value", &"")], "everything it can do");
+                for one in WORKLOADS {
+                    select.element("option", &[("value", &one)], format_args!("{one}: {}", one.what()));
+                }
+            },
+        );
+        let told = "starts a process of its own beside what serves; in a spare moment alone";
+        all.element(
+            "button",
+            &[("form", &"act"), ("name", &"do"), ("value", &"diagnose"), ("title", &told)],
+            "diagnose",
+        );
+    });
     html
 }
 
