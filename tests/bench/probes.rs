@@ -1,7 +1,7 @@
-//! How long probes wait for their answers, idle and while all cores are busy with requests, beside HAProxy's own `monitor-uri` on the
+//! How long probes wait for their answers, idle and while all cores are busy with requests, beside `HAProxy`'s own `monitor-uri` on the
 //! same machine in the same minute.
 //!
-//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through HAProxy to llama-warden, with
+//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through `HAProxy` to llama-warden, with
 //! fake-llama behind it. Each question comes on a connection of its own, as a kubelet's does, from one thread. The last line is
 //! llama-warden's own count: what it takes from a question to its answer, without the waits for a core before and after. Nothing is
 //! asserted: on a busy machine the scheduler decides.
@@ -107,7 +107,7 @@ async fn run() -> Result<(), Trouble> {
         let http = Http::Tcp(front);
         let mut sent = 0;
         while !over.is_cancelled() {
-            let make = |n| http::json_request(CHAT, &chat(&n.to_string(), "m", "hello", 4, false));
+            let make = |n: usize| http::json_request(CHAT, &chat(&n.to_string(), "m", "hello", 4, false));
             sent += closed_loop(&http, CLIENTS, 50, make).await?.len();
         }
         Ok::<_, Trouble>(sent)
