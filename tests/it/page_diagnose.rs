@@ -62,6 +62,11 @@ fn diagnosing(warden: &Warden) -> Vec<ProcessId> {
 
 /// A diagnosis that goes on for minutes, with its server.
 async fn long(warden: &Warden, page: &Page) -> Result<Vec<ProcessId>, Trouble> {
+    // The one before is over a moment after its processes are gone.
+    wait_until("none runs", SOON, async || {
+        page.view().await.is_ok_and(|view| !view.contains("A diagnosis runs"))
+    })
+    .await?;
     assert_eq!(page.begin("m", "").await?, 202);
     wait_until("its server runs", SOON, async || diagnosing(warden).len() >= 2).await?;
     Ok(diagnosing(warden))
