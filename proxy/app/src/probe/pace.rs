@@ -138,36 +138,41 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::time::advance;
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    /// As if so much time had passed since the other side began to wait for us.
+    fn waited(clock: &Clock, time: Duration) {
+        let mut state = lock(&clock.0);
+        state.since = state.since.map(|since| since.checked_sub(time).unwrap());
+    }
+
+    #[tokio::test]
     async fn what_the_other_side_takes_is_not_counted_and_what_we_take_is() {
         let (mut client, stream) = tokio::io::duplex(1024);
-        let (pace, late) = (Pace::default(), Duration::from_millis(1));
-        let mut own = Timed { stream, clock: Clock::start(), pace: pace.clone(), late };
-        let counted = || (pace.answers.get(), pace.late.get(), Duration::from_secs_f64(pace.longest.get()));
-        let micros = Duration::from_micros;
+        let (pace, minute) = (Pace::default(), Duration::from_secs(60));
+        let mut own = Timed { stream, clock: Clock::start(), pace: pace.clone(), late: 3 * minute };
+        let counted = || (pace.answers.get(), pace.late.get(), (pace.longest.get() / 60.0).floor());
         let mut bytes = [0; 16];
-        // It is not looked at for 300 µs, then the question takes a minute to come.
-        advance(micros(300)).await;
-        assert!(tokio::time::timeout(Duration::from_secs(60), own.read(&mut bytes)).await.is_err());
+        // It is not looked at for a minute; then the question is slow, which is not our doing.
+        waited(&own.clock, minute);
+        assert!(tokio::time::timeout(Duration::from_millis(1), own.read(&mut bytes)).await.is_err());
+        waited(&own.clock, 100 * minute);
         client.write_all(b"question").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 8);
-        advance(micros(200)).await;
+        waited(&own.clock, minute);
         own.write_all(b"answer").await.unwrap();
-        assert_eq!(counted(), (1, 0, micros(500)));
-        advance(Duration::from_secs(5)).await;
+        assert_eq!(counted(), (1, 0, 2.0));
+        waited(&own.clock, 100 * minute);
         own.write_all(b"its rest").await.unwrap();
-        assert_eq!(counted(), (1, 0, micros(500)), "an answer counts once");
+        assert_eq!(counted(), (1, 0, 2.0), "an answer counts once");
         // The next question on the same connection, with a wait that is not ours.
         client.write_all(b"next").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 4);
-        advance(Duration::from_secs(5)).await;
+        waited(&own.clock, 100 * minute);
         own.clock.again();
-        advance(micros(2000)).await;
+        waited(&own.clock, 4 * minute);
         own.write_all(b"answer").await.unwrap();
-        assert_eq!(counted(), (2, 1, micros(2000)));
+        assert_eq!(counted(), (2, 1, 4.0));
     }
 }

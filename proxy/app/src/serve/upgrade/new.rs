@@ -85,7 +85,9 @@ impl Predecessor {
         let mut rest = files.split_off(legacy.public).into_iter();
         let socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
-        let probes = rest.by_ref().rev().take(legacy.probes).collect();
+        let mut probes: Vec<OwnedFd> = rest.by_ref().rev().take(legacy.probes).collect();
+        // As they were given: where both addresses leave the port to the system, the first one is that for probes.
+        probes.reverse();
         Ok(Inheritance {
             sockets: Left {
                 public: files,
