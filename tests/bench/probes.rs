@@ -1,7 +1,7 @@
-//! How long probes wait for their answers, idle and while all cores are busy with requests, beside HAProxy's own `monitor-uri` on the
+//! How long probes wait for their answers, idle and while all cores are busy with requests, beside `HAProxy`'s own `monitor-uri` on the
 //! same machine in the same minute.
 //!
-//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through HAProxy to llama-warden, with
+//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through `HAProxy` to llama-warden, with
 //! fake-llama behind it. Each question comes on a connection of its own, as a kubelet's does, from one thread. The last line is
 //! llama-warden's own count: what it takes from a question to its answer, without the waits for a core before and after. Nothing is
 //! asserted: on a busy machine the scheduler decides.
@@ -30,7 +30,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 async fn ask(address: SocketAddr, path: &str) -> Result<Duration, Trouble> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n").as_bytes())
+        .await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;
     let took = begun.elapsed();
@@ -65,14 +67,21 @@ fn proxy(home: &Home, port: u16, to: SocketAddr) -> Result<Kid, Trouble> {
     );
     let args: [OsString; 3] = ["-db".into(), "-f".into(), home.file("haproxy.cfg", text)?.into()];
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let program = std::env::split_paths(&folders).map(|folder| folder.join("haproxy")).find(|path| path.is_file());
-    Kid::start(&program.context("HAProxy must be in PATH")?, &args, &home.env, home.path(), home.path().join("log"))
+    let program =
+        std::env::split_paths(&folders).map(|folder| folder.join("haproxy")).find(|path| path.is_file());
+    Kid::start(
+        &program.context("HAProxy must be in PATH")?,
+        &args,
+        &home.env,
+        home.path(),
+        home.path().join("log"),
+    )
 }
 
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 async fn run() -> Result<(), Trouble> {
     let top = "probe.address = \"127.0.0.1:0\"\nlog.level = 'warn'";
-    let setup = Setup::new()?.top(top).fake("m", &json!({}), "args = ['-np', '64']");
+    let setup = Setup::new()?.top(top).fake("m", &json!({}), "args = ['-np', '64']")?;
     let mut warden = setup.start().await?;
     warden.kid.says("probe address", SOON).await?;
     warden.until_ready(1).await?;
@@ -98,7 +107,7 @@ async fn run() -> Result<(), Trouble> {
         let http = Http::Tcp(front);
         let mut sent = 0;
         while !over.is_cancelled() {
-            let make = |n| http::json_request(CHAT, &chat(&n.to_string(), "m", "hello", 4, false));
+            let make = |n: usize| http::json_request(CHAT, &chat(&n.to_string(), "m", "hello", 4, false));
             sent += closed_loop(&http, CLIENTS, 50, make).await?.len();
         }
         Ok::<_, Trouble>(sent)
