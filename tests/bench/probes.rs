@@ -81,8 +81,8 @@ fn proxy(home: &Home, port: u16, to: SocketAddr) -> Result<Kid, Trouble> {
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 async fn run() -> Result<(), Trouble> {
     let top = "probe.address = \"127.0.0.1:0\"\nlog.level = 'warn'";
-    let setup = Setup::new()?.top(top).fake("m", &json!({}), "args = ['-np', '64']");
-    let mut warden = setup?.start().await?;
+    let setup = Setup::new()?.top(top).fake("m", &json!({}), "args = ['-np', '64']")?;
+    let mut warden = setup.start().await?;
     warden.kid.says("probe address", SOON).await?;
     warden.until_ready(1).await?;
     let output = warden.kid.output();

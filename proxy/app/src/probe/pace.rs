@@ -1,5 +1,5 @@
-//! How long answers to probes take by our own clock: the part of a probe's time that is ours. What a machine does between two processes
-//! that want the same core is not in it, and no program can see it of itself.
+//! How long answers to probes take by our own clock: the part of a probe's time that passes between our hands. The wait for a core before
+//! a connection is accepted is not in it, nor one after the answer; one in between is, and no program can tell it from work.
 //!
 //! ```text
 //!   accept ── looked at ──> … the question comes, however slowly … ── its last byte ── the answer's first byte
@@ -50,30 +50,39 @@ struct State {
     since: Option<Instant>,
     /// How long that was before.
     before: Duration,
+    /// The other side has said something, so that looking for more does not make us wait for it.
+    heard: bool,
 }
 
 impl Clock {
     /// A connection is accepted.
     pub(super) fn start() -> Self {
-        Self(Arc::new(Mutex::new(State { since: Some(Instant::now()), before: Duration::ZERO })))
+        Self(Arc::new(Mutex::new(State {
+            since: Some(Instant::now()),
+            before: Duration::ZERO,
+            heard: false,
+        })))
     }
 
     /// The connection is looked at.
     fn look(&self) {
         let mut state = lock(&self.0);
-        if let Some(since) = state.since.take() {
+        if !state.heard
+            && let Some(since) = state.since.take()
+        {
             state.before += since.elapsed();
         }
     }
 
     /// The other side has said something.
     fn hear(&self) {
-        lock(&self.0).since = Some(Instant::now());
+        let mut state = lock(&self.0);
+        (state.since, state.heard) = (Some(Instant::now()), true);
     }
 
     /// What was awaited is another thread's work: the answer's time begins now.
     pub(super) fn again(&self) {
-        *lock(&self.0) = State { since: Some(Instant::now()), before: Duration::ZERO };
+        *lock(&self.0) = State { since: Some(Instant::now()), before: Duration::ZERO, heard: true };
     }
 
     /// The answer begins. `None`: it has begun already.
@@ -103,7 +112,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
         let own = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut own.stream).poll_read(context, buffer);
-        // What had come already is part of the same question, and has waited since.
         if read.is_pending() {
             own.clock.look();
         }
@@ -160,6 +168,8 @@ mod tests {
         waited(&own.clock, 100 * minute);
         client.write_all(b"question").await.unwrap();
         assert_eq!(own.read(&mut bytes).await.unwrap(), 8);
+        // Whoever has a question looks for more of it before it answers.
+        assert!(tokio::time::timeout(Duration::from_millis(1), own.read(&mut bytes)).await.is_err());
         waited(&own.clock, minute);
         own.write_all(b"answer").await.unwrap();
         assert_eq!(counted(), (1, 0, 2.0));
