@@ -1,6 +1,8 @@
-//! Any bytes as a source archive: they are read to their end, or it is told why not. Half of them as the contents of a `.tar.gz`, because
-//! what a compressor makes is changed into nothing that can be unpacked.
+//! The reader of source archives gets any bytes, and finds llama.cpp in them or says why not. Half of them become the contents of a
+//! `.tar.gz`, because compressed bytes that somebody has changed can hardly be unpacked.
 #![no_main]
+
+mod memory;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -11,11 +13,8 @@ use flate2::write::GzEncoder;
 use tokio_util::sync::CancellationToken;
 use warden_builder::source::Source;
 
-/// In memory where there is such a place.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let memory = PathBuf::from("/dev/shm");
-    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    let folder = folder.join(format!("warden-fuzz-{}", std::process::id()));
+    let folder = memory::path("");
     std::fs::create_dir_all(&folder).expect("a folder in memory");
     folder
 });

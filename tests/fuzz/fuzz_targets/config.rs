@@ -27,21 +27,20 @@ mod printed;
 #[path = "../../../proxy/app/src/sync.rs"]
 mod sync;
 
+mod memory;
+
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use config::source::layers::{Sources, load};
 
-/// In memory where there is such a place.
-static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let memory = PathBuf::from("/dev/shm");
-    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    folder.join(format!("warden-fuzz-{}.toml", std::process::id()))
-});
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| memory::path(".toml"));
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     std::fs::write(&*FILE, text).expect("a file in memory");
-    if let Err(problems) = load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new(), memory: 1 << 34 }) {
+    if let Err(problems) =
+        load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new(), memory: 1 << 34 })
+    {
         assert!(!problems.0.is_empty());
         for problem in &problems.0 {
             let place = problem.place.to_string();

@@ -1,15 +1,12 @@
-//! Any bytes as a model: what it says is read, or it is told why not; never more than the file can hold.
+//! The reader of models gets any bytes, and reads no more values than they can hold, or says why it cannot read them.
 #![no_main]
+
+mod memory;
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-/// In memory where there is such a place.
-static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let memory = PathBuf::from("/dev/shm");
-    let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };
-    folder.join(format!("warden-fuzz-{}.gguf", std::process::id()))
-});
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| memory::path(".gguf"));
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     std::fs::write(&*FILE, bytes).expect("a file in memory");

@@ -12,6 +12,8 @@ mod child_lines;
 mod config;
 #[path = "../../../proxy/app/src/exit.rs"]
 mod exit;
+#[path = "../../../proxy/app/src/cli/import/mod.rs"]
+mod import;
 #[path = "../../../proxy/app/src/journal.rs"]
 mod journal;
 #[path = "../../../proxy/app/src/log_writer.rs"]
@@ -25,8 +27,6 @@ mod out;
 mod printed;
 #[path = "../../../proxy/app/src/sync.rs"]
 mod sync;
-#[path = "../../../proxy/app/src/cli/import/mod.rs"]
-mod import;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     for converted in import::each_way(text) {

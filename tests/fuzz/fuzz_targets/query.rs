@@ -16,7 +16,10 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
         while let Some(name) = read.left().map(str::to_owned) {
             let value = read.take(&name).expect("it was there");
             let address = address("/page/memory", &[(&name, &value)]);
-            assert!(address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)), "{address}");
+            assert!(
+                address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)),
+                "{address}"
+            );
             let again = Query::of(address.split_once('?').map(|(_, query)| query));
             assert_eq!(again.get(&name).unwrap_or_default(), value);
         }

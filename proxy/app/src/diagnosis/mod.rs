@@ -90,7 +90,7 @@ struct Running {
     told: Told,
     /// Cancelled by whoever ends it.
     end: CancellationToken,
-    /// Why it is told to end, once it is.
+    /// The reason to end it, as soon as there is one.
     because: Option<String>,
 }
 
@@ -140,7 +140,7 @@ pub(crate) struct Now {
 }
 
 impl Diagnoses {
-    /// For an instance that was told so what to serve; none begins after `over`.
+    /// `words` say what this instance serves; none begins after `over`.
     pub(crate) fn new(
         nursery: Option<NurseryHandle>,
         words: Words,
@@ -199,7 +199,7 @@ impl Diagnoses {
             About { model: model.to_string(), workload, by: by.to_owned(), began: clock::now_text(), report };
         let end = CancellationToken::new();
         {
-            // Here and not before: of two that ask at once one is told of the other.
+            // Looked at under the lock: of two people who ask at once, the second hears of the first.
             let mut state = lock(&inner.state);
             if let Some(other) = &state.now {
                 return Err(Refused::Another(other.model.clone()));

@@ -20,7 +20,7 @@ pub(super) const FIRST_TO_GO: i32 = 500;
 /// How often it is looked whether a model needs its memory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why it is told to end.
+/// The reason to end a diagnosis before it is through.
 enum Cut {
     Asked,
     Late,

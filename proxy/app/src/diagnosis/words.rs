@@ -6,9 +6,10 @@ use warden_policies::experiment::Workload;
 use warden_supervisor::Exit;
 
 use crate::config::source::tree::Kind;
+use crate::exit;
 use crate::serve::Plan;
 
-/// How a running instance was told what to serve, as far as `diagnose` has to be told the same.
+/// The words that told this instance what to serve, as far as `diagnose` needs them, too.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Words {
     config: Vec<String>,
@@ -56,19 +57,23 @@ impl Words {
 }
 
 /// What came of it, and whether it is a finding; `last` is what it said last.
-pub(crate) fn outcome(exit: Exit, last: Option<&str>) -> (bool, String) {
-    let found = match exit {
-        Exit::Code(0) => "no leak was found",
-        Exit::Code(3) => "a leak was found",
-        Exit::Code(4) => "the server crashed",
-        Exit::Code(5) => "there were too few readings to tell",
-        Exit::Code(130) => "it was interrupted",
+pub(crate) fn outcome(ended: Exit, last: Option<&str>) -> (bool, String) {
+    let code = match ended {
+        Exit::Code(code) => u8::try_from(code).ok(),
+        Exit::Signal(_) | Exit::Unknown => None,
+    };
+    let found = match code {
+        Some(0) => "no leak was found",
+        Some(exit::LEAKS) => "a leak was found",
+        Some(exit::CRASHES) => "the server crashed",
+        Some(exit::TOO_FEW) => "there were too few readings to tell",
+        Some(exit::INTERRUPTED) => "it was interrupted",
         _ => {
             let last = last.map_or_else(String::new, |last| format!(": {last}"));
-            return (false, format!("it failed ({exit}){last}"));
+            return (false, format!("it failed ({ended}){last}"));
         }
     };
-    (exit != Exit::Code(130), found.to_owned())
+    (code != Some(exit::INTERRUPTED), found.to_owned())
 }
 
 #[cfg(test)]

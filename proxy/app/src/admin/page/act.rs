@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use warden_policies::experiment::Workload;
 use warden_supervisor::{ControlError, LeaseKind};
 
-use super::ask::Ask;
 use super::diagnose::workload;
 use super::guard::Refused;
 use super::hub::Outcome;
 use crate::admin::answer::Admin;
+use crate::admin::query::Query;
 
 /// Actions that go on at a time; more are a script that has gone wild, or somebody's finger on a key.
 const AT_A_TIME: usize = 32;
@@ -79,7 +79,7 @@ pub(crate) enum Wrong {
 ///
 /// # Errors
 /// It lacks the token, or asks for nothing that there is.
-pub(crate) fn order(form: &Ask, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
+pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<Order, Wrong> {
     if !form.get("token").is_some_and(is_ours) {
         return Err(Refused::Token.into());
     }
@@ -135,7 +135,7 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
 /// The form lacks the token, or names no request.
 pub(crate) fn cancel(
     admin: &Admin,
-    form: &Ask,
+    form: &Query,
     is_ours: impl FnOnce(&str) -> bool,
     who: &str,
 ) -> Result<u64, Wrong> {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     fn read(form: &str) -> Result<Order, Wrong> {
-        order(&Ask::of(Some(form)), |said| said == "right")
+        order(&Query::of(Some(form)), |said| said == "right")
     }
 
     #[test]
@@ -267,7 +267,7 @@ mod tests {
             "/page",
         ] {
             let form =
-                super::super::ask::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
+                crate::admin::query::address("", &[("token", "right"), ("do", "load a"), ("back", back)]);
             assert_eq!(read(&form[1..]).unwrap().back, "/page/", "{back}");
         }
     }

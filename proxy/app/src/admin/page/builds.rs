@@ -8,9 +8,9 @@ use warden_pages::{Html, Tone, badge};
 use warden_policies::ByteSize;
 use warden_supervisor::{CanaryState, CanaryView};
 
-use super::ask;
 use super::hub::Picture;
 use super::part::{link, moment};
+use crate::admin::query::address;
 use crate::cli::builds::{row, stands};
 
 /// What is in the store.
@@ -140,7 +140,7 @@ fn models(html: &mut Html, picture: &Picture, data: &Path) {
                 let name = model.name.as_str();
                 body.within("tr", &[], |tr| {
                     tr.within("th", &[("scope", &"row")], |th| {
-                        link(th, &ask::address("/page/memory", &[("model", name)]), name);
+                        link(th, &address("/page/memory", &[("model", name)]), name);
                     });
                     let mut runs: Vec<String> = model
                         .backends

@@ -2,8 +2,8 @@
 
 use warden_pages::Html;
 
-use super::ask;
 use super::part::link;
+use super::search::has_words;
 
 /// Sections that are shown at a time: those of some fifty models, beside all that is not about one.
 const SECTIONS: usize = 200;
@@ -59,9 +59,8 @@ pub(crate) fn view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
     };
     let mut found = 0;
     for (title, lines) in sections(text) {
-        let whole = ask::has_words(words, title);
-        let lines: Vec<&str> =
-            lines.into_iter().filter(|line| whole || ask::has_words(words, line)).collect();
+        let whole = has_words(words, title);
+        let lines: Vec<&str> = lines.into_iter().filter(|line| whole || has_words(words, line)).collect();
         if lines.is_empty() {
             continue;
         }

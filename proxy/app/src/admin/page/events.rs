@@ -4,8 +4,9 @@ use warden_pages::{Html, Tone, badge};
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{Event, EventKind, LogLine};
 
-use super::ask::{self, Ask};
 use super::part::{link, moment};
+use super::search::has_words;
+use crate::admin::query::{Query, address};
 use crate::serve::describe;
 
 /// Events that are shown at a time.
@@ -23,7 +24,7 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    pub(crate) fn of(ask: &Ask) -> Self {
+    pub(crate) fn of(ask: &Query) -> Self {
         let get = |name| ask.get(name).unwrap_or_default().to_owned();
         Self { model: get("model"), words: get("q") }
     }
@@ -83,8 +84,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
     let named = |event: &Event, text: &str| {
         format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
     };
-    let found: Vec<_> =
-        found.filter(|(event, text)| ask::has_words(&wish.words, &named(event, text))).collect();
+    let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
     html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
@@ -103,7 +103,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
                     });
                     row.within("td", &[("data-title", &"Model"), ("class", &"name")], |td| {
                         if let Some(model) = &event.model {
-                            link(td, &ask::address("/page/events", &[("model", model.as_str())]), model);
+                            link(td, &address("/page/events", &[("model", model.as_str())]), model);
                         }
                     });
                     row.within("td", &[("data-title", &"Process")], |td| {
@@ -159,7 +159,7 @@ pub(crate) fn logs(all: &[LogLine], wish: &Wish) -> Html {
         return html;
     }
     let found = all.iter().rev().map(|line| (line, secrets::text(&line.text)));
-    let found: Vec<_> = found.filter(|(_, text)| ask::has_words(&wish.words, text)).collect();
+    let found: Vec<_> = found.filter(|(_, text)| has_words(&wish.words, text)).collect();
     html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), LINES, "lines"));
     let about: warden_pages::html::Attributes = &[
         ("class", &"log scroll"),

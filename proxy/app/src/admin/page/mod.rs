@@ -29,7 +29,6 @@
 
 mod act;
 mod answer;
-mod ask;
 mod builds;
 mod configuration;
 mod diagnose;
@@ -48,6 +47,7 @@ mod pace;
 mod part;
 pub(crate) mod reports;
 pub(crate) mod requests;
+mod search;
 pub(crate) mod tally;
 mod token;
 mod view;
@@ -63,11 +63,11 @@ use warden_pages::Html;
 use warden_policies::ModelName;
 
 use self::answer::{Kind, page, plain, refuse};
-use self::ask::Ask;
 use self::guard::Refused;
 use self::hub::{Picture, Rendered};
 use self::view::{View, Way, way};
 use super::answer::{Admin, Body};
+use super::query::Query;
 use super::requests::Filter;
 use crate::series::answer::{MemoryData, of_model};
 
@@ -141,7 +141,7 @@ async fn show(
     headers: &HeaderMap,
     visitor: &Visitor,
 ) -> Response<Body> {
-    let asked = Ask::of(Some(query));
+    let asked = Query::of(Some(query));
     let picture = admin.page.picture(admin);
     let make = |content: &Html| {
         let text = frame::part(view, content, &picture.notices);
@@ -186,7 +186,7 @@ async fn show(
 }
 
 /// What filters a view.
-fn controls(view: View, asked: &Ask, picture: &Picture) -> Html {
+fn controls(view: View, asked: &Query, picture: &Picture) -> Html {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
     match view {
@@ -200,7 +200,7 @@ fn controls(view: View, asked: &Ask, picture: &Picture) -> Html {
 }
 
 /// Logs are those of one model: without a name the first one's.
-fn log_wish(asked: &Ask, picture: &Picture) -> events::Wish {
+fn log_wish(asked: &Query, picture: &Picture) -> events::Wish {
     let mut wish = events::Wish::of(asked);
     if wish.model.is_empty() {
         let first = picture.status.fleet.models.first();
@@ -209,7 +209,7 @@ fn log_wish(asked: &Ask, picture: &Picture) -> events::Wish {
     wish
 }
 
-async fn content(admin: &Admin, view: View, asked: &Ask, picture: &Arc<Picture>) -> Html {
+async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture>) -> Html {
     match view {
         View::Overview => overview::view(picture, &overview::Wish::of(asked)),
         View::Events => {
@@ -259,7 +259,7 @@ fn own_models(picture: &Picture) -> impl Iterator<Item = &ModelName> {
 }
 
 /// What is in flight and what ended last.
-fn in_flight(admin: &Admin, asked: &Ask) -> Html {
+fn in_flight(admin: &Admin, asked: &Query) -> Html {
     if let Some(id) = asked.get("id") {
         let mut html = Html::new();
         html.raw(&requests::one(id, admin.one_request(id).as_ref()));
@@ -321,11 +321,11 @@ async fn report(admin: &Admin, name: &str) -> Response<Body> {
 ///
 /// # Errors
 /// The answer to one that is too large, or too slow.
-async fn read_form(request: Request<Incoming>) -> Result<Ask, Box<Response<Body>>> {
+async fn read_form(request: Request<Incoming>) -> Result<Query, Box<Response<Body>>> {
     let body = Limited::new(request.into_body(), FORM).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refuse(status, why)));
     match tokio::time::timeout(FORM_TIME, body).await {
-        Ok(Ok(form)) => Ok(Ask::of(std::str::from_utf8(&form.to_bytes()).ok())),
+        Ok(Ok(form)) => Ok(Query::of(std::str::from_utf8(&form.to_bytes()).ok())),
         Ok(Err(_)) => refused(StatusCode::PAYLOAD_TOO_LARGE, &format!("a form has {FORM} bytes at most")),
         Err(_) => refused(StatusCode::REQUEST_TIMEOUT, &"the form did not come within 10 s"),
     }

@@ -9,11 +9,12 @@ use warden_policies::reclaim::Parts;
 use warden_policies::{ByteSize, MemoryKind, secrets};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
-use super::ask::{self, Ask};
 use super::holds::{self, Holds};
 use super::hub::Picture;
 use super::pace::Pace;
 use super::part::{bar_of, link, rate, seconds};
+use super::search::has_words;
+use crate::admin::query::{Query, address};
 use crate::cli::growth;
 
 /// Rows of one part of the list: what a browser lays out without a stutter, and more than anybody reads at a time.
@@ -64,7 +65,7 @@ impl Sort {
 }
 
 impl Wish {
-    pub(crate) fn of(ask: &Ask) -> Self {
+    pub(crate) fn of(ask: &Query) -> Self {
         let sort = ask.get("sort").unwrap_or_default();
         Self {
             words: ask.get("q").unwrap_or_default().to_owned(),
@@ -76,7 +77,7 @@ impl Wish {
     /// The same for another part.
     fn part(&self, part: usize) -> String {
         let part = part.to_string();
-        ask::address("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
+        address("/page/", &[("q", &self.words), ("sort", self.sort.word()), ("part", &part)])
     }
 }
 
@@ -102,7 +103,7 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     let mut rows: Vec<Row> = fleet
         .models
         .iter()
-        .filter(|model| ask::has_words(&wish.words, &searched(model)))
+        .filter(|model| has_words(&wish.words, &searched(model)))
         .map(|model| row_of(picture, model))
         .collect();
     sort(&mut rows, wish.sort);
@@ -283,7 +284,7 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
     let id = super::files::hash(name.as_bytes());
     body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
         tr.within("th", &[("scope", &"row")], |th| {
-            link(th, &ask::address("/page/memory", &[("model", name)]), name);
+            link(th, &address("/page/memory", &[("model", name)]), name);
             if !model.aliases.is_empty() {
                 th.element("div", &[("class", &"quiet small")], model.aliases.join(", "));
             }

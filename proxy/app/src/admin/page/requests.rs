@@ -118,7 +118,7 @@ pub(crate) fn one(id: &str, found: Option<&OneRequest>) -> String {
 
 fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: bool) {
     let link = if recorded {
-        let href = super::ask::address("/page/requests", &[("id", &one.id)]);
+        let href = crate::admin::query::address("/page/requests", &[("id", &one.id)]);
         format!("<a href=\"{}\"><code>{}</code></a>", escape(&href), escape(&one.id))
     } else {
         format!("<code>{}</code>", escape(&one.id))

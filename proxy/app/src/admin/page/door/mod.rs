@@ -29,11 +29,11 @@ use self::attempts::Attempts;
 use self::sessions::{LASTS, Sessions};
 use super::act::is_here;
 use super::answer::{Kind, lead, plain, refuse};
-use super::ask::{Ask, address};
 use super::guard;
 use super::view::{Way, way};
 use super::{Visitor, go, read_form};
 use crate::admin::answer::{Admin, Body};
+use crate::admin::query::{Query, address};
 
 /// Whoever answers the page on the public listener.
 pub(crate) struct Doorkeeper {
@@ -153,7 +153,7 @@ impl Doorkeeper {
 
     async fn sign_in(&self, request: Request<Incoming>, asker: &Asker, is_in: bool) -> Response<Body> {
         if request.method() != Method::POST {
-            let query = Ask::of(request.uri().query());
+            let query = Query::of(request.uri().query());
             let back = back(&query);
             return if is_in { lead(back) } else { shown(StatusCode::OK, form::sign_in(back, None)) };
         }
@@ -212,7 +212,7 @@ impl Doorkeeper {
 fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Response<Body> {
     let headers = request.headers();
     let opens = request.method() == Method::GET && way.is_document();
-    let fragment = Ask::of(request.uri().query()).get("fragment").is_some();
+    let fragment = Query::of(request.uri().query()).get("fragment").is_some();
     if !opens || fragment || !matches!(why, Outside::NoKey) {
         return told(why, refuse(status(why), why));
     }
@@ -253,7 +253,7 @@ fn shown(status: StatusCode, text: String) -> Response<Body> {
     plain(status, Kind::Page, text.into(), None)
 }
 
-fn back(asked: &Ask) -> &str {
+fn back(asked: &Query) -> &str {
     asked.get("back").filter(|back| is_here(back) && !back.starts_with("/page/sign-")).unwrap_or("/page/")
 }
 
@@ -314,9 +314,9 @@ mod tests {
             "/page/sign-out",
             "/page/sign-in?back=x",
         ] {
-            assert_eq!(back(&Ask::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
+            assert_eq!(back(&Query::of(Some(&address("", &[("back", to)])[1..]))), "/page/", "{to}");
         }
-        let far = Ask::of(Some("back=/page/memory%3Fmodel%3Da"));
+        let far = Query::of(Some("back=/page/memory%3Fmodel%3Da"));
         assert_eq!(back(&far), "/page/memory?model=a");
         assert!(!form::sign_in("\"><script>", Some("<b>")).contains("<script>"));
     }

@@ -1,6 +1,4 @@
-//! Words that are looked for on the page. What is asked of it, and addresses on it, are read and made where all queries are. Pure.
-
-pub(crate) use super::super::query::{Query as Ask, address};
+//! Words that are looked for on the page. Pure.
 
 /// Whether a text has all these words, whatever their case.
 pub(crate) fn has_words(words: &str, text: &str) -> bool {
