@@ -85,7 +85,11 @@ const keys = {};
 await page.keyboard.press("j");
 await page.keyboard.press("j");
 await page.keyboard.press("k");
-keys.row = await page.evaluate(() => [...document.querySelectorAll("main tr.row")].indexOf(document.activeElement));
+const row = () => [...document.querySelectorAll("main tr.row")].indexOf(document.activeElement);
+keys.row = await page.evaluate(row);
+// What comes meanwhile takes the focus from nobody.
+await page.evaluate(() => new Promise((done) => addEventListener("page:changed", done, { once: true })));
+keys.kept = await page.evaluate(row);
 await page.keyboard.press("/");
 keys.filter = await page.evaluate(() => document.activeElement.id);
 await page.keyboard.type(model);

@@ -8,8 +8,8 @@ const morph = (old, now) => {
     if (old.nodeValue !== now.nodeValue) old.nodeValue = now.nodeValue;
     return;
   }
-  // Whether details are open is whoever's who looks; the place of a focus is the script's.
-  const ours = (name) => (name === "open" && old.nodeName === "DETAILS") || name === "data-focus";
+  // Whether details are open is whoever's who looks; that a row can have the focus is the keys' (keys.js): without it the row would lose it.
+  const ours = (name) => (name === "open" && old.nodeName === "DETAILS") || (name === "tabindex" && old.nodeName === "TR");
   for (const { name } of [...old.attributes]) if (!ours(name) && !now.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of now.attributes) if (!ours(name) && old.getAttribute(name) !== value) old.setAttribute(name, value);
   const known = new Map();
