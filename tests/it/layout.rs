@@ -250,8 +250,6 @@ fn has_what_it_takes_in(target: &str) -> Outcome {
             None => files.push(app.join(path)),
         }
     }
-    // What only tests take in is not built there.
-    files.retain(|file| !file.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("tests")));
     assert!(modules.contains(target), "{modules:?}");
 
     let mut command = MetadataCommand::new();

@@ -20,6 +20,9 @@ mod journal;
 mod log_writer;
 #[path = "../../../proxy/app/src/logging.rs"]
 mod logging;
+#[cfg(test)]
+#[path = "../../../proxy/app/src/mutated.rs"]
+mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
 #[cfg(test)]

@@ -4,6 +4,9 @@
 #![no_main]
 #![allow(dead_code)]
 
+#[cfg(test)]
+#[path = "../../../proxy/app/src/mutated.rs"]
+mod mutated;
 #[path = "../../../proxy/app/src/admin/query.rs"]
 mod query;
 
