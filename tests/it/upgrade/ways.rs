@@ -8,7 +8,7 @@ use serde_json::json;
 use warden_rig::http2::Http2;
 use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
+use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, binaries, wait_until};
 
 use super::{programs, until_alone, upgrade};
 use crate::{drop_in, page};
@@ -24,13 +24,13 @@ fn put(path: &Path) -> Outcome {
     Ok(std::fs::rename(fresh, path)?)
 }
 
-/// Whoever serves, once that is another program than `before`.
-async fn until_another(warden: &Warden, before: Option<ProcessId>) -> Result<ProcessId, Trouble> {
-    wait_for("another program serves", SOON, async || {
-        let [serving] = programs(warden)[..] else { return None };
-        (Some(serving) != before).then_some(serving)
+/// Whoever serves, once that has changed so many times. A child alone tells nothing: a program is asked for its version, too.
+async fn until_upgraded(warden: &Warden, times: usize) -> Result<ProcessId, Trouble> {
+    wait_until("another program serves", SOON, async || {
+        warden.kid.output().matches("upgrade: the next program serves").count() == times
     })
-    .await
+    .await?;
+    until_alone(warden).await
 }
 
 #[tokio::test]
@@ -45,23 +45,22 @@ async fn a_signal_or_a_command_without_a_name_takes_the_program_that_lies_at_our
     flow.event().await?;
     put(&own)?;
     warden.kid.signal(Signal::USR2);
-    let first = until_another(&warden, None).await?;
+    let first = until_upgraded(&warden, 1).await?;
     assert_eq!(std::fs::read_link(format!("/proc/{}/exe", first.pid))?, own);
     // Passed on to whoever serves now, whose file is replaced in its turn.
     put(&own)?;
     warden.kid.signal(Signal::USR2);
-    let second = until_another(&warden, Some(first)).await?;
+    assert_ne!(until_upgraded(&warden, 2).await?, first);
     let (answer, end) = flow.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
     put(&own)?;
     let ran = warden.cli(&["upgrade"]).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
-    until_another(&warden, Some(second)).await?;
+    let serving = until_upgraded(&warden, 3).await?;
     assert_eq!(warden.until_ready(1).await?, children);
     // A program that is no program: the signal changes nothing, and the event tells who asked.
     let bad = warden.home().program("bad", "#!/bin/sh\nexit 0\n")?;
     std::fs::rename(bad, &own)?;
-    let serving = until_alone(&warden).await?;
     warden.kid.signal(Signal::USR2);
     wait_until("it is told", SOON, async || {
         let events = warden.cli(&["events"]).await;
