@@ -8,7 +8,7 @@
 //!
 //! Between the freezing and the letting go nobody decides anything; requests go on here as ever.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -129,14 +129,26 @@ pub struct Count {
     work: Work,
 }
 
-impl Count {
-    /// Whether anything runs.
-    pub const fn runs(&self) -> bool {
-        self.in_flight > 0
+/// What an instance that has let go of its processes still has to do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Remains {
+    counts: Vec<Count>,
+    /// Callers who wait, by model: whoever starts processes now has to know that somebody needs one.
+    #[serde(default)]
+    waiting: BTreeMap<String, usize>,
+    /// The instance before it has not ended: what that still has to do is told through it.
+    #[serde(default)]
+    elders: bool,
+}
+
+impl Remains {
+    /// Whether nothing runs, nobody waits, and neither can happen any more.
+    pub fn is_nothing(&self) -> bool {
+        !self.elders && self.waiting.is_empty() && self.counts.iter().all(|count| count.in_flight == 0)
     }
 }
 
-/// Places in the slots that requests of another instance have.
+/// Places in the slots that requests of another instance have. That instance lives for as long as they do.
 #[derive(Debug)]
 pub struct Shares {
     fleet: Fleet,
@@ -266,8 +278,8 @@ impl Fleet {
         self.send_all(|| Control::Begin);
     }
 
-    /// What runs here of the processes that were let go.
-    pub fn counts(&self) -> Vec<Count> {
+    /// What is still to be done here, for the instance that the processes were let go to. What is to be done in the one before us counts, too.
+    pub fn remains(&self) -> Remains {
         let of = |handle: Arc<Handle>| {
             let model = handle.leases.name().to_string();
             let count = move |(generation, in_flight, work)| Count {
@@ -278,7 +290,11 @@ impl Fleet {
             };
             handle.leases.counts().into_iter().map(count)
         };
-        self.own().into_iter().flat_map(of).collect()
+        let waits = |handle: &Arc<Handle>| (handle.leases.name().to_string(), handle.leases.waiting());
+        let own = self.own();
+        let waiting = own.iter().map(waits).filter(|(_, callers)| *callers > 0).collect();
+        let elders = self.inner.elders.load(Ordering::SeqCst) > 0;
+        Remains { counts: own.into_iter().flat_map(of).collect(), waiting, elders }
     }
 
     /// Where requests for models with processes go now, for the instance before us: what it still has may have to be sent again.
@@ -305,6 +321,11 @@ impl Fleet {
         gates
     }
 
+    /// Resolves when a model has followed the gates of the next instance: what [`Self::gates`] says may be another.
+    pub async fn followed(&self) {
+        self.inner.context.followed.notified().await;
+    }
+
     /// After [`Fleet::let_go`]: these are the gates of the next instance.
     pub fn follow_gates(&self, gates: &[Gate]) {
         for handle in self.own() {
@@ -315,15 +336,20 @@ impl Fleet {
 
     /// Keeps places for what runs in the instance before us.
     pub fn shares(&self) -> Shares {
+        self.inner.elders.fetch_add(1, Ordering::SeqCst);
         Shares { fleet: self.clone(), held: HashMap::new() }
     }
 }
 
 impl Shares {
-    /// So much runs there now.
-    pub fn update(&mut self, counts: &[Count]) {
+    /// So much is to be done there now.
+    pub fn update(&mut self, remains: &Remains) {
         let roster = self.fleet.inner.roster.load_full();
-        for count in counts {
+        for handle in self.fleet.own() {
+            let callers = remains.waiting.get(handle.leases.name().as_str());
+            handle.leases.set_waiting_elsewhere(callers.copied().unwrap_or_default());
+        }
+        for count in &remains.counts {
             let known = roster.resolve(Some(&count.model)).ok();
             let Some(handle) = known.and_then(|model| roster.get(&model)) else { continue };
             let entry = self.held.entry(count.generation);
@@ -342,5 +368,12 @@ impl Shares {
     /// How many places are kept.
     pub fn held(&self) -> usize {
         self.held.values().map(|(leases, _)| leases.len()).sum()
+    }
+}
+
+impl Drop for Shares {
+    fn drop(&mut self) {
+        self.update(&Remains::default());
+        self.fleet.inner.elders.fetch_sub(1, Ordering::SeqCst);
     }
 }

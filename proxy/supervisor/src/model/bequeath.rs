@@ -253,6 +253,7 @@ impl Model {
             self.guests.remove(&id);
             self.leases.forget(id);
         }
+        self.context.followed.notify_one();
     }
 
     /// It refused a connection: whether it lives is found out by asking.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::share::{Arbiter, Reach, ReplacementSlot, ReplacementSlotId};
@@ -45,6 +46,8 @@ pub(crate) struct Context {
     generations: AtomicU64,
     /// Models that were removed and still have processes.
     pub(crate) leaving: AtomicUsize,
+    /// Wakes whoever tells the instance before us where requests go: we have let go, and follow the gates of the next one.
+    pub(crate) followed: Notify,
 }
 
 /// Where it goes on.
@@ -104,6 +107,7 @@ impl Context {
             arbiter: Mutex::new(Arbiter::new()),
             epoch: since.epoch,
             begun: since.begun,
+            followed: Notify::new(),
             generations: AtomicU64::new(since.generations),
             leaving: AtomicUsize::new(0),
         }

@@ -97,11 +97,6 @@ impl Server {
         self.fleet.close_queues();
     }
 
-    /// Cancelled when nothing beside is needed any more.
-    pub(in crate::serve) fn unneeded(&self) -> CancellationToken {
-        self.gateway_done.clone()
-    }
-
     pub(in crate::serve) fn has_ended(&self) -> bool {
         self.gateway_done.is_cancelled()
     }

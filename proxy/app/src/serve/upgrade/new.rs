@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warden_supervisor::{Fleet, FleetWill, Shares, WillPiece};
+use warden_supervisor::{Fleet, FleetWill, Remains, Shares, WillPiece};
 
-use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
+use super::talk::{Gates, Hello, Legacy, PROTOCOL, Place, Talk, Word};
 use crate::exit::Failure;
 
 /// The old program has a deadline of its own, and kills us when that is over: this only keeps us from staying if it is gone.
@@ -120,9 +120,9 @@ impl Predecessor {
             return Err(Failure::failed(message));
         }
         self.talk.say(Word::Ready, Vec::new(), soon()).await.map_err(lost)?;
-        let (running, _) = self.talk.hear::<Running>(soon()).await.map_err(lost)?;
+        let (remains, _) = self.talk.hear::<Remains>(soon()).await.map_err(lost)?;
         let mut shares = fleet.shares();
-        shares.update(&running.counts);
+        shares.update(&remains);
         fleet.begin();
         begun.cancel();
         self.talk.say(Word::Serves, Vec::new(), soon()).await.map_err(lost)?;
@@ -150,8 +150,12 @@ impl Predecessor {
                     return std::future::pending().await;
                 }
             }
-            if views.changed().await.is_err() {
-                return std::future::pending().await;
+            // Once we have let go in our turn, the gates are those that we follow.
+            tokio::select! {
+                changed = views.changed() => if changed.is_err() {
+                    return std::future::pending().await;
+                },
+                () = fleet.followed() => {}
             }
             views.mark_unchanged();
         }
@@ -159,8 +163,8 @@ impl Predecessor {
 
     async fn hear_of(&self, mut kept: Kept) {
         loop {
-            match self.talk.hear::<Running>(soon()).await {
-                Ok((running, _)) => kept.shares.update(&running.counts),
+            match self.talk.hear::<Remains>(soon()).await {
+                Ok((remains, _)) => kept.shares.update(&remains),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
                 Err(_) => {
                     tracing::info!("the program before us has nothing left to do");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use warden_supervisor::Child;
 
 use super::order::Upgraded;
-use super::talk::{Hello, Legacy, PROTOCOL, Place, Running, Talk, Word};
+use super::talk::{Hello, Legacy, PROTOCOL, Place, Talk, Word};
 use super::{program, retired::Retired};
 use crate::serve::Server;
 
@@ -63,8 +63,7 @@ async fn go(server: &Server, talk: Talk, child: Child) -> Retired {
     server.fleet().let_go().await;
     server.nursery().serves(child);
     let until = Instant::now() + BEGINS;
-    let counts = server.fleet().counts();
-    if let Err(error) = talk.say(Running { counts }, Vec::new(), until).await {
+    if let Err(error) = talk.say(server.fleet().remains(), Vec::new(), until).await {
         tracing::error!(%error, "the next program is not there any more");
     }
     server.retire();

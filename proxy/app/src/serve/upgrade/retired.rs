@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{Exit, Fleet};
+use warden_supervisor::{Exit, Fleet, Remains};
 
-use super::talk::{Gates, Running, Talk};
+use super::talk::{Gates, Talk};
 use crate::exit::Failure;
 use crate::serve::Server;
 use crate::serve::signals::{Asked, Signals};
@@ -39,12 +38,12 @@ impl Retired {
     ) -> Result<(), Failure> {
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
-            server.beside(follow(talk, server.fleet().clone(), server.unneeded()));
+            server.beside(follow(talk, server.fleet().clone()));
         }
         let mut ends: Option<Instant> = None;
-        let mut told = Vec::new();
-        // What runs in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
-        while !server.has_ended() || server.fleet().counts().iter().any(warden_supervisor::Count::runs) {
+        let mut told = Remains::default();
+        // What is to be done in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
+        while !server.has_ended() || !server.fleet().remains().is_nothing() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
                 () = tokio::time::sleep(TELLS) => self.tell(&server, &mut told).await,
@@ -80,35 +79,30 @@ impl Retired {
         stay(&nursery, ends.is_some(), signals).await
     }
 
-    async fn tell(&mut self, server: &Server, told: &mut Vec<warden_supervisor::Count>) {
-        let counts = server.fleet().counts();
-        if counts == *told {
+    async fn tell(&mut self, server: &Server, told: &mut Remains) {
+        let remains = server.fleet().remains();
+        if remains == *told {
             return;
         }
         let Some(talk) = &self.talk else { return };
-        let said = talk.say(Running { counts: counts.clone() }, Vec::new(), Instant::now() + TAKES).await;
+        let said = talk.say(remains.clone(), Vec::new(), Instant::now() + TAKES).await;
         if said.is_err() {
             // It is gone, or does not listen: what is here goes on.
             self.talk = None;
         }
-        *told = counts;
+        *told = remains;
     }
 }
 
-/// Where the next program sends requests, those go that are here and have to be sent again.
-async fn follow(talk: Talk, fleet: Fleet, unneeded: CancellationToken) {
-    let hearing = async {
-        loop {
-            match talk.hear::<Gates>(Instant::now() + HEARS).await {
-                Ok((told, _)) => fleet.follow_gates(&told.gates),
-                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
-                Err(_) => return,
-            }
+/// Where the next program sends requests, those go that are here, or in the program before us, and have to be sent again. Until the
+/// conversation ends.
+async fn follow(talk: Talk, fleet: Fleet) {
+    loop {
+        match talk.hear::<Gates>(Instant::now() + HEARS).await {
+            Ok((told, _)) => fleet.follow_gates(&told.gates),
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
+            Err(_) => return,
         }
-    };
-    tokio::select! {
-        () = hearing => {}
-        () = unneeded.cancelled() => {}
     }
 }
 

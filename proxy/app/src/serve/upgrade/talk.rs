@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_supervisor::{Count, Gate, wire};
+use warden_supervisor::{Gate, wire};
 
 use crate::config::resolve::Resolved;
 
@@ -84,12 +84,6 @@ pub(super) enum Word {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Gates {
     pub(super) gates: Vec<Gate>,
-}
-
-/// The old one's last words, again and again until nothing runs there.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Running {
-    pub(super) counts: Vec<Count>,
 }
 
 /// A conversation, whose words are waited for beside everything else.

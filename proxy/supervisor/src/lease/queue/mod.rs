@@ -81,6 +81,8 @@ struct State {
     depth: usize,
     wait: Duration,
     waiters: QuickMap<Ticket, Waiter>,
+    /// Callers who wait in the instance before us, and get their leases there. They have no place in our queue.
+    elsewhere: usize,
     generations: QuickMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
     /// Callers so far.
@@ -146,6 +148,7 @@ impl Leases {
             depth,
             wait,
             waiters: QuickMap::default(),
+            elsewhere: 0,
             generations: QuickMap::default(),
             refusal: None,
             asked: 0,
@@ -347,8 +350,18 @@ impl Leases {
         hand_over(outbox.answers);
     }
 
+    /// All who wait: for a slot, for room, or in the instance before us.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.state).waiting()
+        let state = lock(&self.state);
+        state.waiting() + state.elsewhere
+    }
+
+    /// So many wait in the instance before us, which starts no process any more.
+    pub(crate) fn set_waiting_elsewhere(&self, callers: usize) {
+        let before = std::mem::replace(&mut lock(&self.state).elsewhere, callers);
+        if callers > before {
+            self.wake.notify_one();
+        }
     }
 
     pub(crate) fn any_open(&self) -> bool {
@@ -363,7 +376,7 @@ impl Leases {
     /// Whether somebody waits whom nobody can serve, or is expected back.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
-        (state.waiting() > 0 || state.expects()) && !state.dispatch.any_open()
+        (state.waiting() + state.elsewhere > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
     /// Whether nobody waits and no lease is held.
@@ -417,7 +430,7 @@ impl Leases {
 }
 
 impl State {
-    /// All who wait: for a slot, or for room.
+    /// All who wait here: for a slot, or for room.
     fn waiting(&self) -> usize {
         self.dispatch.waiting() + self.admit.waiting()
     }
