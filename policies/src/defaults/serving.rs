@@ -47,6 +47,8 @@ section!(
         pub keep_alive: Duration = "duration",
         /// The same once another program has taken our place: a connection that was idle for so long is not missed.
         retired_keep_alive: Duration = "duration",
+        /// The same once we were told to stop: what was sent before that is still answered.
+        stopped_keep_alive: Duration = "duration",
         /// So long an upgrade in place may take before the old program goes on.
         upgrade_wait: Duration = "duration",
         /// Within this time a program that is to take our place has to have answered a request of its own.

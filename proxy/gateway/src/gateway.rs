@@ -78,7 +78,8 @@ impl Gateway {
 /// What ends a gateway's work.
 #[derive(Clone, Debug, Default)]
 pub struct Ends {
-    /// It accepts nobody any more, closes idle connections, and lets running requests finish.
+    /// It accepts nobody any more but those who have connected by then, answers what was sent by then, closes idle connections, and
+    /// lets running requests finish.
     pub stop: CancellationToken,
     /// Another instance has its listening sockets: it accepts nobody any more, and each connection that it has gets an answer to
     /// one more request, or is closed when it has long been idle.
@@ -197,8 +198,8 @@ impl Bound {
         Self { page: Some(page), ..self }
     }
 
-    /// Serves until `stop` is cancelled. Then it accepts nobody any more, closes idle connections, lets running requests
-    /// finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
+    /// Serves until `stop` is cancelled. Then it accepts nobody any more, answers requests that are on their way, closes idle
+    /// connections, lets running requests finish, and returns when the last one has. The caller bounds that wait by dropping the future, which cuts what
     /// still runs.
     /// What `ends.retire` means stands there.
     pub async fn serve(self, fleet: Fleet, observer: Arc<dyn Observer>, ends: Ends) {
@@ -212,6 +213,7 @@ impl Bound {
         ends: Ends,
     ) {
         let Ends { stop, retire } = ends;
+        let hang_up = CancellationToken::new();
         let (workers, mut listener, mut asked) = (self.workers, self.listener, self.asked);
         let (begun, mut from_inside) = (self.begun, self.from_inside);
         let config = Arc::new(self.config);
@@ -225,11 +227,12 @@ impl Bound {
             requests: self.requests,
             page: self.page,
             stop: stop.clone(),
+            hang_up: hang_up.clone(),
             retire: retire.clone(),
             started: clock::unix_seconds(),
             prints: PrintKey::new(),
         };
-        let pause = shared.config.server.accept_pause;
+        let (pause, grace) = (shared.config.server.accept_pause, shared.config.server.stopped_keep_alive);
         let inside = inward::shared(&shared, workers.len());
         let inside = Arc::new(Acceptor::new(Arc::new(inside), None));
         let acceptor = Arc::new(Acceptor::new(Arc::new(shared), self.tls));
@@ -265,8 +268,20 @@ impl Bound {
                 }
             }
         }
+        let leaves = stop.is_cancelled() && !retire.is_cancelled() && begun.is_cancelled();
+        for (stream, peer) in if leaves { listener.rest() } else { Vec::new() } {
+            hand_over(&workers, &acceptor, &connections, &cut, stream, peer.ip().to_canonical());
+        }
         drop(listener);
         connections.close();
+        tokio::select! {
+            () = connections.wait() => return,
+            () = stop.cancelled() => {}
+        }
+        tokio::select! {
+            () = connections.wait() => return,
+            () = tokio::time::sleep(grace) => hang_up.cancel(),
+        }
         connections.wait().await;
     }
 }

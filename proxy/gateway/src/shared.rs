@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     /// The page for operators.
     pub(crate) page: Option<Arc<dyn Page>>,
     pub(crate) stop: CancellationToken,
+    /// A while after `stop`: connections without a request are closed.
+    pub(crate) hang_up: CancellationToken,
     /// Another instance has taken our place: a connection that is here has one more request at most.
     pub(crate) retire: CancellationToken,
     /// Seconds since 1970.

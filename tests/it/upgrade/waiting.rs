@@ -52,8 +52,11 @@ async fn a_model_is_loaded_for_who_asks_an_old_program_and_that_through_another_
         assert!(client.ask("second", "b").await?, "{upgrades}: by the one before, which keeps no connection");
         wait_until("nobody waits any more", SOON, async || {
             let status = warden.admin().get("/status").await;
-            let models = status.and_then(|answer| answer.json()).map(|status| status["fleet"]["models"].clone());
-            models.is_ok_and(|models| models.as_array().is_some_and(|all| all.iter().all(|one| one["waiting"] == 0)))
+            let models =
+                status.and_then(|answer| answer.json()).map(|status| status["fleet"]["models"].clone());
+            models.is_ok_and(|models| {
+                models.as_array().is_some_and(|all| all.iter().all(|one| one["waiting"] == 0))
+            })
         })
         .await?;
         // Whoever is between goes when what it had to tell is over.

@@ -96,7 +96,7 @@ async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: boo
             let tls = if admitted { tls.serve() } else { tls.refuse() };
             let entered = tokio::select! {
                 entered = tls::enter(tls, stream, config.server.tls_handshake_timeout) => entered,
-                () = shared.stop.cancelled() => return,
+                () = shared.hang_up.cancelled() => return,
             };
             match entered {
                 Entered::Tls(stream) => stream,
@@ -123,7 +123,7 @@ async fn serve(acceptor: &Acceptor, peer: Peer, stream: TcpStream, admitted: boo
         ClientStream::Plain(mut stream) if sniffs => {
             let sniffed = tokio::select! {
                 sniffed = sniff(&mut stream, config) => sniffed,
-                () = shared.stop.cancelled() => return,
+                () = shared.hang_up.cancelled() => return,
             };
             match sniffed {
                 Sniffed::H2(before) => {

@@ -44,8 +44,8 @@ impl Service<Request<Incoming>> for PerRequest {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
-        if shared.retire.is_cancelled() {
-            // Its next request is the other instance's. The client is told with this answer, and does not write into a connection
+        if shared.retire.is_cancelled() || shared.stop.is_cancelled() {
+            // Its next request is another instance's. The client is told with this answer, and does not write into a connection
             // that is being closed.
             return Box::pin(async move {
                 let mut answer = exchange::answer(shared, state, peer, request).await?;
@@ -59,6 +59,15 @@ impl Service<Request<Incoming>> for PerRequest {
         let future = Box::write(place, exchange::answer(shared, state, peer, request));
         Box::into_pin(future)
     }
+}
+
+/// How far a connection is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopping {
+    No,
+    /// It has no request, and waits a little for one that may be on its way.
+    Soon,
+    Now,
 }
 
 /// Why the watch ended a connection.
@@ -76,7 +85,8 @@ enum End {
 pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer, io: ClientIo) {
     let of_all = shared.clone();
     let config = &of_all.config;
-    let (stop, retire, gauges) = (shared.stop.clone(), shared.retire.clone(), shared.gauges.clone());
+    let (stop, hang_up) = (shared.stop.clone(), shared.hang_up.clone());
+    let (retire, gauges) = (shared.retire.clone(), shared.gauges.clone());
     let limited = &gauges.limited;
     let title_case = dropin::is(&shared);
     let ip = peer.ip;
@@ -102,7 +112,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
         .max(LEAST_LOOK);
     let watch = sleep_until(Instant::now() + look);
     tokio::pin!(watch);
-    let (mut stopping, mut closing) = (false, false);
+    let (mut stopping, mut closing) = (Stopping::No, false);
     let cancelling = &state.cancelling;
     cancelling.serve().await;
     let end = loop {
@@ -110,8 +120,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
             result = poll_fn(|context| {
                 cancelling.unless_stuck(|| connection.poll_without_shutdown(context))
             }) => break result.map_or(End::Cancelled, End::Done),
-            () = stop.cancelled(), if !stopping => {
-                stopping = true;
+            () = stop.cancelled(), if stopping == Stopping::No => {
+                // Closed at once, a request that is on its way would be lost. It is answered as the last one.
+                stopping = if matches!(state.phase(), Phase::Busy(_)) { Stopping::Now } else { Stopping::Soon };
+                if stopping == Stopping::Now {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+            }
+            () = hang_up.cancelled(), if stopping == Stopping::Soon => {
+                stopping = Stopping::Now;
                 Pin::new(&mut connection).graceful_shutdown();
             }
             () = &mut watch => {

@@ -19,6 +19,9 @@ pub(crate) struct Listener {
     next: usize,
 }
 
+/// As many wait at a socket at most, as tokio and the standard library open it.
+const BACKLOG: usize = 1024;
+
 impl Listener {
     /// Opens a socket for each of `hosts`, which are names or addresses with commas between them; one is the rule. With
     /// port 0 the system chooses one at the first host, and the others get the same.
@@ -77,6 +80,20 @@ impl Listener {
             Poll::Pending
         })
         .await
+    }
+
+    /// Those who have connected and are not accepted yet: the kernel would reset them. Nobody is accepted afterwards.
+    pub(crate) fn rest(&mut self) -> Vec<(TcpStream, SocketAddr)> {
+        let mut all = Vec::new();
+        for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
+        {
+            let accepted = std::iter::from_fn(|| listener.accept().ok()).take(BACKLOG);
+            all.extend(accepted.filter_map(|(stream, peer)| {
+                stream.set_nonblocking(true).ok()?;
+                Some((TcpStream::from_std(stream).ok()?, peer))
+            }));
+        }
+        all
     }
 }
 

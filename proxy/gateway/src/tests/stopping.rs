@@ -14,7 +14,7 @@ struct Three {
 }
 
 impl Three {
-    async fn start() -> Self {
+    async fn start(plan: Plan) -> Self {
         let go = Arc::new(Semaphore::new(0));
         let signal = go.clone();
         let upstream = Upstream::start(move |mut peer| {
@@ -26,7 +26,7 @@ impl Three {
                 }
             }
         });
-        let rig = Rig::start(&[&upstream]).await;
+        let rig = Rig::with(plan, &[&upstream]).await;
         let (mut used, fresh, mut running) = (rig.client().await, rig.client().await, rig.client().await);
         used.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
         used.response().await;
@@ -39,7 +39,8 @@ impl Three {
 
 #[tokio::test]
 async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
-    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } = Three::start().await;
+    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } =
+        Three::start(Plan::default()).await;
     rig.stop.cancel();
     assert!(used.rest().await.is_empty());
     assert!(fresh.rest().await.is_empty());
@@ -50,6 +51,71 @@ async fn a_stop_closes_what_is_idle_and_lets_the_rest_finish() {
     let (head, body) = running.response().await;
     assert!(head.starts_with("HTTP/1.1 200 ") && body == br#"{"late":true}"#, "{head}");
     timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    rig.is_clean().await;
+}
+
+/// Each gets an answer, and is closed with it.
+async fn answers_one_more(clients: impl IntoIterator<Item = &mut Peer<TcpStream>>) {
+    for client in clients {
+        client.send(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        let (head, _) = client.response().await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(head.to_lowercase().contains("connection: close"), "{head}");
+        assert!(client.rest().await.is_empty());
+    }
+}
+
+/// Waits for requests that are on their way for longer than any test takes.
+fn patient() -> Plan {
+    let mut plan = Plan::default();
+    plan.config.server.stopped_keep_alive = Duration::from_secs(3600);
+    plan
+}
+
+#[tokio::test]
+async fn a_request_that_was_on_its_way_at_a_stop_is_answered() {
+    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } =
+        Three::start(patient()).await;
+    rig.stop.cancel();
+    answers_one_more([&mut used, &mut fresh]).await;
+    go.add_permits(1);
+    let (head, _) = running.response().await;
+    assert!(head.to_lowercase().contains("connection: close"), "its answer began after the stop: {head}");
+    // Nobody has a connection any more: nothing is waited for.
+    timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn who_has_connected_before_a_stop_is_accepted_after_it() {
+    use std::io::Write as _;
+    let upstream = Upstream::silent();
+    let mut rig = Rig::with(patient(), &[&upstream]).await;
+    // Nothing is accepted meanwhile: what accepts has this thread.
+    let connect = |number: usize| {
+        let mut client = std::net::TcpStream::connect(rig.address).unwrap();
+        if number.is_multiple_of(2) {
+            client.write_all(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        }
+        client.set_nonblocking(true).unwrap();
+        client
+    };
+    let clients: Vec<_> = (0..64).map(connect).collect();
+    assert_eq!(rig.gauges.connections.load(Ordering::SeqCst), 0, "they wait to be accepted");
+    rig.stop.cancel();
+    for (number, client) in clients.into_iter().enumerate() {
+        let mut client = Peer::new(TcpStream::from_std(client).unwrap());
+        if !number.is_multiple_of(2) {
+            client.send(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        }
+        let (head, _) = client.response().await;
+        assert!(
+            head.starts_with("HTTP/1.1 200 ") && head.to_lowercase().contains("connection: close"),
+            "{head}"
+        );
+    }
+    timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(rig.address).await.is_err());
     rig.is_clean().await;
 }
 
@@ -98,16 +164,11 @@ async fn an_address_that_cannot_be_had_is_named_with_its_cure() {
 
 #[tokio::test]
 async fn whoever_retires_answers_one_more_request_on_each_connection_and_says_so() {
-    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } = Three::start().await;
+    let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } =
+        Three::start(Plan::default()).await;
     rig.retire.cancel();
     // Neither that was idle nor that was never used is closed under its next request.
-    for client in [&mut used, &mut fresh] {
-        client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
-        let (head, _) = client.response().await;
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        assert!(head.to_lowercase().contains("connection: close"), "{head}");
-        assert!(client.rest().await.is_empty());
-    }
+    answers_one_more([&mut used, &mut fresh]).await;
     assert_eq!(rig.serving.len(), 1, "it waits for the running one");
     go.add_permits(1);
     let (head, body) = running.response().await;
