@@ -245,6 +245,15 @@ impl Dispatch {
         true
     }
 
+    /// A request of another instance runs there, whether more are let in or not: it has a slot if one is free, else it is one too many.
+    /// `None` if nothing is known of the generation.
+    pub fn count_in(&mut self, generation: GenerationId) -> Option<LeaseKind> {
+        let known = self.generations.get_mut(&generation)?;
+        let kind = if known.has_slot() { LeaseKind::Slot } else { LeaseKind::Aux };
+        *known.count(kind) += 1;
+        Some(kind)
+    }
+
     /// The holder of a lease wants to be alone on its generation, and runs nothing until it is. Nobody else gets a slot
     /// there from now on.
     pub fn seek(&mut self, generation: GenerationId, kind: LeaseKind) {
@@ -395,6 +404,22 @@ mod tests {
         assert_eq!(grants, [Grant { ticket: first, generation: A, kind: LeaseKind::Slot }]);
         let grants = dispatch.release(A, LeaseKind::Slot);
         assert_eq!(grants, [Grant { ticket: second, generation: A, kind: LeaseKind::Slot }]);
+    }
+
+    #[test]
+    fn what_runs_in_another_instance_counts_even_where_nobody_is_let_in_any_more() {
+        let mut dispatch = Dispatch::new(2);
+        assert_eq!(dispatch.count_in(A), None, "not known");
+        dispatch.open(A, 1);
+        dispatch.close(A);
+        assert!(!dispatch.take(A, LeaseKind::Slot), "closed");
+        assert_eq!(dispatch.count_in(A), Some(LeaseKind::Slot));
+        assert_eq!(dispatch.count_in(A), Some(LeaseKind::Aux), "one too many");
+        assert_eq!(dispatch.in_flight(A), 2);
+        for kind in [LeaseKind::Slot, LeaseKind::Aux] {
+            assert_eq!(dispatch.release(A, kind), []);
+        }
+        assert_eq!(dispatch.in_flight(A), 0);
     }
 
     #[test]

@@ -1,6 +1,9 @@
-//! Who waits in an old program for a model that is not loaded: the one that decides hears of it, however many are between.
+//! A connection that stays in an old program has one request more there: whoever decides now hears of it, however many are between, and in
+//! time.
 
 use http_body_util::BodyExt as _;
+use hyper::Response;
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
@@ -23,12 +26,17 @@ impl Client {
         Ok(Self(sender))
     }
 
-    /// Whether the connection was closed with the answer.
-    async fn ask(&mut self, id: &str, model: &str) -> Result<bool, Trouble> {
-        let mut request = json_request(CHAT, &chat(id, model, "hi", 3, false))?;
+    /// Up to the head of the answer.
+    async fn begin(&mut self, id: &str, model: &str, tokens: u64) -> Result<Response<Incoming>, Trouble> {
+        let mut request = json_request(CHAT, &chat(id, model, "hi", tokens, tokens > 10))?;
         request.headers_mut().insert(HOST, "localhost".parse()?);
         let asked = tokio::time::timeout(SOON, self.0.send_request(request)).await;
-        let answer = asked.context(format!("{id}: no answer in time"))??;
+        Ok(asked.context(format!("{id}: no answer in time"))??)
+    }
+
+    /// Whether the connection was closed with the answer.
+    async fn ask(&mut self, id: &str, model: &str) -> Result<bool, Trouble> {
+        let answer = self.begin(id, model, 3).await?;
         let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
         let (status, body) = (answer.status(), answer.into_body().collect().await?.to_bytes());
         status.is_success().then_some(closes).context(format!("{id}: {status} {body:?}"))
@@ -62,5 +70,33 @@ async fn a_model_is_loaded_for_who_asks_an_old_program_and_that_through_another_
         // Whoever is between goes when what it had to tell is over.
         until_alone(&warden).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_process_that_is_replaced_ends_after_what_an_old_program_has_just_given_to_it() -> Outcome {
+    let mut warden = Setup::new()?.fake("m", &json!({"ms_per_token": 5}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let mut ids = Vec::new();
+    for round in 0..8 {
+        let mut client = Client::connect(&warden).await?;
+        let first = format!("first-{round}");
+        client.ask(&first, "m").await?;
+        for _ in 0..=round % 2 {
+            upgrade(&warden).await?;
+        }
+        // The one that decides is told of it a moment later, and decides meanwhile.
+        let id = format!("long-{round}");
+        let answer = client.begin(&id, "m", 60).await?;
+        let (replaced, text) = tokio::join!(warden.restart("m", 1), answer.into_body().collect());
+        replaced?;
+        let text = String::from_utf8_lossy(&text.context(format!("{id} was cut"))?.to_bytes()).into_owned();
+        text.contains("[DONE]").then_some(()).context(format!("{id}: {text}"))?;
+        ids.extend([first, id]);
+    }
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    // Not continued: nobody ended its process under it.
+    warden.ledger().each_finished_once(ids)?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
     Ok(())
 }

@@ -23,6 +23,7 @@ use warden_policies::{GenerationId, Work};
 use super::Fleet;
 use super::roster::Handle;
 use crate::lease::Lease;
+use crate::lease::queue::{Elsewhere, Tally};
 use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::Since;
 use crate::model::{Control, Message};
@@ -125,6 +126,9 @@ pub struct Count {
     model: String,
     generation: GenerationId,
     in_flight: u32,
+    /// More may come.
+    #[serde(default)]
+    open: bool,
     /// All that was done so far.
     work: Work,
 }
@@ -282,10 +286,11 @@ impl Fleet {
     pub fn remains(&self) -> Remains {
         let of = |handle: Arc<Handle>| {
             let model = handle.leases.name().to_string();
-            let count = move |(generation, in_flight, work)| Count {
+            let count = move |Tally { generation, in_flight, work, open }| Count {
                 model: model.clone(),
                 generation,
                 in_flight,
+                open,
                 work,
             };
             handle.leases.counts().into_iter().map(count)
@@ -345,9 +350,13 @@ impl Shares {
     /// So much is to be done there now.
     pub fn update(&mut self, remains: &Remains) {
         let roster = self.fleet.inner.roster.load_full();
+        let mut elsewhere = Vec::new();
         for handle in self.fleet.own() {
-            let callers = remains.waiting.get(handle.leases.name().as_str());
-            handle.leases.set_waiting_elsewhere(callers.copied().unwrap_or_default());
+            let name = handle.leases.name().as_str();
+            let waiting = remains.waiting.get(name).copied().unwrap_or_default();
+            let open = remains.counts.iter().filter(|count| count.model == name && count.open);
+            let open = open.map(|count| count.generation).collect();
+            elsewhere.push((handle, Elsewhere { waiting, open }));
         }
         for count in &remains.counts {
             let known = roster.resolve(Some(&count.model)).ok();
@@ -362,6 +371,10 @@ impl Shares {
                 let Some(lease) = handle.leases.take_for_another(count.generation) else { break };
                 leases.push(lease);
             }
+        }
+        // Last: a process that drains waits for what was just counted.
+        for (handle, elsewhere) in elsewhere {
+            handle.leases.set_elsewhere(elsewhere);
         }
     }
 

@@ -249,7 +249,9 @@ impl Model {
         // One that is gone there is gone here.
         let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
         let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
-        for id in gone.into_iter().filter(|id| self.leases.in_flight(*id) == 0) {
+        let unused =
+            |id: &GenerationId| self.leases.in_flight(*id) == 0 && !self.leases.is_open_elsewhere(*id);
+        for id in gone.into_iter().filter(unused) {
             self.guests.remove(&id);
             self.leases.forget(id);
         }

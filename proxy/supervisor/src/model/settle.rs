@@ -62,11 +62,13 @@ impl Model {
         }
     }
 
-    /// A closed generation without leases has drained.
+    /// A closed generation without leases has drained, once nobody else can give one for it.
     fn finish_drains(&mut self) {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
-            let empty = unit.generation().is_none_or(|generation| self.leases.in_flight(generation) == 0);
+            let empty = unit.generation().is_none_or(|generation| {
+                self.leases.in_flight(generation) == 0 && !self.leases.is_open_elsewhere(generation)
+            });
             if unit.phase() == Phase::Draining && empty && self.is_packed(id) {
                 self.step(id, Event::Drained);
             }

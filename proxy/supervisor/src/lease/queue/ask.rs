@@ -149,9 +149,7 @@ impl Leases {
     /// A place for a request that runs in another instance, which may be one too many for the slots that there are.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
         let mut state = lock(&self.state);
-        let kind = [LeaseKind::Slot, LeaseKind::Aux]
-            .into_iter()
-            .find(|kind| state.dispatch.take(generation, *kind))?;
+        let kind = state.dispatch.count_in(generation)?;
         let cell = state.occupy(generation, kind)?;
         drop(state);
         Some(self.lease_on(cell, kind, Duration::ZERO))

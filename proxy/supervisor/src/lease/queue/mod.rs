@@ -15,7 +15,7 @@
 //!
 //! A grant for a prompt that has no room in memory is taken back, and its caller waits in [`crate::lease::admit`] instead.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -73,6 +73,26 @@ pub(crate) struct Leases {
     state: Mutex<State>,
 }
 
+/// How it is in the instance before us.
+#[derive(Debug, Default)]
+pub(crate) struct Elsewhere {
+    /// Callers who wait there, and get their leases there. They have no place in our queue.
+    pub(crate) waiting: usize,
+    /// Generations that may be given to somebody there.
+    pub(crate) open: BTreeSet<GenerationId>,
+}
+
+/// What a generation has to do.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) generation: GenerationId,
+    pub(crate) in_flight: u32,
+    /// All that was done so far.
+    pub(crate) work: Work,
+    /// It may be given to somebody: here, or in the instance before us.
+    pub(crate) open: bool,
+}
+
 #[derive(Debug)]
 struct State {
     dispatch: Dispatch,
@@ -81,8 +101,7 @@ struct State {
     depth: usize,
     wait: Duration,
     waiters: QuickMap<Ticket, Waiter>,
-    /// Callers who wait in the instance before us, and get their leases there. They have no place in our queue.
-    elsewhere: usize,
+    elsewhere: Elsewhere,
     generations: QuickMap<GenerationId, Entry>,
     refusal: Option<Refusal>,
     /// Callers so far.
@@ -148,7 +167,7 @@ impl Leases {
             depth,
             wait,
             waiters: QuickMap::default(),
-            elsewhere: 0,
+            elsewhere: Elsewhere::default(),
             generations: QuickMap::default(),
             refusal: None,
             asked: 0,
@@ -353,15 +372,24 @@ impl Leases {
     /// All who wait: for a slot, for room, or in the instance before us.
     pub(crate) fn waiting(&self) -> usize {
         let state = lock(&self.state);
-        state.waiting() + state.elsewhere
+        state.waiting() + state.elsewhere.waiting
     }
 
-    /// So many wait in the instance before us, which starts no process any more.
-    pub(crate) fn set_waiting_elsewhere(&self, callers: usize) {
-        let before = std::mem::replace(&mut lock(&self.state).elsewhere, callers);
-        if callers > before {
+    /// How it is in the instance before us, which starts no process any more, and whose leases are told a moment later.
+    pub(crate) fn set_elsewhere(&self, elsewhere: Elsewhere) {
+        let mut state = lock(&self.state);
+        let comes = elsewhere.waiting > state.elsewhere.waiting;
+        let closed = !state.elsewhere.open.is_subset(&elsewhere.open);
+        state.elsewhere = elsewhere;
+        drop(state);
+        if comes || closed {
             self.wake.notify_one();
         }
+    }
+
+    /// Whether the instance before us may still give leases for a generation.
+    pub(crate) fn is_open_elsewhere(&self, generation: GenerationId) -> bool {
+        lock(&self.state).elsewhere.open.contains(&generation)
     }
 
     pub(crate) fn any_open(&self) -> bool {
@@ -376,7 +404,7 @@ impl Leases {
     /// Whether somebody waits whom nobody can serve, or is expected back.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
-        (state.waiting() + state.elsewhere > 0 || state.expects()) && !state.dispatch.any_open()
+        (state.waiting() + state.elsewhere.waiting > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
     /// Whether nobody waits and no lease is held.
@@ -409,10 +437,14 @@ impl Leases {
     }
 
     /// What runs of each generation that was opened and lives, and what it has done.
-    pub(crate) fn counts(&self) -> Vec<(GenerationId, u32, Work)> {
+    pub(crate) fn counts(&self) -> Vec<Tally> {
         let state = lock(&self.state);
-        let count =
-            |(id, entry): (&GenerationId, &Entry)| (*id, state.dispatch.in_flight(*id), entry.cell.work());
+        let count = |(id, entry): (&GenerationId, &Entry)| Tally {
+            generation: *id,
+            in_flight: state.dispatch.in_flight(*id),
+            work: entry.cell.work(),
+            open: state.dispatch.is_open(*id) || state.elsewhere.open.contains(id),
+        };
         state.generations.iter().map(count).collect()
     }
 
