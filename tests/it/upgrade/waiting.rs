@@ -9,6 +9,7 @@ use hyper::header::{CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use warden_rig::http::json_request;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
@@ -16,21 +17,26 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 use super::{until_alone, upgrade};
 
 /// A connection that is kept.
-struct Client(http1::SendRequest<http_body_util::Full<hyper::body::Bytes>>);
+struct Client {
+    sender: http1::SendRequest<http_body_util::Full<hyper::body::Bytes>>,
+    /// What drives it.
+    _connection: JoinSet<()>,
+}
 
 impl Client {
     async fn connect(warden: &Warden) -> Result<Self, Trouble> {
         let Http::Tcp(address) = warden.http else { return Err(Trouble::new("it listens at a path")) };
         let (sender, connection) = http1::handshake(TokioIo::new(TcpStream::connect(address).await?)).await?;
-        tokio::spawn(async move { drop(connection.await) });
-        Ok(Self(sender))
+        let mut driven = JoinSet::new();
+        driven.spawn(async move { drop(connection.await) });
+        Ok(Self { sender, _connection: driven })
     }
 
     /// Up to the head of the answer.
     async fn begin(&mut self, id: &str, model: &str, tokens: u64) -> Result<Response<Incoming>, Trouble> {
         let mut request = json_request(CHAT, &chat(id, model, "hi", tokens, tokens > 10))?;
         request.headers_mut().insert(HOST, "localhost".parse()?);
-        let asked = tokio::time::timeout(SOON, self.0.send_request(request)).await;
+        let asked = tokio::time::timeout(SOON, self.sender.send_request(request)).await;
         Ok(asked.context(format!("{id}: no answer in time"))??)
     }
 

@@ -23,6 +23,9 @@ use super::pace::{Clock, Timed};
 use crate::exit::Failure;
 use crate::sync::lock;
 
+/// Ten times the weight of the usual level.
+const NICE: i32 = -10;
+
 /// Sockets that listen.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
@@ -84,8 +87,21 @@ impl Listeners {
             }
         };
         let thread = std::thread::Builder::new().name("probe".to_owned());
-        thread.spawn(move || runtime.block_on(work)).map_err(cannot)?;
+        let answer = move || {
+            goes_first();
+            runtime.block_on(work);
+        };
+        thread.spawn(answer).map_err(cannot)?;
         Ok(())
+    }
+}
+
+/// Where all cores are busy, the scheduler lets this thread in before threads of the usual level; it has next to nothing to do. For root,
+/// and where `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); elsewhere it waits like all.
+fn goes_first() {
+    // No number of a process means the calling thread.
+    if let Err(problem) = rustix::process::setpriority_process(None, NICE) {
+        tracing::debug!(%problem, nice = NICE, "the thread that answers probes goes first nowhere");
     }
 }
 

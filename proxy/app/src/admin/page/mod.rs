@@ -13,7 +13,7 @@
 //! | [`door`] | the public listener: keys, sessions |
 //! | [`token`] | what forms carry |
 //! | [`view`] | views and paths; pure |
-//! | [`ask`] | queries and forms; pure |
+//! | `admin/query.rs` | queries and forms; pure |
 //! | [`hub`] | one picture for all, notices |
 //! | [`tally`], [`pace`] | what requests came to, and how many a second |
 //! | [`holds`] | what processes hold of their budgets; pure |
