@@ -1,7 +1,8 @@
 //! How soon a browser shows the page of an instance with 50 models, from loopback.
 //!
 //! `cargo bench -p warden-tests --bench paint`: Debian's chromium without a head loads the overview (`PerformancePaintTiming`), in a context
-//! of its own each time, and then again and again in one. Nothing is judged: the figures are those of the machine and of what else it does.
+//! of its own each time, and then again and again in one, in turn with a page of one word from a server beside it: what a browser takes for
+//! any page. Nothing is judged: the figures are those of the machine and of what else it does.
 
 use serde_json::{Value, json};
 use warden_rig::browser::Browser;
@@ -26,32 +27,38 @@ async fn measured() -> Result<Option<Value>, Trouble> {
 }
 
 /// The least, the median and the most of the figures of one kind.
-fn figures(all: &Value, name: &str, kept: bool) -> Result<String, Trouble> {
-    let list = all[name].as_array().context("no figures")?;
-    let own = list.iter().filter(|one| one["kept"] == kept);
+fn figures(all: &[Value], page: &str, name: &str, kept: bool) -> Result<[f64; 3], Trouble> {
+    let own = all.iter().filter(|one| one["page"] == page && one["what"] == name && one["kept"] == kept);
     let mut values: Vec<f64> = own.filter_map(|one| one["value"].as_f64()).collect();
     values.sort_by(f64::total_cmp);
     let middle = *values.get(values.len() / 2).context("no figure")?;
-    let (least, most) = (values[0], values[values.len() - 1]);
-    Ok(format!("{least:>8.1} {middle:>8.1} {most:>8.1}"))
+    Ok([values[0], middle, values[values.len() - 1]])
 }
 
 #[expect(clippy::print_stdout, reason = "figures that somebody has asked for")]
 fn main() -> Result<(), Trouble> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("runtime")?;
     let Some(all) = runtime.block_on(measured())? else { return Ok(()) };
-    println!("{MODELS} models, {ROUNDS} loads each           least   median     most");
+    let all = all.as_array().context("no figures")?;
+    println!("{MODELS} models, {ROUNDS} loads each             least   median     most");
+    println!("(a word: a page of one word, from a server beside)");
     for (kept, what) in [(false, "nothing kept"), (true, "files kept")] {
-        for (name, unit) in [
-            ("first_byte", "ms"),
-            ("document", "ms"),
-            ("first_paint", "ms"),
-            ("first_contentful_paint", "ms"),
-            ("bytes", "B"),
-        ] {
-            let label = format!("{what}: {}, {unit}", name.replace('_', " "));
-            println!("{label:<40} {}", figures(&all, name, kept)?);
+        for (page, called) in [("page", "overview"), ("word", "a word")] {
+            for (name, unit) in [
+                ("first_byte", "ms"),
+                ("document", "ms"),
+                ("first_paint", "ms"),
+                ("first_contentful_paint", "ms"),
+                ("bytes", "B"),
+            ] {
+                let label = format!("{what}, {called}: {}, {unit}", name.replace('_', " "));
+                let [least, middle, most] = figures(all, page, name, kept)?;
+                println!("{label:<48} {least:>8.1} {middle:>8.1} {most:>8.1}");
+            }
         }
+        let middle = |page| figures(all, page, "first_contentful_paint", kept).map(|[_, middle, _]| middle);
+        let (ours, word) = (middle("page")?, middle("word")?);
+        println!("{what}: first contentful paint, overview / a word: {:.2}", ours / word);
     }
     Ok(())
 }
