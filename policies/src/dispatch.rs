@@ -341,6 +341,11 @@ impl Dispatch {
         self.queue.len()
     }
 
+    /// How many slots a generation has.
+    pub fn limit(&self, generation: GenerationId) -> Option<u32> {
+        self.generations.get(&generation).map(|known| known.limit)
+    }
+
     /// Whether this generation takes leases.
     pub fn is_open(&self, generation: GenerationId) -> bool {
         self.generations.get(&generation).is_some_and(|known| known.open)

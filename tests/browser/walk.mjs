@@ -90,6 +90,19 @@ keys.row = await page.evaluate(row);
 // What comes meanwhile takes the focus from nobody.
 await page.evaluate(() => new Promise((done) => addEventListener("page:changed", done, { once: true })));
 keys.kept = await page.evaluate(row);
+// Nor where a row above is gone, or rows have changed places: as if it had been otherwise before.
+const still = (change) =>
+  page.evaluate((change) => {
+    const row = document.activeElement;
+    if (change === "moved") row.before(row.nextElementSibling);
+    else row.before(Object.assign(row.cloneNode(false), { id: "gone" }));
+    const first = row.parentElement.firstElementChild !== row;
+    return new Promise((done) => {
+      addEventListener("page:changed", () => done(first && row.parentElement.firstElementChild === row && document.activeElement === row), { once: true });
+    });
+  }, change);
+keys.removed = await still("removed");
+keys.moved = await still("moved");
 await page.keyboard.press("/");
 keys.filter = await page.evaluate(() => document.activeElement.id);
 await page.keyboard.type(model);

@@ -72,7 +72,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
         "{}",
         told["readable"]
     );
-    let keys = json!({"row": 0, "kept": 0, "filter": "filter", "typed": MODEL, "help": "Keys and words · llama-warden", "skip": "skip"});
+    let keys = json!({"row": 0, "kept": 0, "removed": true, "moved": true, "filter": "filter", "typed": MODEL, "help": "Keys and words · llama-warden", "skip": "skip"});
     assert_eq!(told["keys"], keys);
     assert_eq!(told["live"]["same"], true);
     // A replacement that somebody else asks for.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
@@ -201,4 +201,50 @@ async fn another_program_takes_our_place_without_waiting_for_it() -> Outcome {
     let all = long(&warden, &page).await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
     Warden::until_gone(&all, SOON).await
+}
+
+#[tokio::test]
+async fn programs_begin_watch_and_end_it_at_the_operators_address() -> Outcome {
+    let slow = "internal.diagnose.settle = \"200ms\"";
+    let setup = Setup::new()?.top(TCP).top(slow).fake("m", &json!({"ms_per_token": 5}), "")?;
+    let warden = setup.fake("n", &json!({}), "preload = false\n")?.start().await?;
+    warden.until_ready(1).await?;
+    let at = address(&warden).await?;
+    let call = async |method: &str, path: &str| -> Result<(u16, Value), Trouble> {
+        let answer = ask(at, method, path, &[], "").await?;
+        Ok((answer.status.as_u16(), answer.json()?))
+    };
+    let nothing = json!({"now": null, "last": null});
+    assert_eq!(call("GET", "/models/m/diagnosis").await?, (200, nothing.clone()));
+    for (method, path, status, told) in [
+        ("GET", "/models/nobody/diagnosis", 404, "nobody"),
+        ("POST", "/models/m/diagnosis?workload=replay", 400, "short-text"),
+        ("POST", "/models/m/diagnosis?work=audio", 400, "`work`"),
+        ("DELETE", "/models/m/diagnosis", 409, "no diagnosis runs"),
+        ("PUT", "/models/m/diagnosis", 405, "DELETE"),
+    ] {
+        let (answered, body) = call(method, path).await?;
+        assert!(answered == status && body.to_string().contains(told), "{method} {path}: {answered} {body}");
+    }
+    let mut flow = warden.http.stream(CHAT, &chat("a", "m", "go", 200, true)).await?;
+    flow.event().await?;
+    let (answered, body) = call("POST", "/models/m/diagnosis").await?;
+    assert!(answered == 409 && body.to_string().contains("in flight"), "{answered} {body}");
+    let (answer, end) = flow.rest().await;
+    assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
+    let (answered, body) = call("POST", "/models/m/diagnosis").await?;
+    assert_eq!((answered, &body["now"]["model"]), (202, &json!("m")), "{body}");
+    assert_eq!(call("POST", "/models/n/diagnosis").await?.0, 409, "one at a time");
+    assert_eq!(call("GET", "/models/n/diagnosis").await?, (200, nothing));
+    wait_until("its server runs", SOON, async || diagnosing(&warden).len() >= 2).await?;
+    let all = diagnosing(&warden);
+    assert_eq!(call("DELETE", "/models/m/diagnosis").await?.0, 200);
+    Warden::until_gone(&all, DONE).await?;
+    wait_until("it is the last one", SOON, async || {
+        let told = call("GET", "/models/m/diagnosis").await;
+        told.is_ok_and(|(_, body)| {
+            body["now"].is_null() && body["last"]["outcome"].to_string().contains("ended by")
+        })
+    })
+    .await
 }

@@ -274,6 +274,7 @@ impl Admin {
                 Ok(pin) => json(StatusCode::OK, &pin),
                 Err(error) => control_error(&error),
             },
+            Ok(Route::Diagnosis(model, order)) => self.diagnosis(&model, order).await,
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
             Ok(Route::Requests(filter)) => self.requests_answer(filter),
             Ok(Route::Request(id)) => self.request_answer(&id),

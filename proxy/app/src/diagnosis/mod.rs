@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::experiment::Workload;
@@ -36,7 +37,7 @@ use warden_supervisor::{Command, EventKind, SpawnRequest};
 
 pub(crate) use self::spare::Refused;
 use self::told::Told;
-pub(crate) use self::words::Words;
+pub(crate) use self::words::{WORKLOADS, Words, workload};
 use crate::admin::answer::Admin;
 use crate::admin::page::hub::Outcome;
 use crate::admin::page::reports;
@@ -95,7 +96,7 @@ struct Running {
 }
 
 /// What is known of one from its beginning on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct About {
     pub(crate) model: String,
     /// What kind of work; `None`: all that the server can do.
@@ -109,8 +110,9 @@ pub(crate) struct About {
 }
 
 /// One that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ended {
+    #[serde(flatten)]
     pub(crate) about: About,
     /// RFC 3339.
     pub(crate) at: String,
@@ -124,15 +126,16 @@ pub(crate) struct Ended {
 }
 
 /// What is shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct View {
     pub(crate) now: Option<Now>,
     pub(crate) last: Option<Ended>,
 }
 
 /// One that runs, as it is shown.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Now {
+    #[serde(flatten)]
     pub(crate) about: About,
     pub(crate) lines: Vec<String>,
     /// Why it is being ended, if it is.

@@ -9,6 +9,31 @@ use crate::config::source::tree::Kind;
 use crate::exit;
 use crate::serve::Plan;
 
+/// Work that can be chosen: without a recording, of which only a terminal knows.
+pub(crate) const WORKLOADS: [Workload; 10] = [
+    Workload::ShortText,
+    Workload::LongText,
+    Workload::OutputLengths,
+    Workload::DistinctPrompts,
+    Workload::Conversation,
+    Workload::PrefillSweep,
+    Workload::SameImage,
+    Workload::ImageSizes,
+    Workload::Audio,
+    Workload::Embeddings,
+];
+
+/// Which work somebody asks for; `None`: everything, for which there is no word.
+///
+/// # Errors
+/// The word, if it is none of those that can be chosen.
+pub(crate) fn workload(word: &str) -> Result<Option<Workload>, &str> {
+    if word.is_empty() {
+        return Ok(None);
+    }
+    word.parse().ok().filter(|one| WORKLOADS.contains(one)).map(Some).ok_or(word)
+}
+
 /// The words that told this instance what to serve, as far as `diagnose` needs them, too.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Words {
@@ -79,6 +104,15 @@ pub(crate) fn outcome(ended: Exit, last: Option<&str>) -> (bool, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_work_that_needs_no_file_can_be_chosen() {
+        assert_eq!(workload(""), Ok(None));
+        assert_eq!(workload("short-text"), Ok(Some(Workload::ShortText)));
+        for word in ["replay", "--html", "short-text --html x"] {
+            assert_eq!(workload(word), Err(word));
+        }
+    }
 
     #[test]
     fn the_command_says_the_same_as_the_instance_was_told() {

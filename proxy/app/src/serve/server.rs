@@ -439,8 +439,12 @@ impl Server {
     pub(crate) async fn stop(self, deadline: Duration) {
         self.forget_sockets();
         self.ends.stop.cancel();
-        // The fleet waits for leases; the gateway's own last bytes to clients get the same time.
-        let fleet = self.fleet.shutdown(deadline);
+        // The fleet waits for leases; the gateway's own last bytes to clients get the same time. Requests that are on their way are let in.
+        let fleet = async {
+            let grace = self.resolved.server.stopped_keep_alive.min(deadline);
+            let _ = tokio::time::timeout(grace, self.gateway_done.cancelled()).await;
+            self.fleet.shutdown(deadline.saturating_sub(grace)).await;
+        };
         let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());
         let _ = tokio::join!(fleet, gateway);
         self.stop.cancel();

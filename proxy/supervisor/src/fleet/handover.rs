@@ -157,6 +157,8 @@ impl Remains {
 pub struct Shares {
     fleet: Fleet,
     held: HashMap<GenerationId, (Vec<Lease>, Work)>,
+    /// Models that were told.
+    known: Vec<Arc<Handle>>,
 }
 
 impl Fleet {
@@ -318,7 +320,7 @@ impl Fleet {
                     generation: cell.id,
                     endpoint: endpoint.clone(),
                     facts: cell.facts(),
-                    slots: slots(cell.id),
+                    slots: slots(cell.id).or_else(|| handle.leases.limit(cell.id)),
                 });
             }
         }
@@ -342,39 +344,43 @@ impl Fleet {
     /// Keeps places for what runs in the instance before us.
     pub fn shares(&self) -> Shares {
         self.inner.elders.fetch_add(1, Ordering::SeqCst);
-        Shares { fleet: self.clone(), held: HashMap::new() }
+        Shares { fleet: self.clone(), held: HashMap::new(), known: Vec::new() }
     }
 }
 
 impl Shares {
     /// So much is to be done there now.
     pub fn update(&mut self, remains: &Remains) {
-        let roster = self.fleet.inner.roster.load_full();
-        let mut elsewhere = Vec::new();
+        // One that left the roster may have its process still, and be told of there.
+        self.known.retain(|handle| !handle.is_gone());
         for handle in self.fleet.own() {
-            let name = handle.leases.name().as_str();
-            let waiting = remains.waiting.get(name).copied().unwrap_or_default();
-            let open = remains.counts.iter().filter(|count| count.model == name && count.open);
-            let open = open.map(|count| count.generation).collect();
-            elsewhere.push((handle, Elsewhere { waiting, open }));
+            if !self.known.iter().any(|known| Arc::ptr_eq(known, &handle)) {
+                self.known.push(handle);
+            }
         }
         for count in &remains.counts {
-            let known = roster.resolve(Some(&count.model)).ok();
-            let Some(handle) = known.and_then(|model| roster.get(&model)) else { continue };
-            let entry = self.held.entry(count.generation);
-            let (leases, done) = entry.or_insert_with(|| (Vec::new(), count.work));
-            handle.leases.add_work(count.generation, count.work - *done);
-            *done = count.work;
+            let (leases, done) =
+                self.held.entry(count.generation).or_insert_with(|| (Vec::new(), count.work));
             let wanted = usize::try_from(count.in_flight).unwrap_or(usize::MAX);
             leases.truncate(wanted);
+            let has = |handle: &&Arc<Handle>| handle.leases.work(count.generation).is_some();
+            let Some(handle) = self.known.iter().find(has) else { continue };
+            handle.leases.add_work(count.generation, count.work - *done);
+            *done = count.work;
             while leases.len() < wanted {
                 let Some(lease) = handle.leases.take_for_another(count.generation) else { break };
                 leases.push(lease);
             }
         }
+        self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
         // Last: a process that drains waits for what was just counted.
-        for (handle, elsewhere) in elsewhere {
-            handle.leases.set_elsewhere(elsewhere);
+        let roster = self.fleet.inner.roster.load();
+        for handle in &self.known {
+            let name = handle.leases.name();
+            let is_ours = roster.get(name).is_some_and(|own| Arc::ptr_eq(own, handle));
+            let waiting = remains.waiting.get(name.as_str()).copied().filter(|_| is_ours);
+            let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
+            handle.leases.set_elsewhere(Elsewhere::new(waiting.unwrap_or_default(), open.collect()));
         }
     }
 

@@ -229,6 +229,7 @@ impl Model {
 
     /// The other instance's processes are those that requests go to from here, too.
     fn follow_gates(&mut self, gates: &[Gate]) {
+        self.followed = Some(gates.iter().map(|gate| gate.generation).collect());
         for cell in self.leases.open_cells() {
             if !gates.iter().any(|gate| gate.generation == cell.id) {
                 self.leases.close(cell.id);
@@ -264,9 +265,11 @@ impl Model {
         let process = self.lives().find(|live| live.id == generation).and_then(|live| live.process.clone());
         let Some(process) = process else {
             // One of the other instance, which knows whether it lives and tells of its next one.
-            if let Some(cell) = self.guests.get(&generation) {
-                let limit = self.limit(None);
-                self.leases.open(cell, limit);
+            let guest = self.guests.get(&generation).filter(|_| self.is_followed(generation));
+            if let Some(cell) = guest.cloned() {
+                let limit = self.leases.limit(generation).unwrap_or_else(|| self.limit(None));
+                self.leases.open(&cell, limit);
+                self.context.followed.notify_one();
             }
             return;
         };
@@ -280,10 +283,18 @@ impl Model {
         });
     }
 
+    /// Unless the other instance lets nobody in there any more.
     fn open_again(&self, generation: GenerationId) {
-        if let Some(live) = self.lives().find(|live| live.id == generation) {
+        let live = self.lives().find(|live| live.id == generation);
+        if let Some(live) = live.filter(|_| self.is_followed(generation)) {
             self.leases.open(&live.cell, self.limit(live.slots));
+            self.context.followed.notify_one();
         }
+    }
+
+    /// Whether its gate is open there, as far as was heard.
+    fn is_followed(&self, generation: GenerationId) -> bool {
+        self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
     }
 
     /// Whoever still asks here has to ask the other instance.

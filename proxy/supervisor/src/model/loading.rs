@@ -183,6 +183,7 @@ impl Model {
             return;
         }
         self.leases.dismiss(&Denied::NeverLoaded(why.to_owned()));
+        self.leases.give_up_elsewhere();
         let model = self.spec.name.clone();
         for restart in std::mem::take(&mut self.operators.restarts) {
             let because = format!("it cannot be loaded: {why}");

@@ -86,7 +86,7 @@ mod unit;
 mod warm;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -154,6 +154,8 @@ pub(crate) struct Model {
     custody: Custody,
     /// Processes of the instance that goes on for us, which requests that are here may be sent to.
     guests: BTreeMap<GenerationId, Arc<Cell>>,
+    /// Gates that are open in the next instance, as it last said.
+    followed: Option<BTreeSet<GenerationId>>,
     replacements: Replacements,
     reclaim_counts: ReclaimCounts,
     /// What it left when it was unloaded.
@@ -233,6 +235,7 @@ impl Model {
             end: None,
             custody: Custody::Ours,
             guests: BTreeMap::new(),
+            followed: None,
             replacements: Replacements::default(),
             reclaim_counts: ReclaimCounts::default(),
             away: Away::default(),

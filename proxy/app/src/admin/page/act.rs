@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use warden_policies::experiment::Workload;
 use warden_supervisor::{ControlError, LeaseKind};
 
-use super::diagnose::workload;
 use super::guard::Refused;
 use super::hub::Outcome;
 use crate::admin::answer::Admin;
 use crate::admin::query::Query;
+use crate::diagnosis::workload;
 
 /// Actions that go on at a time; more are a script that has gone wild, or somebody's finger on a key.
 const AT_A_TIME: usize = 32;

@@ -4,40 +4,14 @@
 use std::path::Path;
 
 use warden_pages::Html;
-use warden_policies::experiment::Workload;
 use warden_policies::{ByteSize, ModelName};
 
 use super::part::{link, moment};
 use super::reports::{Written, plain};
-use crate::diagnosis::{About, Ended, Now, View};
+use crate::diagnosis::{About, Ended, Now, View, WORKLOADS};
 
 /// Models for which the command is shown.
 const SHOWN: usize = 10;
-/// Work that can be chosen: without a recording, of which only a terminal knows.
-const WORKLOADS: [Workload; 10] = [
-    Workload::ShortText,
-    Workload::LongText,
-    Workload::OutputLengths,
-    Workload::DistinctPrompts,
-    Workload::Conversation,
-    Workload::PrefillSweep,
-    Workload::SameImage,
-    Workload::ImageSizes,
-    Workload::Audio,
-    Workload::Embeddings,
-];
-
-/// Which work a form asks for; `None`: everything, for which there is no word.
-///
-/// # Errors
-/// The word, if it is none of those that can be chosen.
-pub(crate) fn workload(word: &str) -> Result<Option<Workload>, &str> {
-    if word.is_empty() {
-        return Ok(None);
-    }
-    word.parse().ok().filter(|one| WORKLOADS.contains(one)).map(Some).ok_or(word)
-}
-
 /// What stands in `<main>`.
 pub(crate) fn view<'a>(
     reports: &[Written],
@@ -238,6 +212,8 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use warden_policies::experiment::Workload;
+
     use super::*;
 
     fn about_it() -> About {
@@ -274,12 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn only_work_that_needs_no_file_can_be_chosen() {
-        assert_eq!(workload(""), Ok(None));
-        assert_eq!(workload("short-text"), Ok(Some(Workload::ShortText)));
-        for word in ["replay", "--html", "short-text --html x"] {
-            assert_eq!(workload(word), Err(word));
-        }
+    fn work_can_be_chosen() {
         let form = form([&ModelName::new("a\"><b>")].into_iter()).into_string();
         assert!(!form.contains("<b>") && form.matches("<option").count() == 12, "{form}");
     }

@@ -139,14 +139,16 @@ impl Predecessor {
 
     async fn tell_of(&self, fleet: &Fleet) {
         let mut views = fleet.subscribe();
-        let mut told = Vec::new();
+        // That there is none is to be told, too.
+        let mut told = None;
         loop {
             let gates = fleet.gates();
-            if gates != told {
-                told.clone_from(&gates);
+            if told.as_ref() != Some(&gates) {
+                told = Some(gates.clone());
                 let until = Instant::now() + TAKES;
                 if self.talk.say(Gates { gates }, Vec::new(), until).await.is_err() {
-                    // Whether it is gone is heard of beside.
+                    // It is gone, or does not listen: what it has is not waited for. Heard of beside.
+                    self.talk.end();
                     return std::future::pending().await;
                 }
             }

@@ -87,7 +87,8 @@ impl Retired {
         let Some(talk) = &self.talk else { return };
         let said = talk.say(remains.clone(), Vec::new(), Instant::now() + TAKES).await;
         if said.is_err() {
-            // It is gone, or does not listen: what is here goes on.
+            // It is gone, or does not listen: what is here goes on. Whoever hears here ends, too, and the other side lets go of our places.
+            talk.end();
             self.talk = None;
         }
         *told = remains;

@@ -77,9 +77,22 @@ pub(crate) struct Leases {
 #[derive(Debug, Default)]
 pub(crate) struct Elsewhere {
     /// Callers who wait there, and get their leases there. They have no place in our queue.
-    pub(crate) waiting: usize,
+    waiting: usize,
     /// Generations that may be given to somebody there.
-    pub(crate) open: BTreeSet<GenerationId>,
+    open: BTreeSet<GenerationId>,
+    /// How many of those who wait cannot be helped.
+    hopeless: usize,
+}
+
+impl Elsewhere {
+    pub(crate) fn new(waiting: usize, open: BTreeSet<GenerationId>) -> Self {
+        Self { waiting, open, hopeless: 0 }
+    }
+
+    /// Who needs a process.
+    fn needy(&self) -> usize {
+        self.waiting.saturating_sub(self.hopeless)
+    }
 }
 
 /// What a generation has to do.
@@ -380,11 +393,19 @@ impl Leases {
         let mut state = lock(&self.state);
         let comes = elsewhere.waiting > state.elsewhere.waiting;
         let closed = !state.elsewhere.open.is_subset(&elsewhere.open);
-        state.elsewhere = elsewhere;
+        // One more is a reason to try again.
+        let hopeless = if comes { 0 } else { state.elsewhere.hopeless.min(elsewhere.waiting) };
+        state.elsewhere = Elsewhere { hopeless, ..elsewhere };
         drop(state);
         if comes || closed {
             self.wake.notify_one();
         }
+    }
+
+    /// Those who wait there now are no reason to start anything: it would not help them.
+    pub(crate) fn give_up_elsewhere(&self) {
+        let mut state = lock(&self.state);
+        state.elsewhere.hopeless = state.elsewhere.waiting;
     }
 
     /// Whether the instance before us may still give leases for a generation.
@@ -404,7 +425,7 @@ impl Leases {
     /// Whether somebody waits whom nobody can serve, or is expected back.
     pub(crate) fn in_need(&self) -> bool {
         let state = lock(&self.state);
-        (state.waiting() + state.elsewhere.waiting > 0 || state.expects()) && !state.dispatch.any_open()
+        (state.waiting() + state.elsewhere.needy() > 0 || state.expects()) && !state.dispatch.any_open()
     }
 
     /// Whether nobody waits and no lease is held.
@@ -420,7 +441,8 @@ impl Leases {
     /// What is seen of the model from outside.
     pub(crate) fn seen(&self) -> Seen {
         let state = lock(&self.state);
-        let (waiting, in_flight) = (state.waiting(), state.dispatch.in_flight_total());
+        let waiting = state.waiting() + state.elsewhere.needy();
+        let in_flight = state.dispatch.in_flight_total();
         let rests = waiting == 0 && in_flight == 0;
         let since = state.generations.values().filter_map(|entry| entry.idle_since).max();
         let since = since.into_iter().chain(state.rested).max().unwrap_or(self.born);
@@ -446,6 +468,11 @@ impl Leases {
             open: state.dispatch.is_open(*id) || state.elsewhere.open.contains(id),
         };
         state.generations.iter().map(count).collect()
+    }
+
+    /// How many slots a generation has.
+    pub(crate) fn limit(&self, generation: GenerationId) -> Option<u32> {
+        lock(&self.state).dispatch.limit(generation)
     }
 
     /// The generations that take leases.

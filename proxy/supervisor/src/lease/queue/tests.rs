@@ -308,3 +308,50 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
     assert!(leases.is_still() && lock(&leases.state).waiters.is_empty());
 }
+
+#[tokio::test]
+async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_may_be_given_up() {
+    let leases = leases(1);
+    let elsewhere = |waiting, open: &[u64]| {
+        leases.set_elsewhere(Elsewhere::new(waiting, open.iter().copied().map(GenerationId).collect()));
+    };
+    assert!(!leases.in_need());
+    elsewhere(2, &[]);
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("somebody came");
+    assert!(leases.in_need() && leases.waiting() == 2 && leases.seen().waiting == 2);
+    let _own = queued(&leases, LeaseKind::Slot).await;
+    assert_eq!(leases.waiting(), 3, "the queue of one had room");
+    // Nothing can be done for them: until one more comes they are no reason for anything.
+    leases.dismiss(&Denied::NeverLoaded("too large".to_owned()));
+    leases.give_up_elsewhere();
+    assert!(!leases.in_need() && leases.seen().waiting == 0);
+    elsewhere(1, &[]);
+    assert!(!leases.in_need(), "one of them has left");
+    elsewhere(2, &[]);
+    assert!(leases.in_need(), "another one has come");
+    elsewhere(0, &[]);
+    assert!(!leases.in_need() && leases.seen().idle_for < WAIT);
+}
+
+#[tokio::test]
+async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_runs_there_counts() {
+    let leases = leases(1);
+    let cell = cell(1);
+    leases.open(&cell, 1);
+    let elsewhere = |open: &[u64]| {
+        leases.set_elsewhere(Elsewhere::new(0, open.iter().copied().map(GenerationId).collect()));
+    };
+    elsewhere(&[1, 2]);
+    assert!(leases.is_open_elsewhere(cell.id));
+    leases.close(cell.id);
+    let tally = leases.counts().remove(0);
+    assert!(tally.open && tally.in_flight == 0, "more may come: {tally:?}");
+    let lease = leases.take_for_another(cell.id).expect("it counts, although nobody is let in here");
+    assert_eq!(leases.in_flight(cell.id), 1);
+    elsewhere(&[2]);
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("whoever drains is woken");
+    assert!(!leases.is_open_elsewhere(cell.id) && !leases.counts().remove(0).open);
+    drop(lease);
+    assert_eq!(leases.in_flight(cell.id), 0);
+    assert!(leases.take_for_another(GenerationId(9)).is_none(), "nothing is known of it");
+}
