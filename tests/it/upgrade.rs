@@ -15,14 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http_body_util::BodyExt as _;
-use hyper::client::conn::http1;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Response;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use warden_rig::http::json_request;
+use warden_rig::http::{Socket, json_request};
 use warden_rig::http2::Http2;
 use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -259,6 +261,38 @@ async fn what_is_known_of_memory_goes_along() -> Outcome {
     wait_until("its work is counted on", SOON, async || work().await.is_ok_and(|all| all >= done + 40)).await
 }
 
+/// A connection that is kept.
+struct Client {
+    sender: SendRequest<Full<Bytes>>,
+    /// What drives it.
+    _connection: JoinSet<()>,
+}
+
+impl Client {
+    async fn over(stream: impl Socket + 'static) -> Result<Self, Trouble> {
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let mut driven = JoinSet::new();
+        driven.spawn(async move { drop(connection.await) });
+        Ok(Self { sender, _connection: driven })
+    }
+
+    /// Up to the head of the answer.
+    async fn begin(&mut self, id: &str, body: &Value) -> Result<Response<Incoming>, Trouble> {
+        let mut request = json_request(CHAT, body)?;
+        request.headers_mut().insert(HOST, "localhost".parse()?);
+        self.sender.send_request(request).await.context(id.to_owned())
+    }
+
+    /// Whether the connection was closed with the answer.
+    async fn ask(&mut self, id: &str, body: &Value) -> Result<bool, Trouble> {
+        let answer = self.begin(id, body).await?;
+        let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
+        let (status, body) = (answer.status(), answer.into_body().collect().await?.to_bytes());
+        let good = status.is_success() && !body.is_empty();
+        good.then_some(closes).context(format!("{id}: {status} {body:?}"))
+    }
+}
+
 /// Requests on connections that are kept, over TLS; one that says that it closes is followed by a new one. Any other end is a
 /// failed request.
 async fn keep_asking(
@@ -267,20 +301,12 @@ async fn keep_asking(
     over: Arc<AtomicBool>,
     pause: Duration,
 ) -> Result<usize, Trouble> {
-    let (mut asked, mut tasks) = (0, JoinSet::new());
+    let mut asked = 0;
     'connections: loop {
-        let stream = identity.connect(address, &["http/1.1"]).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tasks.spawn(async move { drop(connection.await) });
+        let mut client = Client::over(identity.connect(address, &["http/1.1"]).await?).await?;
         loop {
-            let mut request = json_request(CHAT, &chat(&format!("k{asked}"), "m", "hi", 4, asked % 2 == 0))?;
-            request.headers_mut().insert(HOST, "localhost".parse()?);
-            let answer = sender.send_request(request).await.context(format!("request {asked}"))?;
-            let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
-            let (status, body) = (answer.status(), answer.into_body().collect().await?.to_bytes());
-            if !status.is_success() || body.is_empty() {
-                return Err(Trouble::new(format!("request {asked}: {status}")));
-            }
+            let id = format!("k{asked}");
+            let closes = client.ask(&id, &chat(&id, "m", "hi", 4, asked % 2 == 0)).await?;
             asked += 1;
             if over.load(Ordering::SeqCst) {
                 return Ok(asked);

@@ -274,15 +274,16 @@ impl Bound {
         }
         drop(listener);
         connections.close();
+        let hang_up = async {
+            stop.cancelled().await;
+            tokio::time::sleep(grace).await;
+            hang_up.cancel();
+            connections.wait().await;
+        };
         tokio::select! {
-            () = connections.wait() => return,
-            () = stop.cancelled() => {}
+            () = connections.wait() => {}
+            () = hang_up => {}
         }
-        tokio::select! {
-            () = connections.wait() => return,
-            () = tokio::time::sleep(grace) => hang_up.cancel(),
-        }
-        connections.wait().await;
     }
 }
 

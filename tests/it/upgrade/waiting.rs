@@ -4,21 +4,14 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
-use hyper::Response;
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper::header::{CONNECTION, HOST};
-use hyper_util::rt::TokioIo;
 use procfs::process::Process;
 use rustix::process::Signal;
 use serde_json::json;
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
-use warden_rig::http::json_request;
+use tokio::time::timeout;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-use super::{until_alone, upgrade};
+use super::{Client, until_alone, upgrade};
 
 /// The time that a process has had on a core.
 fn cpu_time(pid: i32) -> Result<Duration, Trouble> {
@@ -27,37 +20,14 @@ fn cpu_time(pid: i32) -> Result<Duration, Trouble> {
     Ok(tick * u32::try_from(stat.utime + stat.stime)?)
 }
 
-/// A connection that is kept.
-struct Client {
-    sender: http1::SendRequest<http_body_util::Full<hyper::body::Bytes>>,
-    /// What drives it.
-    _connection: JoinSet<()>,
+async fn kept(warden: &Warden) -> Result<Client, Trouble> {
+    Client::over(warden.http.connect().await?).await
 }
 
-impl Client {
-    async fn connect(warden: &Warden) -> Result<Self, Trouble> {
-        let Http::Tcp(address) = warden.http else { return Err(Trouble::new("it listens at a path")) };
-        let (sender, connection) = http1::handshake(TokioIo::new(TcpStream::connect(address).await?)).await?;
-        let mut driven = JoinSet::new();
-        driven.spawn(async move { drop(connection.await) });
-        Ok(Self { sender, _connection: driven })
-    }
-
-    /// Up to the head of the answer.
-    async fn begin(&mut self, id: &str, model: &str, tokens: u64) -> Result<Response<Incoming>, Trouble> {
-        let mut request = json_request(CHAT, &chat(id, model, "hi", tokens, tokens > 10))?;
-        request.headers_mut().insert(HOST, "localhost".parse()?);
-        let asked = tokio::time::timeout(SOON, self.sender.send_request(request)).await;
-        Ok(asked.context(format!("{id}: no answer in time"))??)
-    }
-
-    /// Whether the connection was closed with the answer.
-    async fn ask(&mut self, id: &str, model: &str) -> Result<bool, Trouble> {
-        let answer = self.begin(id, model, 3).await?;
-        let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
-        let (status, body) = (answer.status(), answer.into_body().collect().await?.to_bytes());
-        status.is_success().then_some(closes).context(format!("{id}: {status} {body:?}"))
-    }
+/// Whether the connection was closed with the answer, which has to come in time.
+async fn ask(client: &mut Client, id: &str, model: &str) -> Result<bool, Trouble> {
+    let body = chat(id, model, "hi", 3, false);
+    timeout(SOON, client.ask(id, &body)).await.context(format!("{id}: no answer in time"))?
 }
 
 #[tokio::test]
@@ -68,20 +38,19 @@ async fn a_model_is_loaded_for_who_asks_an_old_program_and_that_through_another_
             setup = setup.fake(name, &json!({"load_ms": 30}), "preload = false\nqueue.wait = \"1h\"\n")?;
         }
         let warden = setup.start().await?;
-        let mut client = Client::connect(&warden).await?;
-        assert!(!client.ask("first", "a").await?, "it is kept");
+        let mut client = kept(&warden).await?;
+        assert!(!ask(&mut client, "first", "a").await?, "it is kept");
         for _ in 0..upgrades {
             upgrade(&warden).await?;
         }
         assert_eq!(warden.state("b").await?, "unloaded");
-        assert!(client.ask("second", "b").await?, "{upgrades}: by the one before, which keeps no connection");
+        assert!(
+            ask(&mut client, "second", "b").await?,
+            "{upgrades}: by the one before, which keeps no connection"
+        );
         wait_until("nobody waits any more", SOON, async || {
-            let status = warden.admin().get("/status").await;
-            let models =
-                status.and_then(|answer| answer.json()).map(|status| status["fleet"]["models"].clone());
-            models.is_ok_and(|models| {
-                models.as_array().is_some_and(|all| all.iter().all(|one| one["waiting"] == 0))
-            })
+            let waiting = async |model| warden.waiting(model).await.is_ok_and(|callers| callers == 0);
+            waiting("a").await && waiting("b").await
         })
         .await?;
         // Whoever is between goes when what it had to tell is over.
@@ -96,15 +65,17 @@ async fn a_process_that_is_replaced_ends_after_what_an_old_program_has_just_give
     warden.until_ready(1).await?;
     let mut ids = Vec::new();
     for round in 0..8 {
-        let mut client = Client::connect(&warden).await?;
+        let mut client = kept(&warden).await?;
         let first = format!("first-{round}");
-        client.ask(&first, "m").await?;
+        ask(&mut client, &first, "m").await?;
         for _ in 0..=round % 2 {
             upgrade(&warden).await?;
         }
-        // The one that decides is told of it a moment later, and decides meanwhile.
+        // The old program gives it to a process, which the new one replaces before it has heard of the request.
         let id = format!("long-{round}");
-        let answer = client.begin(&id, "m", 60).await?;
+        let body = chat(&id, "m", "hi", 60, true);
+        let answer =
+            timeout(SOON, client.begin(&id, &body)).await.context(format!("{id}: no answer in time"))??;
         let (replaced, text) = tokio::join!(warden.restart("m", 1), answer.into_body().collect());
         replaced?;
         let text = String::from_utf8_lossy(&text.context(format!("{id} was cut"))?.to_bytes()).into_owned();
@@ -127,10 +98,10 @@ async fn another_model_leaves_for_who_asks_an_old_program() -> Outcome {
         setup = setup.fake(name, &json!({"load_ms": 30}), "preload = false\nqueue.wait = \"1h\"\n")?;
     }
     let warden = setup.start().await?;
-    let mut client = Client::connect(&warden).await?;
-    client.ask("first", "a").await?;
+    let mut client = kept(&warden).await?;
+    ask(&mut client, "first", "a").await?;
     upgrade(&warden).await?;
-    assert!(client.ask("second", "b").await?, "by the one before");
+    assert!(ask(&mut client, "second", "b").await?, "by the one before");
     assert_eq!((warden.state("a").await?, warden.backends().len()), ("unloaded".to_owned(), 1));
     Ok(())
 }
@@ -144,12 +115,12 @@ async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_k
     }
     let warden = setup.start().await?;
     warden.until_ready(1).await?;
-    let mut client = Client::connect(&warden).await?;
-    client.ask("first", "a").await?;
+    let mut client = kept(&warden).await?;
+    ask(&mut client, "first", "a").await?;
     upgrade(&warden).await?;
     let serving = until_alone(&warden).await?;
     let before = cpu_time(serving.pid)?;
-    let refused = client.ask("second", "b").await.err().context("it is never loaded")?.to_string();
+    let refused = ask(&mut client, "second", "b").await.err().context("it is never loaded")?.to_string();
     assert!(refused.contains("503"), "{refused}");
     let spent = cpu_time(serving.pid)?.saturating_sub(before);
     assert!(
@@ -183,11 +154,11 @@ async fn at_a_stop_a_request_on_a_kept_connection_is_still_answered() -> Outcome
     let top = "internal.server.stopped_keep_alive = \"1h\"";
     let mut warden = Setup::new()?.top(top).fake("m", &json!({}), "")?.start().await?;
     let children = warden.until_ready(1).await?;
-    let mut client = Client::connect(&warden).await?;
-    client.ask("first", "m").await?;
+    let mut client = kept(&warden).await?;
+    ask(&mut client, "first", "m").await?;
     warden.kid.signal(Signal::TERM);
-    wait_until("nobody is let in any more", SOON, async || Client::connect(&warden).await.is_err()).await?;
-    assert!(client.ask("second", "m").await?, "it is the last one");
+    wait_until("nobody is let in any more", SOON, async || kept(&warden).await.is_err()).await?;
+    assert!(ask(&mut client, "second", "m").await?, "it is the last one");
     assert_eq!(warden.kid.exit(SOON).await?, 0);
     Warden::until_gone(&children, SOON).await
 }

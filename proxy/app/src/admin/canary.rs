@@ -10,20 +10,10 @@ use warden_supervisor::{CanaryError, CanarySpec, Traffic};
 
 use super::answer::{Admin, Body, error, json};
 use super::query::Query;
+use super::route::Order;
 use crate::config::machine::Machine;
 use crate::config::resolve::binary::{self, Choice};
 use crate::config::resolve::store;
-
-/// What is wanted of a model's canary.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Order {
-    /// `POST`
-    Start(Result<Wish, String>),
-    /// `GET`
-    Show,
-    /// `DELETE`
-    Stop,
-}
 
 /// A canary as it is asked for.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,7 +115,7 @@ impl Wish {
 
 impl Admin {
     /// Does what is wanted of the canary of a model.
-    pub(super) async fn canary(&self, model: &str, order: Order) -> Response<Body> {
+    pub(super) async fn canary(&self, model: &str, order: Order<Wish>) -> Response<Body> {
         let done = match order {
             Order::Show => self.fleet.canary_view(model),
             Order::Stop => self.fleet.stop_canary(model).await,

@@ -5,20 +5,10 @@ use warden_policies::experiment::Workload;
 
 use super::answer::{Admin, Body, error, json};
 use super::query::Query;
+use super::route::Order;
 use crate::diagnosis::{Refused, View, WORKLOADS, workload};
 
-/// What is wanted of a model's diagnosis.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Order {
-    /// `POST`, with one kind of work, or with all.
-    Start(Result<Option<Workload>, String>),
-    /// `GET`
-    Show,
-    /// `DELETE`
-    Stop,
-}
-
-/// Reads the query of a `POST`.
+/// Reads the query of a `POST`: one kind of work, or all.
 ///
 /// # Errors
 /// What means nothing, in words.
@@ -36,7 +26,7 @@ pub(crate) fn chosen(query: Option<&str>) -> Result<Option<Workload>, String> {
 
 impl Admin {
     /// Does what is wanted of the diagnosis of a model. There is one at a time, of whichever model.
-    pub(super) async fn diagnosis(&self, model: &str, order: Order) -> Response<Body> {
+    pub(super) async fn diagnosis(&self, model: &str, order: Order<Option<Workload>>) -> Response<Body> {
         let name = match self.fleet.resolve(Some(model)) {
             Ok(name) => name,
             Err(unknown) => return error(StatusCode::NOT_FOUND, &unknown.to_string()),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
+use warden_policies::experiment::Workload;
 
-use super::canary::{Order, Wish};
+use super::canary::Wish;
 use super::diagnosis;
 use super::query::Query;
 use super::requests::{self, Filter};
@@ -46,9 +47,9 @@ pub(crate) enum Route {
     /// `POST /models/{name}/pin` and `/unpin`: whether it may leave for another model.
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
-    Canary(String, Order),
+    Canary(String, Order<Wish>),
     /// `GET`, `POST` or `DELETE /models/{name}/diagnosis`
-    Diagnosis(String, diagnosis::Order),
+    Diagnosis(String, Order<Option<Workload>>),
     /// `GET /requests`
     Requests(Result<Filter, String>),
     /// `GET /requests/{id}`
@@ -63,6 +64,29 @@ pub(crate) enum Route {
     Release(Option<String>),
     /// `POST /upgrade`, to which program and within what time.
     Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
+}
+
+/// What is wanted of something that a model has beside what serves, and that goes on by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Order<T> {
+    /// `POST`
+    Start(Result<T, String>),
+    /// `GET`
+    Show,
+    /// `DELETE`
+    Stop,
+}
+
+impl<T> Order<T> {
+    /// The order of a method; `wish` reads what is to be begun.
+    fn of(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, Mismatch> {
+        match *method {
+            Method::POST => Ok(Self::Start(wish())),
+            Method::DELETE => Ok(Self::Stop),
+            Method::GET => Ok(Self::Show),
+            _ => Err(Mismatch::Method("GET, POST or DELETE")),
+        }
+    }
 }
 
 /// Why a request means nothing.
@@ -132,22 +156,10 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "pin" => (Route::Pin(model, true), "POST"),
                 "unpin" => (Route::Pin(model, false), "POST"),
                 "diagnosis" => {
-                    let (order, wanted) = match *method {
-                        Method::POST => (diagnosis::Order::Start(diagnosis::chosen(query)), "POST"),
-                        Method::DELETE => (diagnosis::Order::Stop, "DELETE"),
-                        Method::GET => (diagnosis::Order::Show, "GET"),
-                        _ => return Err(Mismatch::Method("GET, POST or DELETE")),
-                    };
-                    (Route::Diagnosis(model, order), wanted)
+                    return Ok(Route::Diagnosis(model, Order::of(method, || diagnosis::chosen(query))?));
                 }
                 "canary" => {
-                    let (order, wanted) = match *method {
-                        Method::POST => (Order::Start(Wish::of(query)), "POST"),
-                        Method::DELETE => (Order::Stop, "DELETE"),
-                        Method::GET => (Order::Show, "GET"),
-                        _ => return Err(Mismatch::Method("GET, POST or DELETE")),
-                    };
-                    (Route::Canary(model, order), wanted)
+                    return Ok(Route::Canary(model, Order::of(method, || Wish::of(query))?));
                 }
                 _ => return Err(Mismatch::NotFound),
             }
@@ -221,9 +233,9 @@ mod tests {
         assert_eq!(get("/models/a/pin"), Err(Mismatch::Method("POST")));
         let diagnosis = |method: &Method, query| route(method, "/models/org%2Fa/diagnosis", query);
         let ordered = |order| Ok(Route::Diagnosis("org/a".into(), order));
-        assert_eq!(diagnosis(&Method::GET, None), ordered(diagnosis::Order::Show));
-        assert_eq!(diagnosis(&Method::DELETE, None), ordered(diagnosis::Order::Stop));
-        let start = diagnosis::Order::Start(Ok(Some(warden_policies::experiment::Workload::Audio)));
+        assert_eq!(diagnosis(&Method::GET, None), ordered(Order::Show));
+        assert_eq!(diagnosis(&Method::DELETE, None), ordered(Order::Stop));
+        let start = Order::Start(Ok(Some(Workload::Audio)));
         assert_eq!(diagnosis(&Method::POST, Some("workload=audio")), ordered(start));
         assert_eq!(diagnosis(&Method::PUT, None), Err(Mismatch::Method("GET, POST or DELETE")));
         let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));

@@ -45,8 +45,8 @@ impl Service<Request<Incoming>> for PerRequest {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let (shared, state, peer) = (self.shared.clone(), self.state.clone(), self.peer.clone());
         if shared.retire.is_cancelled() || shared.stop.is_cancelled() {
-            // Its next request is another instance's. The client is told with this answer, and does not write into a connection
-            // that is being closed.
+            // This is the connection's last request here. The client hears so with this answer, and does not write into a connection that
+            // is being closed.
             return Box::pin(async move {
                 let mut answer = exchange::answer(shared, state, peer, request).await?;
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -140,7 +140,7 @@ pub struct Remains {
     /// Callers who wait, by model: whoever starts processes now has to know that somebody needs one.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
-    /// The instance before it has not ended: what that still has to do is told through it.
+    /// There is an instance before it, which has not ended and tells it, too, what it still has to do.
     #[serde(default)]
     elders: bool,
 }

@@ -250,9 +250,7 @@ impl Model {
         // One that is gone there is gone here.
         let here = |id: &GenerationId| gates.iter().any(|gate| gate.generation == *id);
         let gone: Vec<GenerationId> = self.guests.keys().copied().filter(|id| !here(id)).collect();
-        let unused =
-            |id: &GenerationId| self.leases.in_flight(*id) == 0 && !self.leases.is_open_elsewhere(*id);
-        for id in gone.into_iter().filter(unused) {
+        for id in gone.into_iter().filter(|id| self.leases.is_unused(*id)) {
             self.guests.remove(&id);
             self.leases.forget(id);
         }

@@ -62,13 +62,11 @@ impl Model {
         }
     }
 
-    /// A closed generation without leases has drained, once nobody else can give one for it.
+    /// A closed generation has drained when nobody uses it, or could get to.
     fn finish_drains(&mut self) {
         for id in self.ids() {
             let Some(unit) = self.unit(id) else { continue };
-            let empty = unit.generation().is_none_or(|generation| {
-                self.leases.in_flight(generation) == 0 && !self.leases.is_open_elsewhere(generation)
-            });
+            let empty = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
             if unit.phase() == Phase::Draining && empty && self.is_packed(id) {
                 self.step(id, Event::Drained);
             }

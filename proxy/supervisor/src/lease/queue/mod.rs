@@ -388,7 +388,8 @@ impl Leases {
         state.waiting() + state.elsewhere.waiting
     }
 
-    /// How it is in the instance before us, which starts no process any more, and whose leases are told a moment later.
+    /// Notes what the instance before us says of itself. It starts no process any more, and it says what it does some milliseconds after it
+    /// has done it.
     pub(crate) fn set_elsewhere(&self, elsewhere: Elsewhere) {
         let mut state = lock(&self.state);
         let comes = elsewhere.waiting > state.elsewhere.waiting;
@@ -408,9 +409,10 @@ impl Leases {
         state.elsewhere.hopeless = state.elsewhere.waiting;
     }
 
-    /// Whether the instance before us may still give leases for a generation.
-    pub(crate) fn is_open_elsewhere(&self, generation: GenerationId) -> bool {
-        lock(&self.state).elsewhere.open.contains(&generation)
+    /// Whether a generation holds no lease, and the instance before us can give none for it.
+    pub(crate) fn is_unused(&self, generation: GenerationId) -> bool {
+        let state = lock(&self.state);
+        state.dispatch.in_flight(generation) == 0 && !state.elsewhere.open.contains(&generation)
     }
 
     pub(crate) fn any_open(&self) -> bool {

@@ -342,7 +342,7 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
         leases.set_elsewhere(Elsewhere::new(0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
-    assert!(leases.is_open_elsewhere(cell.id));
+    assert!(!leases.is_unused(cell.id), "it may be given to somebody there");
     leases.close(cell.id);
     let tally = leases.counts().remove(0);
     assert!(tally.open && tally.in_flight == 0, "more may come: {tally:?}");
@@ -350,8 +350,9 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
     assert_eq!(leases.in_flight(cell.id), 1);
     elsewhere(&[2]);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("whoever drains is woken");
-    assert!(!leases.is_open_elsewhere(cell.id) && !leases.counts().remove(0).open);
+    assert!(!leases.is_unused(cell.id) && !leases.counts().remove(0).open, "its lease is held");
     drop(lease);
     assert_eq!(leases.in_flight(cell.id), 0);
+    assert!(leases.is_unused(cell.id));
     assert!(leases.take_for_another(GenerationId(9)).is_none(), "nothing is known of it");
 }
