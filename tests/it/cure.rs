@@ -170,8 +170,10 @@ async fn what_nothing_cures_is_told_and_what_cannot_be_tried_with_its_reason() -
 async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_itself() -> Outcome {
     let bench = Bench::new(json!({"leak_kib_per_request": 1024}), PLAIN)?;
     let ran = bench.run(&["--workload", "short-text", "--requests", "80", "--report", "out"]).await?;
-    assert_eq!(ran.code, LEAKS, "{}", ran.all());
     let folder = bench.setup.home.path().join("out");
+    let figures =
+        || std::fs::read_to_string(folder.join("findings.json")).unwrap_or_else(|error| error.to_string());
+    assert_eq!(ran.code, LEAKS, "{}\n{}", ran.all(), figures());
     let text = std::fs::read_to_string(folder.join("report.md"))?;
     for part in
         ["# Memory of llama-server grows", "0.0.0-fake", "host under short-text: +", "sh reproduce.sh"]

@@ -8,13 +8,16 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
 
-/// The script, in the order in which its parts use each other. One module, because each file is a question to the server.
+/// The script, in the order in which its parts use each other. One module, because each file is a question to the server. Keys work at
+/// once; all else begins when a first frame is there, which says all without it.
 const SCRIPT: &str = concat!(
+    include_str!("files/keys.js"),
+    "requestAnimationFrame(() => setTimeout(() => {\n",
     include_str!("files/time.js"),
     include_str!("files/morph.js"),
-    include_str!("files/keys.js"),
     include_str!("files/cursor.js"),
     include_str!("files/live.js"),
+    "}));\n",
 );
 
 /// A file.
