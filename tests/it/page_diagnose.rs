@@ -16,7 +16,7 @@ use crate::page::{TCP, address, ask, form, get, token};
 /// A diagnosis of one kind of work with so few requests, on a loaded machine.
 const DONE: Duration = Duration::from_secs(120);
 /// As many as tell anything at all.
-const FEW: &str = "diagnose.requests = 24";
+const FEW: &str = "diagnose.requests=24";
 
 struct Page {
     at: SocketAddr,
@@ -221,6 +221,8 @@ async fn programs_begin_watch_and_end_it_at_the_operators_address() -> Outcome {
         ("POST", "/models/m/diagnosis?workload=replay", 400, "short-text"),
         ("POST", "/models/m/diagnosis?work=audio", 400, "`work`"),
         ("DELETE", "/models/m/diagnosis", 409, "no diagnosis runs"),
+        // Over TCP nobody says which program runs.
+        ("POST", "/models/m/canary?binary=/bin/true", 403, "admin socket"),
         ("PUT", "/models/m/diagnosis", 405, "DELETE"),
     ] {
         let (answered, body) = call(method, path).await?;
@@ -247,4 +249,36 @@ async fn programs_begin_watch_and_end_it_at_the_operators_address() -> Outcome {
         })
     })
     .await
+}
+
+#[tokio::test]
+async fn a_model_of_a_folder_on_the_command_line_is_diagnosed_as_it_is_served() -> Outcome {
+    let setup = Setup::new()?;
+    std::fs::create_dir_all(setup.home.path().join("models/sub"))?;
+    setup.home.sample_model("models/sub/small.gguf").await?;
+    let folder = setup.home.path().join("models").display().to_string();
+    let binary = binaries::fake_llama()?.display().to_string();
+    let words = ["serve", "--models-dir", &folder, "--binary", &binary, "--port", "0"];
+    let sets = [FEW, "admin.address=127.0.0.1:0"].into_iter().flat_map(|set| ["--set", set]);
+    let args: Vec<std::ffi::OsString> = words.into_iter().chain(sets).map(Into::into).collect();
+    let warden = setup.start_with(&args).await?;
+    let at = address(&warden).await?;
+    wait_until("the model is known", SOON, async || {
+        warden.http.get("/v1/models").await.is_ok_and(|models| models.text().contains("small"))
+    })
+    .await?;
+    let path = "/models/small/diagnosis";
+    let begun = ask(at, "POST", &format!("{path}?workload=short-text"), &[], "").await?;
+    assert_eq!(begun.status.as_u16(), 202, "{}", begun.text());
+    let mut told = Value::Null;
+    wait_until("it has ended", DONE, async || {
+        let Ok(Ok(body)) = ask(at, "GET", path, &[], "").await.map(|answer| answer.json()) else {
+            return false;
+        };
+        told = body;
+        !told["last"].is_null()
+    })
+    .await?;
+    assert!(told["last"]["outcome"].to_string().contains("no leak was found"), "{told}");
+    Ok(())
 }

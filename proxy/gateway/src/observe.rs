@@ -102,7 +102,9 @@ impl Record {
         if self.outcome != Outcome::Ok {
             return None;
         }
-        if let Some(first) = self.first_byte.filter(|_| self.status == 200) {
+        // A stream may begin with a comment long before it says anything.
+        let first = if self.stream { self.first_token } else { self.first_byte };
+        if let Some(first) = first.filter(|_| self.status == 200) {
             let begins = if self.stream { first } else { self.queued };
             let tokens = self.work.output_tokens;
             exchange.latency_ms = Some(first.saturating_sub(self.queued).as_secs_f64() * 1e3);

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use serde_json::json;
 use warden_rig::ledger::End;
+use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Outcome, Warden, binaries, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, binaries, wait_until};
 
 use super::{double, programs, until_alone, upgrade};
 use crate::canary::{another_build, start};
@@ -98,4 +99,64 @@ async fn while_another_build_is_tried_there_is_none_and_afterwards_there_is() ->
     assert_eq!(ran.code, 0, "{ran:?}");
     warden.until_ready(1).await?;
     upgrade(&warden).await
+}
+
+#[tokio::test]
+async fn a_model_that_runs_and_is_not_configured_any_more_is_ended_before_and_left_behind_by_nobody()
+-> Outcome {
+    let setup = Setup::new()?.fake("m", &json!({}), "")?;
+    let without = setup.config();
+    let mut warden = setup.fake("other", &json!({}), "")?.start().await?;
+    let all = warden.until_ready(2).await?;
+    warden.home().file("warden.toml", &without)?;
+    let real = binaries::llama_warden()?;
+    refused(&warden, &real, "20s", "the model `other` runs, and the configuration").await?;
+    assert_eq!(warden.until_ready(2).await?, all);
+    warden.reload(&without)?;
+    let left = warden.until_ready(1).await?;
+    wait_until("the other one has ended", SOON, async || warden.backends() == left).await?;
+    upgrade(&warden).await?;
+    until_alone(&warden).await?;
+    assert_eq!(warden.until_ready(1).await?, left);
+    assert!(left.len() == 1 && all.contains(&left[0]), "{left:?} of {all:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_is_told_to_end_while_an_upgrade_waits_ends() -> Outcome {
+    let toml = "args = [\"-np\", \"1\"]\nreplace = \"sequential\"\n";
+    let top = "server.shutdown_deadline = \"30s\"";
+    let mut warden = Setup::new()?.top(top).fake("m", &json!({"ms_per_token": 10}), toml)?.start().await?;
+    warden.until_ready(1).await?;
+    let mut flow = warden.http.stream(CHAT, &chat("a", "m", "go", 300, true)).await?;
+    flow.event().await?;
+    let restarting = async { drop(warden.cli(&["restart", "m"]).await) };
+    let real = binaries::llama_warden()?;
+    let real = real.to_string_lossy();
+    let upgrading = async {
+        wait_until("it drains", SOON, async || {
+            warden.status("m").await.is_ok_and(|status| status["backends"][0]["phase"] == "draining")
+        })
+        .await?;
+        warden.cli(&["upgrade", "--wait", "20m", "--to", &real]).await
+    };
+    let first = ProcessId::of(warden.kid.pid()).context("llama-warden runs")?;
+    let ending = async {
+        wait_until("the next program waits", SOON, async || {
+            programs(&warden)
+                .iter()
+                .any(|program| program.command_line().get(1).is_some_and(|word| word == "serve"))
+        })
+        .await?;
+        first.signal(rustix::process::Signal::TERM);
+        Ok::<_, Trouble>(())
+    };
+    let ((), ran, ended) = tokio::join!(restarting, upgrading, ending);
+    ended?;
+    let ran = ran?;
+    assert!(ran.code != 0 && ran.all().contains("told to end"), "{ran:?}");
+    let (answer, end) = flow.rest().await;
+    assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
+    assert_eq!(warden.kid.exit(SOON).await?, 0);
+    Ok(())
 }

@@ -95,9 +95,13 @@ impl GrowthMetrics {
     pub(super) fn read(&self, view: &FleetView) {
         self.clear();
         for model in view.models.iter().chain(&view.canaries) {
-            // While one process replaces another, a replica has two: the newer one comes last and counts.
-            for backend in &model.backends {
-                self.read_backend(model.name.as_str(), backend);
+            for (number, backend) in model.backends.iter().enumerate() {
+                // While one process replaces another, a replica has two: the newer one comes last and counts. It may not know yet
+                // what the other one did, and what that one did is nothing of this one.
+                let later = model.backends.iter().skip(number + 1);
+                let is_newest =
+                    !later.into_iter().any(|other| other.pid.is_some() && other.replica == backend.replica);
+                self.read_backend(model.name.as_str(), backend, is_newest);
             }
         }
     }
@@ -126,7 +130,7 @@ impl GrowthMetrics {
         }
     }
 
-    fn read_backend(&self, model: &str, backend: &BackendView) {
+    fn read_backend(&self, model: &str, backend: &BackendView, is_newest: bool) {
         if backend.pid.is_none() {
             return;
         }
@@ -143,6 +147,9 @@ impl GrowthMetrics {
         }
         if backend.memory.vram_unknown.is_some() {
             self.vram_unknown.get_or_create(&replica).set(1);
+        }
+        if !is_newest {
+            return;
         }
         for growth in &backend.memory.growth {
             self.read_growth(&replica, growth, backend.memory.request_rate);

@@ -21,6 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use super::answer::{Admin, error};
 use super::page;
+use super::query::Query;
 use super::route::{UPGRADE, from_a_browser_page, has_browsers_marks};
 use crate::exit::Failure;
 
@@ -284,6 +285,15 @@ where
             if peer.is_some() && uri.path() == UPGRADE {
                 let message =
                     "which program runs is decided on the admin socket, which only its owner can open";
+                return Ok(error(StatusCode::FORBIDDEN, message));
+            }
+            // So it is where somebody names one for some of the requests.
+            if peer.is_some()
+                && uri.path().ends_with("/canary")
+                && Query::of(uri.query()).get("binary").is_some()
+            {
+                let message = "which program runs is decided on the admin socket, which only its owner can open; over TCP \
+                               a canary is a build of the store (`build=ID`)";
                 return Ok(error(StatusCode::FORBIDDEN, message));
             }
             Ok(admin.answer(request.method(), uri.path(), uri.query(), request.headers()).await)

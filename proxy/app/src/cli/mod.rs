@@ -39,7 +39,7 @@ mod quickstart;
 mod report;
 mod requests;
 mod sample_model;
-mod serve;
+pub(crate) mod serve;
 mod service;
 mod status;
 mod top;

@@ -84,19 +84,7 @@ impl ServeArgs {
         let given = table.into_iter().filter_map(|(flag, path, value)| {
             value.as_ref().map(|value| FlagSetting::raw(flag, path, value))
         });
-        let mut all: Vec<FlagSetting> = given.collect();
-        if !self.models_dir.is_empty() {
-            let absolute = |dir: &String| {
-                std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string())
-            };
-            let dirs = self.models_dir.iter().map(|dir| Node::new(Kind::Text(absolute(dir))));
-            all.push(FlagSetting {
-                flag: "flag --models-dir".to_owned(),
-                path: vec!["paths".to_owned(), "models".to_owned()],
-                value: Node::new(Kind::List(dirs.collect())),
-            });
-        }
-        all
+        given.chain(folders(&self.models_dir)).collect()
     }
 
     /// How to read the configuration.
@@ -113,6 +101,18 @@ impl ServeArgs {
         flags.extend(self.settings());
         Ok(Plan { config: self.config, flags, server_flags: self.flags, any_name })
     }
+}
+
+/// What folders of models on a command line set; nothing where there are none.
+pub(crate) fn folders(dirs: &[String]) -> Option<FlagSetting> {
+    let absolute =
+        |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
+    let all: Vec<Node> = dirs.iter().map(|dir| Node::new(Kind::Text(absolute(dir)))).collect();
+    (!all.is_empty()).then(|| FlagSetting {
+        flag: "flag --models-dir".to_owned(),
+        path: vec!["paths".to_owned(), "models".to_owned()],
+        value: Node::new(Kind::List(all)),
+    })
 }
 
 /// Serves until told to end.

@@ -188,11 +188,7 @@ impl Diagnoses {
         let facts = look::facts_for(admin, &inner.numbers.loading, model, &folder).await;
         let report = report_name(model.as_str(), &clock::now_text());
         let path = folder.join(&report);
-        let Some(args) = inner.words.all(model.as_str(), workload, &path) else {
-            return cannot(
-                "its folder is named on the command line: name it in a configuration file (`paths.models`)",
-            );
-        };
+        let args = inner.words.all(model.as_str(), workload, &path);
         spare::may_begin(&facts)?;
         if facts.reports >= reports::LISTED {
             return Err(Refused::Full(facts.reports, folder.display().to_string()));

@@ -40,8 +40,6 @@ pub(crate) struct Words {
     config: Vec<String>,
     /// llama-server's own flags, where there is no file.
     flags: Vec<String>,
-    /// Nothing says what a model is: a folder on the command line.
-    unknown: bool,
 }
 
 impl Words {
@@ -51,19 +49,25 @@ impl Words {
         // What the command line says of programs comes before the file.
         for flag in &plan.flags {
             let path: Vec<&str> = flag.path.iter().map(String::as_str).collect();
-            if let ([table, key @ ("binary" | "build")], Kind::Raw(value)) = (&path[..], &flag.value.kind) {
-                config.extend(["--set".to_owned(), format!("{table}.{key}={value}")]);
+            match (&path[..], &flag.value.kind) {
+                ([table, key @ ("binary" | "build")], Kind::Raw(value)) => {
+                    config.extend(["--set".to_owned(), format!("{table}.{key}={value}")]);
+                }
+                (["paths", "models"], Kind::List(folders)) => {
+                    let named = folders.iter().filter_map(|folder| match &folder.kind {
+                        Kind::Text(folder) => Some(format!("--models-dir={folder}")),
+                        _ => None,
+                    });
+                    config.extend(named);
+                }
+                _ => {}
             }
         }
-        let unknown = plan.config.config.is_none() && plan.server_flags.is_empty();
-        Self { config, flags: plan.server_flags.clone(), unknown }
+        Self { config, flags: plan.server_flags.clone() }
     }
 
-    /// All of them. `None`: it cannot be said which model is meant.
-    pub(crate) fn all(&self, model: &str, workload: Option<Workload>, report: &Path) -> Option<Vec<String>> {
-        if self.unknown {
-            return None;
-        }
+    /// All of them.
+    pub(crate) fn all(&self, model: &str, workload: Option<Workload>, report: &Path) -> Vec<String> {
         let mut words = vec!["diagnose".to_owned()];
         words.extend(self.config.iter().cloned());
         words.extend(["--html".to_owned(), report.to_string_lossy().into_owned()]);
@@ -77,7 +81,7 @@ impl Words {
             words.push("--".to_owned());
             words.extend(self.flags.iter().cloned());
         }
-        Some(words)
+        words
     }
 }
 
@@ -119,7 +123,7 @@ mod tests {
         let file = Words { config: vec!["--config".into(), "/etc/warden.toml".into()], ..Words::default() };
         let words = file.all("-x --html /etc/passwd", Some(Workload::ShortText), Path::new("/r/a.html"));
         assert_eq!(
-            words.unwrap(),
+            words,
             [
                 "diagnose",
                 "--config",
@@ -133,10 +137,19 @@ mod tests {
         );
         let flags = Words { flags: vec!["-m".into(), "m.gguf".into()], ..Words::default() };
         assert_eq!(
-            flags.all("m", None, Path::new("/r/a.html")).unwrap(),
+            flags.all("m", None, Path::new("/r/a.html")),
             ["diagnose", "--html", "/r/a.html", "--", "-m", "m.gguf"]
         );
-        assert_eq!(Words { unknown: true, ..Words::default() }.all("m", None, Path::new("/r")), None);
+        let plan = Plan {
+            config: crate::cli::ConfigArgs::default(),
+            flags: crate::cli::serve::folders(&["/a b".into(), "/c".into()]).into_iter().collect(),
+            server_flags: Vec::new(),
+            any_name: false,
+        };
+        assert_eq!(
+            Words::of(&plan).all("m", None, Path::new("/r/a.html")),
+            ["diagnose", "--models-dir=/a b", "--models-dir=/c", "--html", "/r/a.html", "--model=m"]
+        );
     }
 
     #[test]

@@ -155,10 +155,12 @@ impl Exporter {
                 Err(Unsent::Later { why, after }) => {
                     // Not all who wait for one collector ask it again at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
-                    let named = after.map(|after| after.min(numbers.retry_after_cap));
+                    // No time that is named is shorter than our own: "at once" would be for ever.
+                    let own = jittered.min(numbers.retry_pause_cap);
+                    let named = after.map(|after| after.min(numbers.retry_after_cap).max(own));
                     // Whatever becomes of these, no others are sent before.
                     self.not_before = named.map(|named| Instant::now() + named);
-                    let wait = named.unwrap_or(jittered.min(numbers.retry_pause_cap));
+                    let wait = named.unwrap_or(own);
                     pause = (pause * 2).min(numbers.retry_pause_cap);
                     if !stop.is_cancelled() && since.elapsed() + wait <= numbers.retry_for {
                         self.failed(&why, "they are kept for a while, and sent again");

@@ -39,6 +39,8 @@ pub(crate) struct Board {
     gauges: Arc<Gauges>,
     pace: Pace,
     seen: watch::Sender<Option<Seen>>,
+    /// When all loops had turned last; nothing while nobody asks them.
+    turned: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<Text>>>,
     /// Somebody wants metrics that are fresh.
     wanted: Notify,
@@ -51,6 +53,7 @@ impl Board {
             gauges,
             pace,
             seen: watch::Sender::default(),
+            turned: watch::Sender::default(),
             text: watch::Sender::default(),
             wanted: Notify::new(),
         }
@@ -71,6 +74,17 @@ impl Board {
         self.seen.send_replace(Some(Seen { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
+    /// All loops have turned; `false`: nobody asks them any more, because some end.
+    pub(super) fn turn(&self, asked: bool) {
+        self.turned.send_replace(asked.then(Instant::now));
+    }
+
+    /// For how long nobody has looked, or some loop has not turned, whichever is longer; nothing before the first look.
+    fn still(&self) -> Option<Duration> {
+        let seen = self.seen.borrow().as_ref().map(|seen| seen.at.elapsed());
+        seen.max(self.turned.borrow().map(|at| at.elapsed()))
+    }
+
     pub(super) fn write(&self, text: Text) {
         self.text.send_replace(Some(Arc::new(text)));
     }
@@ -79,11 +93,10 @@ impl Board {
         self.wanted.notified().await;
     }
 
-    /// The last look, if it is not too old to be believed. The borrow ends at once: nobody waits.
+    /// The last look, if all moves. The borrow ends at once: nobody waits.
     fn seen(&self) -> Option<Arc<Facts>> {
-        let seen = self.seen.borrow();
-        let seen = seen.as_ref().filter(|seen| seen.at.elapsed() < self.numbers.stuck)?;
-        Some(seen.facts.clone())
+        self.lives().ok()?;
+        self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
 
     /// That it leaves is true at once, whatever was seen last.
@@ -91,14 +104,13 @@ impl Board {
         self.gauges.draining.load(Ordering::Relaxed)
     }
 
-    /// Whether the program moves.
+    /// Whether the program moves: whoever looks, and all that a request needs.
     ///
     /// # Errors
     ///
     /// For how long it has not.
     pub(super) fn lives(&self) -> Result<(), Duration> {
-        let seen = self.seen.borrow();
-        match seen.as_ref().map(|seen| seen.at.elapsed()) {
+        match self.still() {
             Some(age) if age >= self.numbers.stuck => Err(age),
             // Before the first look it starts.
             _ => Ok(()),
@@ -141,7 +153,11 @@ impl Board {
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
         // Making them is another thread's work.
         clock.again();
-        if fresh.is_ok() { texts.borrow().clone() } else { last }
+        if fresh.is_ok() {
+            return texts.borrow().clone();
+        }
+        // Those of a program that stands still would be taken for news.
+        last.filter(|text| text.good_until.elapsed() < self.numbers.stuck)
     }
 }
 
@@ -179,6 +195,15 @@ mod tests {
         assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
         board.look(serves());
         assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
+        // Somebody looks, and what serves stands still.
+        board.turn(true);
+        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
+        board.turned.send_replace(Some(at));
+        assert!(board.lives().is_err());
+        assert_eq!((board.takes(), board.line()), (Err(Unready::Unknown), Line::Down(Unready::Unknown)));
+        // At an end loops end, and that is no standstill.
+        board.turn(false);
+        assert_eq!((board.lives(), board.takes()), (Ok(()), Ok(())));
     }
 
     #[tokio::test]
@@ -196,6 +221,9 @@ mod tests {
         };
         hasty.write(text("one", 0, 0));
         assert_eq!(&hasty.metrics(&clock).await.unwrap().plain[..], b"one", "the last ones, where none come");
+        let long_ago = Instant::now().checked_sub(hasty.numbers.stuck).unwrap();
+        hasty.write(Text { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
+        assert!(hasty.metrics(&clock).await.is_none(), "and none where nothing moves");
         let board = board();
         board.write(text("two", 3600, 3600));
         for _ in 0..3 {

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::board::{Board, Text};
 use crate::admin::answer::Admin;
 use crate::admin::families::plain_text;
+use crate::serve::manager::{Asked, watch};
 
 /// Runs until `stop`. That it comes round is what `/livez` tells.
 pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToken) {
@@ -19,6 +20,17 @@ pub(crate) async fn keep(board: Arc<Board>, admin: Admin, stop: CancellationToke
         _ = work => {}
         () = stop.cancelled() => {}
     }
+}
+
+/// Sees that all turns that a request needs, until `stop`: then some of it ends.
+pub(crate) async fn turns(board: Arc<Board>, ask: impl Fn() -> Asked, stop: CancellationToken) {
+    board.turn(true);
+    let turned = || {
+        board.turn(true);
+        std::future::ready(())
+    };
+    watch(board.numbers().stuck, "probes will say that we are stuck", ask, turned, stop).await;
+    board.turn(false);
 }
 
 async fn look(board: &Board, admin: &Admin) {

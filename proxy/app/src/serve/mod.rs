@@ -35,7 +35,7 @@ mod first_start;
 mod folders;
 pub(crate) mod leaving;
 mod live;
-mod manager;
+pub(crate) mod manager;
 mod measure;
 mod observe;
 mod reload;
@@ -242,9 +242,13 @@ async fn serve(
                 }
                 Asked::Upgrade => {
                     let (reply, _nobody) = oneshot::channel();
-                    if let Some(retired) = upgrade(&server, None, None, "a signal (USR2)", reply).await {
-                        renewing.leave();
-                        return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                    match upgrade(&server, None, None, "a signal (USR2)", reply, &mut signals).await {
+                        Ok(None) => {}
+                        Ok(Some(retired)) => {
+                            renewing.leave();
+                            return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                        }
+                        Err(Ends) => break,
                     }
                 }
             },
@@ -256,9 +260,13 @@ async fn serve(
             problem = server.ended() => return Err(problem),
             Some(order) = ordered(orders.as_mut()) => {
                 let Order { to, wait, by, reply } = order;
-                if let Some(retired) = upgrade(&server, to, wait, &by, reply).await {
-                    renewing.leave();
-                    return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                match upgrade(&server, to, wait, &by, reply, &mut signals).await {
+                    Ok(None) => {}
+                    Ok(Some(retired)) => {
+                        renewing.leave();
+                        return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
+                    }
+                    Err(Ends) => break,
                 }
             }
         }
@@ -299,6 +307,9 @@ fn tell_where(server: &Server) {
     }
 }
 
+/// We were told to end while something else was done.
+struct Ends;
+
 /// Lets another program take our place. What is left to do if it has; nothing has changed otherwise.
 async fn upgrade(
     server: &Server,
@@ -306,21 +317,22 @@ async fn upgrade(
     wait: Option<Duration>,
     by: &str,
     reply: oneshot::Sender<Result<Upgraded, String>>,
-) -> Option<Retired> {
+    signals: &mut Signals,
+) -> Result<Option<Retired>, Ends> {
     server.fleet().note_asked(None, "upgrade", by);
-    match Box::pin(old::hand_over(server, to, wait)).await {
+    let (why, ended) = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
             // Who asked may have left.
             drop(reply.send(Ok(upgraded)));
-            Some(retired)
+            return Ok(Some(retired));
         }
-        Err(why) => {
-            tracing::error!("no upgrade, everything goes on as before: {why}");
-            server.fleet().note_asked(None, &format!("upgrade, which failed: {why}"), by);
-            drop(reply.send(Err(why)));
-            None
-        }
-    }
+        Err(old::Stays::Cannot(why)) => (why, Ok(None)),
+        Err(old::Stays::Ends) => ("llama-warden was told to end".to_owned(), Err(Ends)),
+    };
+    tracing::error!("no upgrade, everything goes on as before: {why}");
+    server.fleet().note_asked(None, &format!("upgrade, which failed: {why}"), by);
+    drop(reply.send(Err(why)));
+    ended
 }
 
 async fn stop(

@@ -18,7 +18,7 @@ use warden_supervisor::nursery::NurseryHandle;
 use super::certificate;
 use super::leaving::Leaving;
 use super::live::live;
-use super::manager::{Manager, Sockets};
+use super::manager::{Asked, Manager, Sockets};
 use super::measure;
 use super::observe::{Watcher, events};
 use super::reload::needs_restart;
@@ -252,6 +252,8 @@ impl Server {
         let inquiry = Inquiry::new(gateway.inward(), admin.clone());
         if probes.0.is_some() || probes.1.is_some() {
             tasks.spawn(keeper::keep(board.clone(), admin.clone(), stop.clone()));
+            let all = loops(&pulse, &admin_pulse, &fleet);
+            tasks.spawn(keeper::turns(board.clone(), all, retiring.clone()));
         }
         let until = stop.clone();
         let probing = async move {
@@ -347,14 +349,8 @@ impl Server {
     pub(crate) fn attend(&self, manager: &Arc<Manager>) {
         let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
-        let (pulse, admin, fleet) = (self.pulse.clone(), self.admin_pulse.clone(), self.fleet.clone());
-        let ask = move || {
-            let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
-            let models =
-                models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
-            pulse.ask().into_iter().chain([admin]).chain(models).collect()
-        };
-        self.tasks.spawn(manager.clone().feed(ask, self.retiring.clone()));
+        let all = loops(&self.pulse, &self.admin_pulse, &self.fleet);
+        self.tasks.spawn(manager.clone().feed(all, self.retiring.clone()));
     }
 
     pub(crate) fn fleet(&self) -> &Fleet {
@@ -485,6 +481,16 @@ impl Exporting {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+}
+
+/// All that a request needs to turn: whoever asks gets a word of each.
+fn loops(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + Send + 'static {
+    let (pulse, admin, fleet) = (pulse.clone(), admin.clone(), fleet.clone());
+    move || {
+        let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
+        let models = models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
+        pulse.ask().into_iter().chain([admin]).chain(models).collect()
     }
 }
 

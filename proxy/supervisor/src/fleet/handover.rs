@@ -28,6 +28,7 @@ use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::Since;
 use crate::model::{Control, Message};
 use crate::process::heir::{Gate, Heir, HeirRecord};
+use crate::sync::lock;
 
 /// How often a fleet is asked again that is busy.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -161,7 +162,31 @@ pub struct Shares {
     known: Vec<Arc<Handle>>,
 }
 
+/// Whoever asks for a will and does not wait for it leaves all as it was.
+struct Thaw<'a>(Option<&'a Fleet>);
+
+impl Thaw<'_> {
+    fn not_any_more(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Thaw<'_> {
+    fn drop(&mut self) {
+        if let Some(fleet) = self.0 {
+            fleet.thaw();
+        }
+    }
+}
+
 impl Fleet {
+    /// Models of the other instance whose processes run and that are not configured here: nobody would ever end those.
+    pub fn unclaimed(&self) -> Vec<String> {
+        let will = lock(&self.inner.will);
+        let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
+        left.map(|model| model.record.name.clone()).collect()
+    }
+
     /// Stops deciding, and says what there is. Requests go on. Waits for what is under way, until the deadline.
     ///
     /// # Errors
@@ -172,6 +197,7 @@ impl Fleet {
         if inner.ending.swap(true, Ordering::SeqCst) {
             return Err("everything ends".to_owned());
         }
+        let thaw = Thaw(Some(self));
         let run = inner.context.epoch.elapsed();
         loop {
             let busy = match self.freeze().await {
@@ -180,13 +206,13 @@ impl Fleet {
                     let began = began.saturating_sub(inner.context.epoch.elapsed().saturating_sub(run));
                     let generations = inner.context.last_generation().0;
                     let record = FleetRecord { began, generations };
+                    thaw.not_any_more();
                     return Ok(FleetWill { record, models });
                 }
                 Err(busy) => busy,
             };
             self.send_all(|| Control::Thaw);
             if Instant::now() >= deadline {
-                inner.ending.store(false, Ordering::SeqCst);
                 return Err(busy);
             }
             tokio::time::sleep(ASK_AGAIN).await;
@@ -280,6 +306,8 @@ impl Fleet {
 
     /// The instance before us has let go: decisions are ours, and so are its processes.
     pub fn begin(&self) {
+        // What is left of it is of no model that there is.
+        *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
         self.send_all(|| Control::Begin);
     }

@@ -153,6 +153,8 @@ impl Model {
                     let _told = reply.send(());
                     break Ends::LetGo;
                 }
+                // It turns, and whoever watches over that must not end all for a next program that hangs.
+                Some(Message::Beat(question)) => drop(question.send(())),
                 Some(message) => stashed.push(message),
             }
         };

@@ -339,8 +339,17 @@ impl Model {
 
     /// Does what is due.
     fn fire(&mut self, now: Instant) {
+        let begun = self.context.begun.is_cancelled();
         for id in self.ids() {
             let Some(unit) = self.unit_mut(id) else { continue };
+            if let Some((timer, at)) = &mut unit.timer
+                && !begun
+                && Self::starts(*timer)
+                && *at <= now
+            {
+                // No process is started while all are another instance's: it may stay so.
+                *at = now + LOOK_FOR_ROOM;
+            }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
                 if timer == Timer::Start
                     && let Some(live) = &mut unit.live

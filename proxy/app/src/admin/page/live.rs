@@ -58,7 +58,8 @@ fn following(
                 let number = pictures.borrow_and_update().as_ref().map_or(0, |picture| picture.number);
                 format!("event: picture\ndata: {number}\n\n")
             }
-            () = tokio::time::sleep(QUIET) => ": still here\n\n".to_owned(),
+            // No comment: scripts do not hear of those.
+            () = tokio::time::sleep(QUIET) => "event: still\ndata: \n\n".to_owned(),
         };
         // Signed out meanwhile, or the key has lost its right.
         if still.as_ref().is_some_and(|still| !still()) {

@@ -128,9 +128,10 @@ fn row(html: &mut String, one: &RequestView, form: Option<Form<'_>>, recorded: b
     let began = clock::text_of_unix_ms(one.began_unix_ms);
     let _ = write!(
         html,
-        "<tr class=\"request {class}\"><th scope=\"row\">{link}</th><td>{model}</td>\
+        "<tr id=\"q-{number}\" class=\"request {class}\"><th scope=\"row\">{link}</th><td>{model}</td>\
          <td><span class=\"state\">{state}</span>{status}</td><td>{client}</td><td><time datetime=\"{began}\">{began}</time></td>\
          <td>{total}</td><td>{queued}</td><td>{prompt}</td><td>{answer}</td><td>{process}</td><td>",
+        number = one.number,
         class = if one.cancelled { "cancelled" } else { one.state.as_str() },
         model = escape(model),
         state = escape(state),

@@ -65,8 +65,8 @@ impl Tally {
         }
         add(&self.prompt_tokens, record.work.prompt_tokens);
         add(&self.output_tokens, record.work.output_tokens);
-        // Of an answer in one piece the first byte says when it was finished.
-        if let Some(first) = record.first_byte.filter(|_| record.stream && record.status == 200) {
+        // Not the first byte: of an answer in one piece it says when that was finished, and a stream may begin with a comment.
+        if let Some(first) = record.first_token.filter(|_| record.stream && record.status == 200) {
             self.first[bucket(first)].fetch_add(1, Ordering::Relaxed);
         }
     }

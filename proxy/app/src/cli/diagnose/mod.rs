@@ -63,6 +63,9 @@ pub(crate) struct DiagnoseArgs {
     /// The model of the configuration, with its arguments, variables and mitigations. With one model it need not be given.
     #[arg(long, value_name = "NAME", conflicts_with = "flags")]
     model: Option<String>,
+    /// A folder of models, one of which is meant (`paths.models`). May be repeated.
+    #[arg(long, value_name = "DIR", conflicts_with = "flags")]
+    models_dir: Vec<String>,
     /// The llama-server to run, in place of the model's own.
     #[arg(long, value_name = "PATH", conflicts_with = "build")]
     binary: Option<PathBuf>,

@@ -9,7 +9,7 @@ use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::{ModelSpec, SoloSpec, Watch};
 
 use super::DiagnoseArgs;
-use crate::cli::dropin;
+use crate::cli::{dropin, serve};
 use crate::config::machine::Machine;
 use crate::config::problem::Place;
 use crate::config::resolve::Resolved;
@@ -120,13 +120,18 @@ impl Target {
 /// How to read the configuration.
 fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
     let any_name = !args.flags.is_empty();
-    if !any_name && args.config.config.is_none() {
+    if !any_name && args.config.config.is_none() && args.models_dir.is_empty() {
         return Err(Failure::usage(
             "nothing to diagnose: neither --config nor llama-server's flags are given",
-            "use `llama-warden diagnose -- -m model.gguf` or `llama-warden diagnose --config warden.toml --model NAME`",
+            "use `llama-warden diagnose -- -m model.gguf`, `llama-warden diagnose --models-dir DIR --model NAME` or \
+             `llama-warden diagnose --config warden.toml --model NAME`",
         ));
     }
-    let flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
+    if args.write && args.config.config.is_none() {
+        return Err(Failure::usage("--write: there is no file to write to", "name it with `--config`"));
+    }
+    let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
+    flags.extend(serve::folders(&args.models_dir));
     Ok(Plan { config: args.config.clone(), flags, server_flags: args.flags.clone(), any_name })
 }
 

@@ -30,7 +30,7 @@ use warden_supervisor::Fleet;
 use self::notify::Socket;
 pub(crate) use self::sockets::Sockets;
 use self::status::{line, one_line};
-use self::watchdog::Asked;
+pub(crate) use self::watchdog::{Asked, watch};
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
@@ -134,7 +134,7 @@ impl Manager {
     pub(crate) async fn feed(self: Arc<Self>, ask: impl Fn() -> Asked, stop: CancellationToken) {
         let (Some(limit), Some(_)) = (self.watchdog, &self.socket) else { return };
         let fed = || async { self.tell("WATCHDOG=1").await };
-        watchdog::watch(limit, ask, fed, stop).await;
+        watch(limit, "the service manager is not told that all is well", ask, fed, stop).await;
     }
 
     /// Tells this, and how we are.

@@ -15,21 +15,28 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 /// Who was asked, in words, and what resolves when it has turned.
-pub(super) type Asked = Vec<(String, oneshot::Receiver<()>)>;
+pub(crate) type Asked = Vec<(String, oneshot::Receiver<()>)>;
 
-/// Asks and feeds until `stop`. `limit`: the manager ends us when it was not fed for so long.
-pub(super) async fn watch<Fed: Future<Output = ()>>(
+/// Asks and feeds until `stop`. `limit`: what comes of it when it was not fed for so long; `meanwhile`: what is so while somebody is
+/// missing, in words.
+pub(crate) async fn watch<Fed: Future<Output = ()>>(
     limit: Duration,
+    meanwhile: &str,
     ask: impl Fn() -> Asked,
     feed: impl Fn() -> Fed,
     stop: CancellationToken,
 ) {
-    stop.run_until_cancelled(rounds(limit, ask, feed)).await;
+    stop.run_until_cancelled(rounds(limit, meanwhile, ask, feed)).await;
 }
 
-async fn rounds<Fed: Future<Output = ()>>(limit: Duration, ask: impl Fn() -> Asked, feed: impl Fn() -> Fed) {
+async fn rounds<Fed: Future<Output = ()>>(
+    limit: Duration,
+    meanwhile: &str,
+    ask: impl Fn() -> Asked,
+    feed: impl Fn() -> Fed,
+) {
     loop {
-        if turned(ask(), limit / 2).await {
+        if turned(ask(), limit / 2, meanwhile).await {
             feed().await;
         }
         // Two rounds that come late, and it is fed in time all the same.
@@ -38,7 +45,7 @@ async fn rounds<Fed: Future<Output = ()>>(limit: Duration, ask: impl Fn() -> Ask
 }
 
 /// Whether all have answered; waits for those that have not. `patience`: after it, who is missing is told.
-async fn turned(asked: Asked, patience: Duration) -> bool {
+async fn turned(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);
     let (mut all, mut silent) = (true, false);
@@ -48,7 +55,7 @@ async fn turned(asked: Asked, patience: Duration) -> bool {
             answered = &mut answer => answered,
             () = &mut told, if !silent => {
                 silent = true;
-                tracing::error!(target: "watchdog", "{who} has not turned for {} s: the service manager is not told that all is well", patience.as_secs_f64());
+                tracing::error!(target: "watchdog", "{who} has not turned for {} s: {meanwhile}", patience.as_secs_f64());
                 answer.await
             }
         };
@@ -108,6 +115,7 @@ mod tests {
         let (asks, feeds) = (two.clone(), fed.clone());
         let watching = rounds(
             LIMIT,
+            "it is told",
             move || asks.ask(),
             move || {
                 feeds.set(feeds.get() + 1);

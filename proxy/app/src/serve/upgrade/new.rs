@@ -13,6 +13,8 @@ use crate::exit::Failure;
 
 /// The old program has a deadline of its own, and kills us when that is over: this only keeps us from staying if it is gone.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Nobody waits longer for an upgrade.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// It takes a word within this time, or is gone.
 const TAKES: Duration = Duration::from_secs(5);
 
@@ -71,7 +73,9 @@ impl Predecessor {
         let hello = Hello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
         self.talk.say(hello, Vec::new(), soon()).await.map_err(lost)?;
-        let (legacy, files) = self.talk.hear::<Legacy>(soon()).await.map_err(lost)?;
+        // It waits for what is under way there as long as somebody has said; if it is gone, that is heard at once.
+        let long = Instant::now() + LONGEST;
+        let (legacy, files) = self.talk.hear::<Legacy>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
         for _ in 0..legacy.pieces {
             pieces.push(self.talk.hear::<WillPiece>(soon()).await.map_err(lost)?);
@@ -110,7 +114,12 @@ impl Predecessor {
         answers: impl Future<Output = Result<(), String>>,
     ) -> Result<Kept, Failure> {
         let lost = |error| Failure::failed(format!("the program before us does not hand over: {error}"));
-        let fit = if fleet.has_adopted(soon()).await {
+        let unclaimed = fleet.unclaimed();
+        let fit = if let Some(name) = unclaimed.first() {
+            Err(format!(
+                "the model `{name}` runs, and the configuration that the next program has read does not have it: reload first, which ends it"
+            ))
+        } else if fleet.has_adopted(soon()).await {
             answers.await.map_err(|why| format!("the next program is not fit: {why}"))
         } else {
             Err("not all llama-servers answer the next program".to_owned())

@@ -11,24 +11,46 @@ use warden_supervisor::Child;
 use super::order::Upgraded;
 use super::talk::{Hello, Legacy, PROTOCOL, Place, Talk, Word};
 use super::{program, retired::Retired};
-use crate::serve::Server;
+use crate::serve::{Server, Signals};
 
+/// How long nothing is decided while the next program makes itself ready: it has all it needs but the time to look at it.
+const READY: Duration = Duration::from_secs(20);
 /// How long the new one may take from `go` until it has said that it serves: it has all it needs.
 const BEGINS: Duration = Duration::from_secs(10);
 
-/// Lets another program take our place. On success nothing is left to do but what [`Retired`] does.
+/// Why there is no upgrade.
+#[derive(Debug)]
+pub(in crate::serve) enum Stays {
+    /// In words; everything goes on as before.
+    Cannot(String),
+    /// Somebody has told us to end meanwhile.
+    Ends,
+}
+
+impl From<String> for Stays {
+    fn from(why: String) -> Self {
+        Self::Cannot(why)
+    }
+}
+
+/// Lets another program take our place. On success nothing is left to do but what [`Retired`] does. A signal to end counts until there is
+/// no way back; then it is for whoever serves.
 ///
 /// # Errors
 ///
-/// Why not, in words; then everything goes on as before.
+/// Why not.
 pub(in crate::serve) async fn hand_over(
     server: &Server,
     to: Option<PathBuf>,
     wait: Option<Duration>,
-) -> Result<(Upgraded, Retired), String> {
+    signals: &mut Signals,
+) -> Result<(Upgraded, Retired), Stays> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
     let binary = program::choose(to)?;
-    let to = program::version(&binary, server.version_timeout()).await?;
+    let to = tokio::select! {
+        version = program::version(&binary, server.version_timeout()) => version?,
+        () = signals.end() => return Err(Stays::Ends),
+    };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
     let next = program::called_as_we_are(binary);
@@ -37,13 +59,34 @@ pub(in crate::serve) async fn hand_over(
     let child = server.nursery().succeed(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
     let talk = Talk::new(ours);
-    greeted(&talk, &server.place(), until).await?;
+    let (frozen, processes) = tokio::select! {
+        ready = ready(server, &talk, &child, until) => ready?,
+        () = signals.end() => return Err(Stays::Ends),
+    };
+    let frozen_ms = u64::try_from(frozen.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let upgraded = Upgraded { from: env!("CARGO_PKG_VERSION").to_owned(), to, processes, frozen_ms };
+    Ok((upgraded, go(server, talk, child).await))
+}
 
-    let frozen = Instant::now();
-    let will = server.fleet().bequeath(until).await.map_err(|busy| format!("busy: {busy}"))?;
-    let processes = will.processes();
+/// Gives the next program all it needs until it is ready. Since when nothing is decided here, and how many processes go along. Dropped
+/// before its end, everything goes on as before.
+async fn ready(
+    server: &Server,
+    talk: &Talk,
+    child: &Child,
+    until: Instant,
+) -> Result<(Instant, usize), String> {
+    greeted(talk, &server.place(), until).await?;
+    let will = tokio::select! {
+        will = server.fleet().bequeath(until) => will.map_err(|busy| format!("busy: {busy}"))?,
+        // It has nothing to say meanwhile.
+        _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
+    };
     let thaw = Thaw(Some(server));
-    let sent = send(server, &talk, will, until).await;
+    let frozen = Instant::now();
+    let until = until.min(frozen + READY);
+    let processes = will.processes();
+    let sent = send(server, talk, will, until).await;
     sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
     match talk.hear::<Word>(until).await {
         Ok((Word::Ready, _)) => {}
@@ -52,9 +95,7 @@ pub(in crate::serve) async fn hand_over(
         Err(error) => return Err(late("did not get ready", &error)),
     }
     thaw.not_any_more();
-    let frozen_ms = u64::try_from(frozen.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let upgraded = Upgraded { from: env!("CARGO_PKG_VERSION").to_owned(), to, processes, frozen_ms };
-    Ok((upgraded, go(server, talk, child).await))
+    Ok((frozen, processes))
 }
 
 /// From here on there is no way back: the new one owns all.

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use warden_gateway::{Answering, Asker, Control, KeyHash, Keys, Page};
 
@@ -37,6 +38,8 @@ use crate::admin::query::{Query, address};
 
 /// Whoever answers the page on the public listener.
 pub(crate) struct Doorkeeper {
+    /// Where pages are made: not on the threads that pass answers on.
+    runtime: Handle,
     /// `stop` in it ends streams when the listener ends, before the fleet does.
     admin: Admin,
     sessions: Sessions,
@@ -64,13 +67,24 @@ enum Outside {
 
 impl Page for Doorkeeper {
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: Asker) -> Answering {
-        Box::pin(async move { self.answer_one(request, &asker).await })
+        let answered = self.runtime.clone().spawn(async move { self.answer_one(request, &asker).await });
+        Box::pin(async move {
+            answered
+                .await
+                .unwrap_or_else(|_| refuse(StatusCode::INTERNAL_SERVER_ERROR, &"the page could not be made"))
+        })
     }
 }
 
 impl Doorkeeper {
+    /// In the runtime in which pages are made.
     pub(crate) fn new(admin: Admin) -> Self {
-        Self { admin, sessions: Sessions::default(), attempts: Attempts::default() }
+        Self {
+            runtime: Handle::current(),
+            admin,
+            sessions: Sessions::default(),
+            attempts: Attempts::default(),
+        }
     }
 
     async fn answer_one(self: &Arc<Self>, request: Request<Incoming>, asker: &Asker) -> Response<Body> {
@@ -135,9 +149,6 @@ impl Doorkeeper {
 
     /// The first of these keys that has the right.
     fn by_key(&self, keys: &[KeyHash], asker: &Asker) -> Result<(Arc<str>, KeyHash), Outside> {
-        if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
-            return Err(Outside::TooMany(wait.as_secs() + 1));
-        }
         let mut why = Outside::WrongKey;
         for key in keys {
             match has_right(&self.admin.gateway, key) {
@@ -145,6 +156,10 @@ impl Doorkeeper {
                 Err(Outside::WrongKey) => {}
                 Err(other) => why = other,
             }
+        }
+        // Who is right comes in whatever others do: behind a proxy all have one address.
+        if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
+            return Err(Outside::TooMany(wait.as_secs() + 1));
         }
         self.attempts.wrong(asker.peer, Instant::now());
         tracing::warn!(target: "page", peer = %asker.peer, "nobody was let in to the page: {why}");

@@ -17,6 +17,9 @@ let busy = false;
 let again = 0;
 let stream;
 let greeting = "live";
+let heard = performance.now();
+// The server says something every 15 s.
+const silent = 45000;
 
 const tell = (text, state) => {
   if (said.textContent !== text) said.textContent = text;
@@ -64,7 +67,9 @@ const refresh = async () => {
 const listen = () => {
   stream?.close();
   stream = new EventSource("/page/live");
+  heard = performance.now();
   stream.addEventListener("hello", (event) => {
+    heard = performance.now();
     const hello = JSON.parse(event.data);
     document.querySelector("#act input[name=token]").value = hello.token;
     greeting = hello.files === body.dataset.files ? "live" : "live; llama-warden is another version now: load the page again";
@@ -75,21 +80,41 @@ const listen = () => {
     }
     refresh();
   });
-  stream.addEventListener("picture", refresh);
+  stream.addEventListener("picture", () => {
+    heard = performance.now();
+    refresh();
+  });
+  stream.addEventListener("still", () => (heard = performance.now()));
   stream.addEventListener("error", () => {
     tell("connection lost: it is tried again", "lost");
-    // A browser tries again by itself unless it was refused.
-    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
+    // A browser tries again by itself unless it was refused; why, the page itself is told.
+    if (stream.readyState !== EventSource.CLOSED) return;
+    refresh();
+    setTimeout(listen, 3000);
   });
 };
 
 // What a server says comes without a new picture.
 if (body.dataset.view === "logs") setInterval(() => document.hidden || refresh(), 1000);
 
+// A connection whose other end has vanished looks like one on which nothing happens.
+setInterval(() => {
+  if (document.hidden || performance.now() - heard < silent) return;
+  tell("nothing is heard: it is tried again", "lost");
+  listen();
+}, 5000);
+
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) stream?.close();
-  else listen();
+  if (document.hidden) return stream?.close();
+  tell("connecting", "lost");
+  listen();
 });
+
+// Stays until something else is done, or has been read.
+const refuse = (text) => {
+  tell(text, "refused");
+  setTimeout(() => said.dataset.state === "refused" && said.textContent === text && tell(greeting, "live"), 20000);
+};
 
 document.addEventListener("submit", async (event) => {
   const { target: form, submitter } = event;
@@ -101,9 +126,10 @@ document.addEventListener("submit", async (event) => {
   submitter.disabled = true;
   try {
     const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields, headers: { accept: "application/json" } });
-    if (!answer.ok) tell(await answer.text(), "lost");
+    if (!answer.ok) refuse(await answer.text());
+    else if (said.dataset.state === "refused") tell(greeting, "live");
   } catch (error) {
-    tell(`nothing was done: ${error.message}`, "lost");
+    refuse(`nothing was done: ${error.message}`);
   } finally {
     submitter.disabled = false;
     submitter.focus();
