@@ -279,6 +279,6 @@ async fn a_model_of_a_folder_on_the_command_line_is_diagnosed_as_it_is_served() 
         !told["last"].is_null()
     })
     .await?;
-    assert!(told["last"]["outcome"].to_string().contains("no leak was found"), "{told}");
+    assert!(told["last"]["outcome"].to_string().contains("too few readings to tell"), "{told}");
     Ok(())
 }
