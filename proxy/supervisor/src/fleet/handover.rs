@@ -321,6 +321,8 @@ impl Fleet {
                     endpoint: endpoint.clone(),
                     facts: cell.facts(),
                     slots: slots(cell.id).or_else(|| handle.leases.limit(cell.id)),
+                    kin: cell.kin.get().copied(),
+                    touched: !handle.leases.settings.are_untouched(),
                 });
             }
         }

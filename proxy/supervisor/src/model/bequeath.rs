@@ -133,6 +133,7 @@ impl Model {
             made_of: serde_json::to_value(&live.made_of).ok()?,
             command: live.started_with.clone()?,
             facts: live.cell.facts(),
+            kin: live.cell.kin.get().copied(),
             saves_for_us: live.cell.saves_for_us.load(std::sync::atomic::Ordering::Relaxed),
             spawned: live.spawned.saturating_duration_since(epoch),
             loading: live.adopted.or(self.experience.load_time).unwrap_or_default(),
@@ -235,6 +236,9 @@ impl Model {
                 self.leases.close(cell.id);
             }
         }
+        if gates.iter().any(|gate| gate.touched) {
+            self.leases.settings.touch();
+        }
         for gate in gates {
             let known = self.lives().find(|live| live.id == gate.generation);
             let cell = known
@@ -242,6 +246,10 @@ impl Model {
                 .or_else(|| self.guests.get(&gate.generation).cloned());
             let cell = cell.unwrap_or_else(|| {
                 let cell = Arc::new(Cell::new(gate.generation, gate.endpoint.clone(), gate.facts));
+                // Without it no answer of here could be gone on with there by its tokens, or behind its text.
+                if let Some(kin) = gate.kin {
+                    let _first = cell.kin.set(kin);
+                }
                 self.guests.insert(gate.generation, Arc::clone(&cell));
                 cell
             });
