@@ -24,6 +24,7 @@ use crate::clock;
 use crate::error::Denied;
 use crate::lease::cell::Cell;
 use crate::lease::queue::Refusal;
+use crate::lease::refused::Refused;
 use crate::process::Health;
 use crate::process::heir::{Gate, Heir, HeirRecord};
 use crate::view::Modalities;
@@ -176,6 +177,8 @@ impl Model {
     }
 
     fn let_go(&self) {
+        // Whether there is hope is the other one's to say from now on.
+        self.leases.refuse(None);
         for live in self.lives() {
             if let Some(process) = &live.process {
                 process.let_go();
@@ -198,7 +201,10 @@ impl Model {
                     }
                     Some(Message::Report(generation, Report::Probed { .. })) => self.doubt_again(generation),
                     Some(Message::Control(Control::Disband)) | None => return,
-                    Some(Message::Control(Control::Gates(gates))) => self.follow_gates(&gates),
+                    Some(Message::Control(Control::Gates(gates, refused))) => {
+                        self.follow_gates(&gates);
+                        self.turn_away(&refused);
+                    }
                     Some(Message::Control(control)) => self.too_late(control),
                     // Whoever asks whether we turn may have left.
                     Some(Message::Beat(question)) => drop(question.send(())),
@@ -263,6 +269,18 @@ impl Model {
             self.leases.forget(id);
         }
         self.context.followed.notify_one();
+    }
+
+    /// The other instance has turned its callers away: whoever waits here since then hears the same.
+    fn turn_away(&self, refused: &[Refused]) {
+        for refused in refused {
+            match refused.denied() {
+                Some(denied) => self.leases.dismiss_since(&denied, refused.moment()),
+                None => {
+                    tracing::debug!(model = %self.spec.name, "why the next program turned callers away means nothing here");
+                }
+            }
+        }
     }
 
     /// It refused a connection: whether it lives is found out by asking.
