@@ -154,8 +154,10 @@ impl std::fmt::Display for NoRoom {
     }
 }
 
-/// Why a lease was not granted. In every case nothing was sent to any backend.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+/// Why a lease was not granted. In every case nothing was sent to any backend. Another version of the program may read it: a variant of which
+/// that knows nothing is not heard by it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum Denied {
     /// The queue is full.

@@ -69,6 +69,7 @@ pub use lease::outcomes::Outcome;
 pub use lease::pulse::Asked;
 pub use lease::queue::coming::Coming;
 pub use lease::queue::ward::Alone;
+pub use lease::refused::Refused;
 pub use lease::turns::Turn;
 pub use memory::leak_history::{KnownMemory, known_memory, remember};
 pub use origin::{Origin, Wire};

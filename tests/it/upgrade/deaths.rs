@@ -73,6 +73,40 @@ async fn a_stream_of_the_old_program_goes_on_in_the_next_process_of_the_new_one(
     Ok(())
 }
 
+/// With a temperature and no seed nothing can be said once more: it goes on by its tokens, which takes that the old program knows what the
+/// new one's process was started from, and that through any number of programs between.
+#[tokio::test]
+async fn a_stream_that_no_second_answer_would_equal_goes_on_by_its_tokens() -> Outcome {
+    for upgrades in [1, 2] {
+        let warden = one(4, "continue").await?;
+        let drawn = |id: &str| {
+            let mut body = chat(id, "m", "the same", 150, true);
+            body["temperature"] = json!(0.7);
+            body.as_object_mut().map(|fields| fields.remove("seed"));
+            body
+        };
+        let text = warden.http.post(CHAT, &drawn("wanted")).await?.answer()?.text;
+        let before = warden.until_ready(1).await?;
+        let mut flow = warden.http.stream(CHAT, &drawn("old")).await?;
+        let mut answer = Answer::default();
+        while answer.text.is_empty() {
+            answer.event(&flow.event().await?.context("it ended before its first token")?);
+        }
+        for _ in 0..upgrades {
+            upgrade(&warden).await?;
+        }
+        before[0].signal(Signal::KILL);
+        let answer = rest((answer, flow)).await?;
+        assert!(
+            answer.is_whole() && answer.text == text,
+            "{upgrades} upgrades: {answer:?} instead of {text:?}"
+        );
+        assert_ne!(warden.until_ready(1).await?, before);
+        until_alone(&warden).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn what_waits_in_the_old_program_is_executed_by_the_next_process() -> Outcome {
     let warden = one(1, "continue").await?;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use procfs::process::Process;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
@@ -110,7 +111,7 @@ async fn another_model_leaves_for_who_asks_an_old_program() -> Outcome {
 async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_keeps_nobody_busy() -> Outcome
 {
     let mut setup = Setup::new()?.top("loading.max_loaded = 1");
-    for (name, more) in [("a", "pin = true\n"), ("b", "preload = false\nqueue.wait = \"2s\"\n")] {
+    for (name, more) in [("a", "pin = true\n"), ("b", "preload = false\nqueue.wait = \"1h\"\n")] {
         setup = setup.fake(name, &json!({}), more)?;
     }
     let warden = setup.start().await?;
@@ -121,13 +122,104 @@ async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_k
     let serving = until_alone(&warden).await?;
     let before = cpu_time(serving.pid)?;
     let refused = ask(&mut client, "second", "b").await.err().context("it is never loaded")?.to_string();
-    assert!(refused.contains("503"), "{refused}");
+    assert!(refused.contains("503") && refused.contains("cannot be loaded"), "{refused}");
     let spent = cpu_time(serving.pid)?.saturating_sub(before);
     assert!(
         spent < Duration::from_millis(1500),
-        "a loop without a pause takes all of these two seconds: {spent:?}"
+        "a loop without a pause takes all the time that there is: {spent:?}"
     );
     assert_eq!(warden.state("a").await?, "loaded");
+    Ok(())
+}
+
+/// An old program keeps what idles for longer than upgrades take.
+const STAY: &str = "internal.server.retired_keep_alive = \"20s\"";
+
+/// A request on a kept connection of an old program, which hears that it is refused: status and body.
+async fn refused(client: &mut Client, id: &str, model: &str) -> Result<(u16, Value), Trouble> {
+    let body = chat(id, model, "hi", 3, false);
+    let answer =
+        timeout(SOON, client.begin(id, &body)).await.context(format!("{id}: no answer in time"))??;
+    let status = answer.status().as_u16();
+    let body =
+        timeout(SOON, answer.into_body().collect()).await.context(format!("{id}: no body in time"))??;
+    Ok((status, serde_json::from_slice(&body.to_bytes())?))
+}
+
+#[tokio::test]
+async fn who_waits_in_an_old_program_for_a_model_that_fails_hears_what_the_new_ones_callers_hear() -> Outcome
+{
+    for upgrades in [1, 2] {
+        let mut setup = Setup::new()?.top(STAY);
+        for (name, more) in [("a", ""), ("b", "preload = false\nqueue.wait = \"1h\"\n")] {
+            setup = setup.fake(name, &json!({}), more)?;
+        }
+        let warden = setup.start().await?;
+        warden.until_ready(1).await?;
+        let mut clients = Vec::new();
+        for number in 0..2 {
+            let mut client = kept(&warden).await?;
+            ask(&mut client, &format!("first-{number}"), "a").await?;
+            clients.push(client);
+        }
+        for _ in 0..upgrades {
+            upgrade(&warden).await?;
+        }
+        // The next process of it cannot start, which only the new program gets to know.
+        warden.script("b", &json!({"fail": "corrupt_model"})).await?;
+        let (status, old) = refused(&mut clients[0], "old", "b").await?;
+        let new = warden.http.post(CHAT, &chat("new", "b", "hi", 3, false)).await?;
+        assert_eq!((status, new.status.as_u16()), (503, 503), "{upgrades}: {old} {}", new.text());
+        let words = |body: &Value| body["error"]["message"].as_str().map(str::to_owned);
+        let told = words(&old).context("no message")?;
+        assert!(told.contains("cannot start before something changes"), "{upgrades}: {told}");
+        assert_eq!(Some(told), words(&new.json()?), "{upgrades}");
+        // Nobody who comes once it works hears of that any more.
+        warden.script("b", &json!({"fail": null})).await?;
+        warden.restart("b", 1).await?;
+        assert!(ask(&mut clients[1], "later", "b").await?, "{upgrades}: by the old one");
+        until_alone(&warden).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_waits_in_an_old_program_for_a_model_that_is_taken_out_hears_so() -> Outcome {
+    for upgrades in [1, 2] {
+        let setup = Setup::new()?.top(STAY).fake("a", &json!({}), "")?;
+        // It does not get ready as long as anybody waits here.
+        let never = json!({"load_ms": 3_600_000});
+        let setup = setup.fake(
+            "b",
+            &never,
+            "preload = false\nqueue.wait = \"1h\"\nlifecycle.start_timeout = \"1h\"\n",
+        )?;
+        let mut warden = setup.start().await?;
+        warden.until_ready(1).await?;
+        let mut clients = Vec::new();
+        for number in 0..2 {
+            let mut client = kept(&warden).await?;
+            ask(&mut client, &format!("first-{number}"), "a").await?;
+            clients.push(client);
+        }
+        for _ in 0..upgrades {
+            upgrade(&warden).await?;
+        }
+        let mut late = clients.pop().context("there are two")?;
+        let mut early = clients.pop().context("there are two")?;
+        let mut waiting = JoinSet::new();
+        waiting.spawn(async move { refused(&mut early, "early", "b").await });
+        wait_until("it waits", SOON, async || warden.waiting("b").await.is_ok_and(|all| all == 1)).await?;
+        let config = warden.setup.config();
+        let at = config.find("[models.\"b\"").context("its table")?;
+        warden.reload(&config[..at])?;
+        let (status, told) = waiting.join_next().await.context("it was asked")???;
+        assert!(status == 404 && told.to_string().contains("was removed"), "{upgrades}: {status} {told}");
+        // The old one knows the model still, and nobody will ever load it.
+        let (status, told) = refused(&mut late, "late", "b").await?;
+        assert!(status == 404 && told.to_string().contains("was removed"), "{upgrades}: {status} {told}");
+        until_alone(&warden).await?;
+    }
     Ok(())
 }
 

@@ -18,12 +18,15 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
-use warden_policies::{GenerationId, Work};
+use warden_policies::{GenerationId, ModelName, Work};
 
 use super::Fleet;
 use super::roster::Handle;
+use crate::clock::now_of_machine;
+use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::queue::{Elsewhere, Tally};
+use crate::lease::refused::Refused;
 use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::Since;
 use crate::model::{Control, Message};
@@ -110,15 +113,6 @@ impl FleetWill {
         let index = self.models.iter().position(|will| will.record.name == model)?;
         Some(self.models.swap_remove(index))
     }
-}
-
-/// Time since the machine was started: the same for all of its processes.
-fn now_of_machine() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(
-        u64::try_from(now.tv_sec).unwrap_or_default(),
-        u32::try_from(now.tv_nsec).unwrap_or_default(),
-    )
 }
 
 /// What runs of a generation in another instance.
@@ -349,6 +343,8 @@ impl Fleet {
                     endpoint: endpoint.clone(),
                     facts: cell.facts(),
                     slots: slots(cell.id).or_else(|| handle.leases.limit(cell.id)),
+                    kin: cell.kin.get().copied(),
+                    touched: !handle.leases.settings.are_untouched(),
                 });
             }
         }
@@ -361,11 +357,38 @@ impl Fleet {
         self.inner.context.followed.notified().await;
     }
 
-    /// After [`Fleet::let_go`]: these are the gates of the next instance.
-    pub fn follow_gates(&self, gates: &[Gate]) {
+    /// Of which models callers were turned away, a moment ago at most, for the instance before us: who waits there is to hear the same.
+    pub fn refusals(&self) -> Vec<Refused> {
+        let context = &self.inner.context;
+        let of_ours = self.own().into_iter().filter_map(|handle| {
+            let denied = handle.leases.refusal_elsewhere()?;
+            Refused::now(handle.leases.name().as_str(), &denied)
+        });
+        // Nobody here will ever do anything for those.
+        let roster = self.inner.roster.load();
+        let is_ours = |model: &String| {
+            roster.get(&ModelName::new(model.as_str())).is_some_and(|handle| !handle.is_remote)
+        };
+        let awaited = lock(&self.inner.awaited).clone();
+        let of_others = awaited.iter().filter(|model| !is_ours(model));
+        let of_others = of_others.filter_map(|model| Refused::now(model, &Denied::Removed));
+        for refused in of_ours.chain(of_others) {
+            context.refused.note(refused);
+        }
+        context.refused.all()
+    }
+
+    /// After [`Fleet::let_go`]: these are the gates of the next instance, and whom it turned away.
+    pub fn follow_gates(&self, gates: &[Gate], refusals: &[Refused]) {
+        for refused in refusals {
+            // For whoever is before us.
+            self.inner.context.refused.note(refused.clone());
+        }
         for handle in self.own() {
-            let of = gates.iter().filter(|gate| gate.model == handle.leases.name().as_str());
-            handle.send(Control::Gates(of.cloned().collect()));
+            let name = handle.leases.name().as_str();
+            let of = gates.iter().filter(|gate| gate.model == name);
+            let refused = refusals.iter().filter(|refused| refused.model == name);
+            handle.send(Control::Gates(of.cloned().collect(), refused.cloned().collect()));
         }
     }
 
@@ -410,6 +433,7 @@ impl Shares {
             let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
             handle.leases.set_elsewhere(Elsewhere::new(waiting.unwrap_or_default(), open.collect()));
         }
+        *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }
 
     /// How many places are kept.

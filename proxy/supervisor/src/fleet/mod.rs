@@ -71,6 +71,8 @@ struct Inner {
     canaries: Canaries,
     /// What an instance before us left of models that are not there yet.
     will: std::sync::Mutex<Option<FleetWill>>,
+    /// Models that somebody waits for in the instance before us.
+    awaited: std::sync::Mutex<Vec<String>>,
     /// Held by whoever changes the roster.
     change: Mutex<Change>,
 }
@@ -149,6 +151,7 @@ impl Fleet {
                 elders: AtomicUsize::new(0),
                 canaries: Canaries::default(),
                 will: std::sync::Mutex::new(will),
+                awaited: std::sync::Mutex::default(),
                 change: Mutex::new(Change {
                     config: empty.clone(),
                     configured: empty,

@@ -7,6 +7,7 @@
 //! | `admit` | whether a prompt fits into memory, and who waits because it does not |
 //! | `outcomes` | what the ends of exchanges tell about a generation's health |
 //! | `pulse` | what its requests wait for |
+//! | `refused` | turning away who waits in an instance before us |
 //! | `shadow` | copies of requests for a build that is tried and answers nobody |
 //! | `turns`, `prints` | the latest conversations, for the process that follows |
 
@@ -17,6 +18,7 @@ pub(crate) mod outcomes;
 mod prints;
 pub(crate) mod pulse;
 pub(crate) mod queue;
+pub mod refused;
 pub(crate) mod shadow;
 pub(crate) mod turns;
 

@@ -24,6 +24,7 @@ use crate::clock;
 use crate::error::Denied;
 use crate::lease::cell::Cell;
 use crate::lease::queue::Refusal;
+use crate::lease::refused::Refused;
 use crate::process::Health;
 use crate::process::heir::{Gate, Heir, HeirRecord};
 use crate::view::Modalities;
@@ -133,6 +134,7 @@ impl Model {
             made_of: serde_json::to_value(&live.made_of).ok()?,
             command: live.started_with.clone()?,
             facts: live.cell.facts(),
+            kin: live.cell.kin.get().copied(),
             saves_for_us: live.cell.saves_for_us.load(std::sync::atomic::Ordering::Relaxed),
             spawned: live.spawned.saturating_duration_since(epoch),
             loading: live.adopted.or(self.experience.load_time).unwrap_or_default(),
@@ -177,6 +179,8 @@ impl Model {
     }
 
     fn let_go(&self) {
+        // Whether there is hope is the other one's to say from now on.
+        self.leases.refuse(None);
         for live in self.lives() {
             if let Some(process) = &live.process {
                 process.let_go();
@@ -199,7 +203,10 @@ impl Model {
                     }
                     Some(Message::Report(generation, Report::Probed { .. })) => self.doubt_again(generation),
                     Some(Message::Control(Control::Disband)) | None => return,
-                    Some(Message::Control(Control::Gates(gates))) => self.follow_gates(&gates),
+                    Some(Message::Control(Control::Gates(gates, refused))) => {
+                        self.follow_gates(&gates);
+                        self.turn_away(&refused);
+                    }
                     Some(Message::Control(control)) => self.too_late(control),
                     // Whoever asks whether we turn may have left.
                     Some(Message::Beat(question)) => drop(question.send(())),
@@ -237,6 +244,9 @@ impl Model {
                 self.leases.close(cell.id);
             }
         }
+        if gates.iter().any(|gate| gate.touched) {
+            self.leases.settings.touch();
+        }
         for gate in gates {
             let known = self.lives().find(|live| live.id == gate.generation);
             let cell = known
@@ -244,6 +254,10 @@ impl Model {
                 .or_else(|| self.guests.get(&gate.generation).cloned());
             let cell = cell.unwrap_or_else(|| {
                 let cell = Arc::new(Cell::new(gate.generation, gate.endpoint.clone(), gate.facts));
+                // Without it no answer of here could be gone on with there by its tokens, or behind its text.
+                if let Some(kin) = gate.kin {
+                    let _first = cell.kin.set(kin);
+                }
                 self.guests.insert(gate.generation, Arc::clone(&cell));
                 cell
             });
@@ -257,6 +271,18 @@ impl Model {
             self.leases.forget(id);
         }
         self.context.followed.notify_one();
+    }
+
+    /// The other instance has turned its callers away: whoever waits here since then hears the same.
+    fn turn_away(&self, refused: &[Refused]) {
+        for refused in refused {
+            match refused.denied() {
+                Some(denied) => self.leases.dismiss_since(&denied, refused.moment()),
+                None => {
+                    tracing::debug!(model = %self.spec.name, "why the next program turned callers away means nothing here");
+                }
+            }
+        }
     }
 
     /// It refused a connection: whether it lives is found out by asking.

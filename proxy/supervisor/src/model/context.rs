@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::share::{Arbiter, Reach, ReplacementSlot, ReplacementSlotId};
 use warden_policies::{GenerationId, GpuIndex, MemoryKind, ModelName};
 
+use crate::error::Denied;
+use crate::lease::refused::{Refusals, Refused};
 use crate::memory::fleet_memory::FleetMemory;
 use crate::memory::leak_history::LeakHistory;
 use crate::memory::loading::LoadingDesk;
@@ -48,6 +50,8 @@ pub(crate) struct Context {
     pub(crate) leaving: AtomicUsize,
     /// Wakes whoever tells the instance before us where requests go: we have let go, and follow the gates of the next one.
     pub(crate) followed: Notify,
+    /// What that one is told of callers who were turned away.
+    pub(crate) refused: Refusals,
 }
 
 /// Where it goes on.
@@ -108,8 +112,17 @@ impl Context {
             epoch: since.epoch,
             begun: since.begun,
             followed: Notify::new(),
+            refused: Refusals::default(),
             generations: AtomicU64::new(since.generations),
             leaving: AtomicUsize::new(0),
+        }
+    }
+
+    /// Callers of a model are turned away. Those who wait in the instance before us are its callers, too.
+    pub(crate) fn turn_away_before_us(&self, model: &ModelName, denied: &Denied) {
+        if let Some(refused) = Refused::now(model.as_str(), denied) {
+            self.refused.note(refused);
+            self.followed.notify_one();
         }
     }
 

@@ -52,7 +52,7 @@ impl Model {
             }
             Control::Begin => self.begin(),
             // Too late, or for nothing.
-            Control::Thaw | Control::LetGo(_) | Control::Gates(_) | Control::Disband => {}
+            Control::Thaw | Control::LetGo(_) | Control::Gates(..) | Control::Disband => {}
             Control::Remove => self.remove(),
             Control::Shutdown(deadline) => self.shut_down(deadline),
         }

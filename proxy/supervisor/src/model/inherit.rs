@@ -53,6 +53,9 @@ impl Model {
         let id = current.unwrap_or_else(|| self.add_unit(record.replica, Role::Current));
         let cell = Arc::new(Cell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
+        if let Some(kin) = record.kin {
+            let _first = cell.kin.set(kin);
+        }
         // What cannot be read was made by other rules, and is made anew.
         let made_of = serde_json::from_value::<Recipe>(record.made_of).unwrap_or_else(|_| {
             let mut other = recipe(&self.spec);

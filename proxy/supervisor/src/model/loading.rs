@@ -182,8 +182,10 @@ impl Model {
         if !matches!(self.stand, Stand::Asked { .. }) || by_room && self.fall_back(why) {
             return;
         }
-        self.leases.dismiss(&Denied::NeverLoaded(why.to_owned()));
+        let denied = Denied::NeverLoaded(why.to_owned());
+        self.leases.dismiss(&denied);
         self.leases.give_up_elsewhere();
+        self.context.turn_away_before_us(&self.spec.name, &denied);
         let model = self.spec.name.clone();
         for restart in std::mem::take(&mut self.operators.restarts) {
             let because = format!("it cannot be loaded: {why}");

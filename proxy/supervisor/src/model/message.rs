@@ -13,6 +13,7 @@ use super::recipe::Recipe;
 use super::warm::pack::Parcel;
 use super::warm::unpack::Unpacked;
 use crate::error::{ControlError, SpawnError};
+use crate::lease::refused::Refused;
 use crate::memory::fleet_memory::Returned;
 use crate::memory::tracker::Taken;
 use crate::process::failure::OutOfMemory;
@@ -131,8 +132,8 @@ pub(crate) enum Control {
     LetGo(oneshot::Sender<()>),
     /// The instance before us has let go.
     Begin,
-    /// Where the instance after us sends requests now.
-    Gates(Vec<Gate>),
+    /// Where the instance after us sends requests now, and whom it turned away.
+    Gates(Vec<Gate>, Vec<Refused>),
     /// Nothing runs here any more, and all else is somebody else's.
     Disband,
     Remove,

@@ -236,6 +236,9 @@ impl Model {
             }
         });
         self.leases.refuse(refusal);
+        if let Some(denied) = self.leases.refusal_elsewhere() {
+            self.context.turn_away_before_us(&self.spec.name, &denied);
+        }
     }
 
     /// Restarts that operators asked for: done when every replica has a younger process that serves.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use warden_policies::{GenerationId, ServerFacts, Work};
 
 use crate::process::endpoint::Endpoint;
+use crate::process::needs::Kin;
 use crate::process::root::ask::ChildId;
 use crate::spec::Command;
 
@@ -35,6 +36,9 @@ pub(crate) struct HeirRecord {
     /// The command with which it was started, as far as it matters for asking it.
     pub(crate) command: Command,
     pub(crate) facts: ServerFacts,
+    /// What it was started from, if that is known: what lies there by now may be something else.
+    #[serde(default)]
+    pub(crate) kin: Option<Kin>,
     pub(crate) saves_for_us: bool,
     /// When it was made, by the clock of its fleet.
     pub(crate) spawned: Duration,
@@ -53,4 +57,10 @@ pub struct Gate {
     pub(crate) endpoint: Endpoint,
     pub(crate) facts: ServerFacts,
     pub(crate) slots: Option<u32>,
+    /// What it was started from, if that is known: an answer that another such process began can be gone on with there.
+    #[serde(default)]
+    pub(crate) kin: Option<Kin>,
+    /// Something was set in a process of the model while it ran: answers that were under way did not follow that.
+    #[serde(default)]
+    pub(crate) touched: bool,
 }

@@ -66,6 +66,11 @@ impl Settings {
         lock(&self.0).all.clone()
     }
 
+    /// Something was set in a process by another instance, which keeps it.
+    pub(crate) fn touch(&self) {
+        lock(&self.0).touched = true;
+    }
+
     /// Whether the model's processes are as their command made them.
     pub(crate) fn are_untouched(&self) -> bool {
         !lock(&self.0).touched

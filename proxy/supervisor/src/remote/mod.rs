@@ -202,7 +202,7 @@ impl Remote {
             | Control::HandOver(_)
             | Control::Thaw
             | Control::LetGo(_)
-            | Control::Gates(_)
+            | Control::Gates(..)
             | Control::Begin
             | Control::Learn(..) => {}
         }

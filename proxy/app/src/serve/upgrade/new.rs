@@ -15,6 +15,8 @@ use crate::exit::Failure;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Nobody waits longer for an upgrade.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What it is told is looked at this often, whatever happens.
+const LOOKS: Duration = Duration::from_millis(200);
 /// It takes a word within this time, or is gone.
 const TAKES: Duration = Duration::from_secs(5);
 
@@ -151,11 +153,11 @@ impl Predecessor {
         // That there is none is to be told, too.
         let mut told = None;
         loop {
-            let gates = fleet.gates();
+            let gates = Gates { gates: fleet.gates(), refusals: fleet.refusals() };
             if told.as_ref() != Some(&gates) {
                 told = Some(gates.clone());
                 let until = Instant::now() + TAKES;
-                if self.talk.say(Gates { gates }, Vec::new(), until).await.is_err() {
+                if self.talk.say(gates, Vec::new(), until).await.is_err() {
                     // It is gone, or does not listen: what it has is not waited for. Heard of beside.
                     self.talk.end();
                     return std::future::pending().await;
@@ -167,6 +169,8 @@ impl Predecessor {
                     return std::future::pending().await;
                 },
                 () = fleet.followed() => {}
+                // Whoever came to wait there meanwhile may be one who is turned away.
+                () = tokio::time::sleep(LOOKS) => {}
             }
             views.mark_unchanged();
         }

@@ -100,7 +100,7 @@ impl Retired {
 async fn follow(talk: Talk, fleet: Fleet) {
     loop {
         match talk.hear::<Gates>(Instant::now() + HEARS).await {
-            Ok((told, _)) => fleet.follow_gates(&told.gates),
+            Ok((told, _)) => fleet.follow_gates(&told.gates, &told.refusals),
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
             Err(_) => return,
         }

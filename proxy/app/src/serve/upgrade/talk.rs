@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_supervisor::{Gate, wire};
+use warden_supervisor::{Gate, Refused, wire};
 
 use crate::config::resolve::Resolved;
 
@@ -81,9 +81,12 @@ pub(super) enum Word {
 }
 
 /// The new one's last words, whenever that changes.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Gates {
     pub(super) gates: Vec<Gate>,
+    /// Models whose callers were turned away: those who wait on the other side are among them.
+    #[serde(default)]
+    pub(super) refusals: Vec<Refused>,
 }
 
 /// A conversation, whose words are waited for beside everything else.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::GenerationId;
+use warden_policies::dispatch::Ticket;
 
 use super::refusal::Refusal;
 use super::{Entry, Leases, Opened, Outbox, State, hand_over};
@@ -104,6 +105,25 @@ impl Leases {
     /// Turns everybody away who waits.
     pub(crate) fn dismiss(&self, denied: &Denied) {
         let dismissed = lock(&self.state).dismiss(denied);
+        hand_over(dismissed);
+    }
+
+    /// Turns those away who wait since that moment or longer, unless somebody can serve them.
+    pub(crate) fn dismiss_since(&self, denied: &Denied, moment: Instant) {
+        let mut state = lock(&self.state);
+        if state.dispatch.any_open() {
+            return;
+        }
+        let meant = state.waiters.iter().filter(|(_, waiter)| waiter.since <= moment);
+        let meant: Vec<Ticket> = meant.map(|(ticket, _)| *ticket).collect();
+        let mut dismissed = Vec::new();
+        for ticket in meant {
+            let waits = state.dispatch.cancel(ticket) || state.admit.leave(ticket).is_some();
+            let waiter = state.waiters.remove(&ticket).filter(|_| waits);
+            dismissed.extend(waiter.map(|waiter| (waiter.answer, Err(denied.clone()))));
+        }
+        state.full_told &= state.waiting() >= state.depth;
+        drop(state);
         hand_over(dismissed);
     }
 

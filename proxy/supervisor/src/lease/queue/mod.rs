@@ -415,6 +415,14 @@ impl Leases {
         state.dispatch.in_flight(generation) == 0 && !state.elsewhere.open.contains(&generation)
     }
 
+    /// What those are told who wait in the instance before us: the same as our own callers, while those are turned away.
+    pub(crate) fn refusal_elsewhere(&self) -> Option<Denied> {
+        let state = lock(&self.state);
+        let refused = state.elsewhere.waiting > 0 && !state.dispatch.any_open();
+        let refusal = state.refusal.as_ref().filter(|refusal| refused && !refusal.is_final());
+        refusal.map(Refusal::denied)
+    }
+
     pub(crate) fn any_open(&self) -> bool {
         lock(&self.state).dispatch.any_open()
     }

@@ -334,6 +334,26 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
 }
 
 #[tokio::test]
+async fn whoever_came_after_a_refusal_was_made_waits_on_and_so_do_all_where_somebody_serves() {
+    let leases = leases(2);
+    let early = queued(&leases, LeaseKind::Slot).await;
+    let made = Instant::now();
+    while Instant::now() <= made {
+        tokio::task::yield_now().await;
+    }
+    let late = queued(&leases, LeaseKind::Slot).await;
+    leases.dismiss_since(&Denied::Removed, made);
+    assert_eq!(early.await.unwrap().unwrap_err(), Denied::Removed);
+    assert_eq!(leases.waiting(), 1);
+    let cell = cell(1);
+    leases.open(&cell, 1);
+    let _served = late.await.unwrap().unwrap();
+    let waits = queued(&leases, LeaseKind::Slot).await;
+    leases.dismiss_since(&Denied::Removed, Instant::now());
+    assert!(!waits.is_finished() && leases.waiting() == 1, "a slot will be free");
+}
+
+#[tokio::test]
 async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_runs_there_counts() {
     let leases = leases(1);
     let cell = cell(1);

@@ -5,6 +5,7 @@ mod degrade;
 mod end;
 mod fleet;
 mod growth;
+mod handover;
 mod health;
 mod idle;
 mod life;

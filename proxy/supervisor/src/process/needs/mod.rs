@@ -17,6 +17,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
+use serde::{Deserialize, Serialize};
 
 use crate::error::FailureKind;
 use crate::process::hints;
@@ -65,7 +66,7 @@ pub(crate) struct Sight {
 }
 
 /// What the answers of a process depend on. Of two that have this in common, the one goes on where the other stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kin {
     /// A hash of the command, the binary and the model's files.
     pub made_of: u64,
