@@ -52,14 +52,14 @@ impl Retired {
                 asked = signals.next() => match asked {
                     Asked::End if ends.is_some() => return Err(Failure::failed("ended at once by a second signal")),
                     Asked::End => {
-                        nursery.end_successor();
+                        nursery.end_successors();
                         server.stop_accepting();
                         ends = Some(Instant::now() + deadline);
                     }
                     Asked::Reload => {
                         // The lines of what still runs here belong into the new file, too.
                         server.reopen_logs();
-                        nursery.reload_successor();
+                        nursery.reload_successors();
                     }
                     Asked::Upgrade => nursery.upgrade_successor(),
                 },
@@ -116,9 +116,9 @@ async fn stay(nursery: &NurseryHandle, mut ending: bool, signals: &mut Signals) 
                 Asked::End if ending => return Err(Failure::failed("ended at once by a second signal")),
                 Asked::End => {
                     ending = true;
-                    nursery.end_successor();
+                    nursery.end_successors();
                 }
-                Asked::Reload => nursery.reload_successor(),
+                Asked::Reload => nursery.reload_successors(),
                 Asked::Upgrade => nursery.upgrade_successor(),
             },
         }
