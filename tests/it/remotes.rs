@@ -12,7 +12,7 @@ use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, ports, 
 const OFTEN: &str = "internal.remote.interval = \"200ms\"\ninternal.remote.retry_first = \"20ms\"";
 
 /// An endpoint with a model `far`, which has a port of its own so that it can come back.
-async fn endpoint(top: &str, script: &Value) -> Result<(Warden, u16), Trouble> {
+pub(crate) async fn endpoint(top: &str, script: &Value) -> Result<(Warden, u16), Trouble> {
     let port = ports::free()?;
     let top = format!("server.port = {port}\n{top}");
     let there = Setup::new()?.top(&top).fake("far", script, "")?.start().await?;
@@ -21,11 +21,11 @@ async fn endpoint(top: &str, script: &Value) -> Result<(Warden, u16), Trouble> {
 }
 
 /// As `[remotes]` has it, with more lines.
-fn remote(url: &str, more: &str) -> String {
+pub(crate) fn remote(url: &str, more: &str) -> String {
     format!("{OFTEN}\n[remotes.cloud]\nurl = \"{url}\"\nmodel = \"far\"\n{more}")
 }
 
-async fn until_state(here: &Warden, model: &str, state: &str) -> Outcome {
+pub(crate) async fn until_state(here: &Warden, model: &str, state: &str) -> Outcome {
     wait_until(&format!("{model} is {state}"), SOON, async || {
         here.state(model).await.is_ok_and(|now| now == state)
     })

@@ -5,6 +5,7 @@ mod books;
 mod deaths;
 mod flat;
 mod refused;
+mod told;
 mod waiting;
 mod ways;
 

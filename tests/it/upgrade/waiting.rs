@@ -21,12 +21,12 @@ fn cpu_time(pid: i32) -> Result<Duration, Trouble> {
     Ok(tick * u32::try_from(stat.utime + stat.stime)?)
 }
 
-async fn kept(warden: &Warden) -> Result<Client, Trouble> {
+pub(super) async fn kept(warden: &Warden) -> Result<Client, Trouble> {
     Client::over(warden.http.connect().await?).await
 }
 
 /// Whether the connection was closed with the answer, which has to come in time.
-async fn ask(client: &mut Client, id: &str, model: &str) -> Result<bool, Trouble> {
+pub(super) async fn ask(client: &mut Client, id: &str, model: &str) -> Result<bool, Trouble> {
     let body = chat(id, model, "hi", 3, false);
     timeout(SOON, client.ask(id, &body)).await.context(format!("{id}: no answer in time"))?
 }

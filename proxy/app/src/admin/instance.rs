@@ -63,7 +63,7 @@ impl Claim {
     }
 
     /// They are the next program's.
-    pub(crate) fn leave(mut self) {
+    pub(crate) fn leave(&mut self) {
         self.runtime.leave();
     }
 

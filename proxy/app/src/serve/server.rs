@@ -438,7 +438,12 @@ impl Server {
         // The fleet waits for leases; the gateway's own last bytes to clients get the same time. Requests that are on their way are let in.
         let fleet = async {
             let grace = self.resolved.server.stopped_keep_alive.min(deadline);
-            let _ = tokio::time::timeout(grace, self.gateway_done.cancelled()).await;
+            // So are those on their way to the program before us, which go to our processes.
+            let ended = async {
+                self.gateway_done.cancelled().await;
+                self.fleet.elders_ended().await;
+            };
+            let _ = tokio::time::timeout(grace, ended).await;
             self.fleet.shutdown(deadline.saturating_sub(grace)).await;
         };
         let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());

@@ -322,8 +322,15 @@ impl Fleet {
         let waits = |handle: &Arc<Handle>| (handle.leases.name().to_string(), handle.leases.waiting());
         let own = self.own();
         let waiting = own.iter().map(waits).filter(|(_, callers)| *callers > 0).collect();
-        let elders = self.inner.elders.load(Ordering::SeqCst) > 0;
+        let elders = *self.inner.elders.borrow() > 0;
         Remains { counts: own.into_iter().flat_map(of).collect(), waiting, elders }
+    }
+
+    /// Waits until no instance before us has anything to do any more.
+    pub async fn elders_ended(&self) {
+        let mut elders = self.inner.elders.subscribe();
+        // Fails only without a sender, which we have.
+        drop(elders.wait_for(|elders| *elders == 0).await);
     }
 
     /// Where requests for models with processes go now, for the instance before us: what it still has may have to be sent again.
@@ -394,7 +401,7 @@ impl Fleet {
 
     /// Keeps places for what runs in the instance before us.
     pub fn shares(&self) -> Shares {
-        self.inner.elders.fetch_add(1, Ordering::SeqCst);
+        self.inner.elders.send_modify(|elders| *elders += 1);
         Shares { fleet: self.clone(), held: HashMap::new(), known: Vec::new() }
     }
 }
@@ -445,6 +452,6 @@ impl Shares {
 impl Drop for Shares {
     fn drop(&mut self) {
         self.update(&Remains::default());
-        self.fleet.inner.elders.fetch_sub(1, Ordering::SeqCst);
+        self.fleet.inner.elders.send_modify(|elders| *elders = elders.saturating_sub(1));
     }
 }

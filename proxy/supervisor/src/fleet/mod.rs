@@ -10,7 +10,7 @@ mod trial;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -67,7 +67,7 @@ struct Inner {
     loader_ends: CancellationToken,
     ending: AtomicBool,
     /// Instances before us that have something to do still.
-    elders: AtomicUsize,
+    elders: watch::Sender<usize>,
     canaries: Canaries,
     /// What an instance before us left of models that are not there yet.
     will: std::sync::Mutex<Option<FleetWill>>,
@@ -148,7 +148,7 @@ impl Fleet {
                 tasks: TaskTracker::new(),
                 loader_ends: CancellationToken::new(),
                 ending: AtomicBool::new(false),
-                elders: AtomicUsize::new(0),
+                elders: watch::Sender::new(0),
                 canaries: Canaries::default(),
                 will: std::sync::Mutex::new(will),
                 awaited: std::sync::Mutex::default(),

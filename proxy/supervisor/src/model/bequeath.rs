@@ -193,6 +193,7 @@ impl Model {
 
     /// Others own the processes. What has a lease here, or waits for one, goes on as long as its process does.
     pub(super) async fn see_off(&mut self) {
+        let mut ends = false;
         loop {
             let leases = Arc::clone(&self.leases);
             tokio::select! {
@@ -207,7 +208,13 @@ impl Model {
                         self.follow_gates(&gates);
                         self.turn_away(&refused);
                     }
-                    Some(Message::Control(control)) => self.too_late(control),
+                    Some(Message::Control(Control::Shutdown(_))) => {
+                        self.leases.refuse(Some(Refusal::ShuttingDown));
+                        ends = true;
+                    }
+                    // Whoever still asks here has to ask the other instance. Dropped with who waits for its answer, which says that
+                    // everything ends.
+                    Some(Message::Control(control)) => drop(control),
                     // Whoever asks whether we turn may have left.
                     Some(Message::Beat(question)) => drop(question.send(())),
                     Some(Message::Report(..) | Message::Looked(..)) => {}
@@ -218,6 +225,10 @@ impl Model {
                     }
                 }
                 Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
+            }
+            // Who waits for a process that ends meanwhile, or for one that nobody starts any more, hears so.
+            if ends && !self.leases.any_open() {
+                self.leases.dismiss(&Denied::ShuttingDown);
             }
             // Its answers are what changes.
             self.operators.give_answers();
@@ -321,19 +332,5 @@ impl Model {
     /// Whether its gate is open there, as far as was heard.
     fn is_followed(&self, generation: GenerationId) -> bool {
         self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
-    }
-
-    /// Whoever still asks here has to ask the other instance.
-    fn too_late(&mut self, control: Control) {
-        match control {
-            Control::Shutdown(_) => {
-                self.leases.refuse(Some(Refusal::ShuttingDown));
-                if !self.leases.any_open() {
-                    self.leases.dismiss(&Denied::ShuttingDown);
-                }
-            }
-            // Dropped with who waits for its answer, which says that everything ends.
-            control => drop(control),
-        }
     }
 }

@@ -16,7 +16,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 
-use rustix::process::Signal;
 use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
@@ -26,6 +25,7 @@ use crate::process::root::ask::Program;
 use crate::process::root::client::Client;
 use crate::process::root::desk;
 use crate::process::root::family::Family;
+use crate::process::root::orders;
 use crate::process::spawn::{Spawned, spawn, spawn_successor};
 use crate::spec::SpawnRequest;
 
@@ -160,24 +160,31 @@ impl NurseryHandle {
         }
     }
 
-    /// Tells whoever serves in our place to end.
-    pub fn end_successor(&self) {
-        self.pass_on(Signal::TERM);
+    /// Waits for the end of all that have served in our place and do not any more. At once, if we are not the root.
+    pub async fn retired_ended(&self) {
+        if let Some(family) = self.family() {
+            family.retired_ended().await;
+        }
     }
 
-    /// Tells whoever serves in our place to read its configuration again.
-    pub fn reload_successor(&self) {
-        self.pass_on(Signal::HUP);
+    /// Tells whoever serves in our place to end, and those that still have something to do; and whoever serves later.
+    pub fn end_successors(&self) {
+        self.pass_on(orders::Order::End);
+    }
+
+    /// Tells whoever serves in our place to read its configuration again; and those that still have something to do to write into new files.
+    pub fn reload_successors(&self) {
+        self.pass_on(orders::Order::Reload);
     }
 
     /// Tells whoever serves in our place to let the program go on that lies at its path now.
     pub fn upgrade_successor(&self) {
-        self.pass_on(Signal::USR2);
+        self.pass_on(orders::Order::Upgrade);
     }
 
-    fn pass_on(&self, signal: Signal) {
+    fn pass_on(&self, order: orders::Order) {
         if let Some(family) = self.family() {
-            family.pass_on(signal);
+            family.pass_on(order);
         }
     }
 

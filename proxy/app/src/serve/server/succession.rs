@@ -10,6 +10,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::Server;
 use crate::series;
+use crate::serve::upgrade::ending::Times;
 use crate::serve::upgrade::talk::{Legacy, Place};
 use crate::sync::lock;
 
@@ -94,7 +95,18 @@ impl Server {
     /// No connection is kept for another request.
     pub(in crate::serve) fn stop_accepting(&self) {
         self.ends.stop.cancel();
-        self.fleet.close_queues();
+    }
+
+    /// How long a stop takes here. All of `probe.drain_delay`, though an operator may have begun to leave before: the program that serves
+    /// takes requests for no longer, and knows what of that time has passed.
+    pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> Times {
+        let delay = self.resolved.probe.drain_delay;
+        Times { delay, grace: self.resolved.server.stopped_keep_alive, deadline }
+    }
+
+    /// They are the next program's.
+    pub(in crate::serve) fn leave_directories(&mut self) {
+        self.claim.leave();
     }
 
     pub(in crate::serve) fn has_ended(&self) -> bool {
@@ -106,14 +118,14 @@ impl Server {
     }
 
     /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
-    pub(in crate::serve) async fn disband(self) {
+    pub(in crate::serve) async fn disband(mut self) {
+        self.leave_directories();
         self.tasks.close();
         let limit = self.resolved.upstream.connect_timeout;
         let tasks = tokio::time::timeout(limit, self.tasks.wait());
         let fleet = tokio::time::timeout(limit, self.fleet.disband());
         let _ = tokio::join!(tasks, fleet, self.exporting.end());
         self.access.flush();
-        self.claim.leave();
     }
 }
 

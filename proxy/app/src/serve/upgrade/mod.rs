@@ -18,7 +18,9 @@
 //! | `old`, `new` | either side |
 //! | `inquiry` | whether the new one answers |
 //! | `retired` | what is left to do for the old one |
+//! | `ending` | when it does what at a stop |
 
+pub(super) mod ending;
 pub(super) mod inquiry;
 pub(super) mod new;
 pub(super) mod old;

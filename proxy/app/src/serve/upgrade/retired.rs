@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Exit, Fleet, Remains};
 
+use super::ending::{Ending, Step, Times};
 use super::talk::{Gates, Talk};
 use crate::exit::Failure;
 use crate::serve::Server;
@@ -16,6 +17,8 @@ use crate::serve::signals::{Asked, Signals};
 const TELLS: Duration = Duration::from_millis(50);
 /// A word is not waited for any longer.
 const TAKES: Duration = Duration::from_secs(1);
+/// Others need this long to end, once what ran in them has had its time.
+const LAST: Duration = Duration::from_secs(1);
 /// Between two words of the next program may be any time: this only says how long one call waits.
 const HEARS: Duration = Duration::from_secs(3);
 
@@ -32,34 +35,59 @@ impl Retired {
     /// Until our last request has ended; and if we are the root, until all has.
     pub(in crate::serve) async fn see_off(
         mut self,
-        server: Server,
+        mut server: Server,
         deadline: Duration,
         signals: &mut Signals,
     ) -> Result<(), Failure> {
+        // However we end from here on, what lies there is another's.
+        server.leave_directories();
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
             server.beside(follow(talk, server.fleet().clone()));
         }
-        let mut ends: Option<Instant> = None;
+        let times = server.stop_times(deadline);
+        let mut ending: Option<Ending> = None;
+        // Whoever served has ended as it was to.
+        let mut is_over = false;
         let mut told = Remains::default();
         // What is to be done in the program before us, if there is one, counts here, too: whoever comes after us hears of it through us.
         while !server.has_ended() || !server.fleet().remains().is_nothing() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
                 () = tokio::time::sleep(TELLS) => self.tell(&server, &mut told).await,
-                () = at(ends) => break,
-                exit = nursery.successor_ended() => return ended(exit),
+                () = at(ending.as_ref().and_then(Ending::next)) => {
+                    match ending.as_mut().and_then(|ending| ending.take(Instant::now())) {
+                        Some(Step::Stop) => server.stop_accepting(),
+                        Some(Step::Refuse) => server.fleet().close_queues(),
+                        Some(Step::Cut) => break,
+                        None => {}
+                    }
+                }
+                exit = nursery.successor_ended(), if !is_over => {
+                    if exit != Exit::Code(0) {
+                        return ended(exit);
+                    }
+                    // A remote model's stream, or the last bytes to a slow client, need none of the processes that ended with it.
+                    is_over = true;
+                    let now = Instant::now();
+                    if ending.is_none() {
+                        // It was told by somebody else: so it is us who tell the others.
+                        nursery.end_successors();
+                    }
+                    ending.get_or_insert_with(|| Ending::new(now, times)).hurry(now);
+                }
                 asked = signals.next() => match asked {
-                    Asked::End if ends.is_some() => return Err(Failure::failed("ended at once by a second signal")),
+                    Asked::End if ending.is_some() => return Err(Failure::failed("ended at once by a second signal")),
                     Asked::End => {
-                        nursery.end_successor();
-                        server.stop_accepting();
-                        ends = Some(Instant::now() + deadline);
+                        tracing::info!("stopping: what still runs here may end, as in the program that serves");
+                        nursery.end_successors();
+                        server.leave();
+                        ending = Some(Ending::new(Instant::now(), times));
                     }
                     Asked::Reload => {
                         // The lines of what still runs here belong into the new file, too.
                         server.reopen_logs();
-                        nursery.reload_successor();
+                        nursery.reload_successors();
                     }
                     Asked::Upgrade => nursery.upgrade_successor(),
                 },
@@ -76,7 +104,8 @@ impl Retired {
             return Ok(());
         }
         tracing::info!("the last request has ended; the next program serves, and we stay for its processes");
-        stay(&nursery, ends.is_some(), signals).await
+        let cut = ending.map(|ending| ending.cut().unwrap_or_else(Instant::now));
+        Stay { nursery, times, cut, is_over }.stay(signals).await
     }
 
     async fn tell(&mut self, server: &Server, told: &mut Remains) {
@@ -107,21 +136,48 @@ async fn follow(talk: Talk, fleet: Fleet) {
     }
 }
 
-/// Passes on what we are told, until whoever serves has ended.
-async fn stay(nursery: &NurseryHandle, mut ending: bool, signals: &mut Signals) -> Result<(), Failure> {
-    loop {
-        tokio::select! {
-            exit = nursery.successor_ended() => return ended(exit),
-            asked = signals.next() => match asked {
-                Asked::End if ending => return Err(Failure::failed("ended at once by a second signal")),
-                Asked::End => {
-                    ending = true;
-                    nursery.end_successor();
+/// The root without anything of its own to do.
+struct Stay {
+    nursery: NurseryHandle,
+    times: Times,
+    /// When what runs in others has had its time, once they were told to end.
+    cut: Option<Instant>,
+    /// Whoever served has ended as it was to.
+    is_over: bool,
+}
+
+impl Stay {
+    /// Passes on what we are told, until whoever serves has ended, and those between, which end with us.
+    async fn stay(mut self, signals: &mut Signals) -> Result<(), Failure> {
+        loop {
+            tokio::select! {
+                exit = self.nursery.successor_ended(), if !self.is_over => {
+                    if exit != Exit::Code(0) {
+                        return ended(exit);
+                    }
+                    self.is_over = true;
+                    if self.cut.is_none() {
+                        self.end();
+                    }
                 }
-                Asked::Reload => nursery.reload_successor(),
-                Asked::Upgrade => nursery.upgrade_successor(),
-            },
+                () = self.nursery.retired_ended(), if self.is_over => return Ok(()),
+                () = at(self.cut.map(|cut| cut + LAST)), if self.is_over => return Ok(()),
+                asked = signals.next() => match asked {
+                    Asked::End if self.cut.is_some() => return Err(Failure::failed("ended at once by a second signal")),
+                    Asked::End => {
+                        tracing::info!("stopping: the program that serves is told, and those before it");
+                        self.end();
+                    }
+                    Asked::Reload => self.nursery.reload_successors(),
+                    Asked::Upgrade => self.nursery.upgrade_successor(),
+                },
+            }
         }
+    }
+
+    fn end(&mut self) {
+        self.cut = Some(Instant::now() + self.times.all());
+        self.nursery.end_successors();
     }
 }
 

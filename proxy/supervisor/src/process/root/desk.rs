@@ -69,6 +69,7 @@ impl Desk {
                 self.beside(number, async move { desk.nursery.spawn(*request).await });
             }
             Ask::Succeed { number, program } => {
+                family.next_begins();
                 let (desk, handover) = (Arc::clone(self), files.into_iter().next());
                 self.beside(number, async move { desk.nursery.succeed(program, handover).await });
             }

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::process::Signal;
 use tokio::sync::watch;
 
 use crate::process::child::Child;
 use crate::process::group::Exit;
 use crate::process::root::ask::ChildId;
+use crate::process::root::orders::{Order, Orders};
 use crate::sync::lock;
 
 /// Those that live as long as somebody else wants. Owned by the nursery.
@@ -17,7 +17,7 @@ use crate::sync::lock;
 pub(crate) struct Family {
     next: AtomicU64,
     children: Mutex<HashMap<ChildId, Arc<Child>>>,
-    serving: watch::Sender<Option<ChildId>>,
+    instances: watch::Sender<Orders>,
 }
 
 impl Family {
@@ -38,9 +38,19 @@ impl Family {
         drop(gone);
     }
 
-    /// This one serves from now on. Returns which one did.
+    /// Another instance is about to be made.
+    pub(super) fn next_begins(&self) {
+        self.instances.send_modify(Orders::next_begins);
+    }
+
+    /// This one serves from now on, and is told what the one before did not hear. Returns which one did.
     pub(crate) fn serves(&self, id: ChildId) -> Option<ChildId> {
-        self.serving.send_replace(Some(id))
+        let (mut before, mut heard) = (None, Vec::new());
+        self.instances.send_modify(|instances| (before, heard) = instances.serves(id));
+        for order in heard {
+            self.tell([id], order);
+        }
+        before
     }
 
     /// Waits for the end of one that has handed over.
@@ -49,24 +59,38 @@ impl Family {
             child.wait().await;
         }
         self.forget(id);
+        self.instances.send_modify(|instances| instances.ended(id));
     }
 
-    /// Tells the one that serves what we were told.
-    pub(crate) fn pass_on(&self, signal: Signal) {
-        if let Some(child) = self.serving().and_then(|id| self.child(id)) {
-            child.signal(signal);
+    /// Tells instances what we were told.
+    pub(crate) fn pass_on(&self, order: Order) {
+        let mut to = Vec::new();
+        self.instances.send_modify(|instances| to = instances.told(order));
+        self.tell(to, order);
+    }
+
+    fn tell(&self, to: impl IntoIterator<Item = ChildId>, order: Order) {
+        for child in to.into_iter().filter_map(|id| self.child(id)) {
+            child.signal(order.signal());
         }
     }
 
     fn serving(&self) -> Option<ChildId> {
-        *self.serving.borrow()
+        self.instances.borrow().serving()
+    }
+
+    /// Waits until all that have handed over have ended.
+    pub(crate) async fn retired_ended(&self) {
+        let mut instances = self.instances.subscribe();
+        // Fails only without a sender, which we have.
+        drop(instances.wait_for(Orders::nobody_is_retired).await);
     }
 
     /// Waits for the end of whoever serves, if that is not us.
     pub(crate) async fn ended(&self) -> Exit {
-        let mut changes = self.serving.subscribe();
+        let mut changes = self.instances.subscribe();
         loop {
-            let now = *changes.borrow_and_update();
+            let now = changes.borrow_and_update().serving();
             let child = now.and_then(|id| self.child(id));
             tokio::select! {
                 exit = async {
@@ -88,6 +112,6 @@ impl Family {
 
 impl Default for Family {
     fn default() -> Self {
-        Self { next: AtomicU64::new(0), children: Mutex::default(), serving: watch::Sender::new(None) }
+        Self { next: AtomicU64::new(0), children: Mutex::default(), instances: watch::Sender::default() }
     }
 }

@@ -16,6 +16,7 @@
 //! | `wire` | messages with files |
 //! | `ask` | what is asked and answered |
 //! | `family` | the root's side: who lives, who serves |
+//! | `orders` | who of them hears what the root is told |
 //! | `desk` | answers one successor |
 //! | `client` | the successor's side |
 
@@ -23,4 +24,5 @@ pub(crate) mod ask;
 pub(crate) mod client;
 pub(crate) mod desk;
 pub(crate) mod family;
+pub(crate) mod orders;
 pub mod wire;
