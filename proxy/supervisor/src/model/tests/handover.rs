@@ -45,7 +45,7 @@ async fn what_the_next_instances_process_was_started_from_is_known_here_and_told
     assert_eq!(rig.fleet.gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
     // Something was set in it, there.
     rig.fleet.follow_gates(&[Gate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
-    rig.fleet.followed().await;
+    pass(secs(1)).await;
     assert!(lease.kin().is_none() && rig.fleet.gates()[0].touched);
     drop(lease);
     rig.fleet.disband().await;
