@@ -60,7 +60,7 @@ pub mod view;
 pub use error::{
     CanaryError, ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError,
 };
-pub use fleet::handover::{Count, FleetWill, Remains, Shares, WillPiece};
+pub use fleet::handover::{Count, FleetWill, Frozen, Remains, Shares, WillPiece};
 pub use fleet::{CanaryRoute, Fleet};
 pub use lease::Lease;
 pub use lease::address::Address;

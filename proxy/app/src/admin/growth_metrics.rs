@@ -98,9 +98,8 @@ impl GrowthMetrics {
             for (number, backend) in model.backends.iter().enumerate() {
                 // While one process replaces another, a replica has two: the newer one comes last and counts. It may not know yet
                 // what the other one did, and what that one did is nothing of this one.
-                let later = model.backends.iter().skip(number + 1);
-                let is_newest =
-                    !later.into_iter().any(|other| other.pid.is_some() && other.replica == backend.replica);
+                let mut later = model.backends.iter().skip(number + 1);
+                let is_newest = !later.any(|other| other.pid.is_some() && other.replica == backend.replica);
                 self.read_backend(model.name.as_str(), backend, is_newest);
             }
         }

@@ -54,7 +54,7 @@ use signals::Asked;
 pub(crate) use signals::Signals;
 use upgrade::new::Predecessor;
 use upgrade::old;
-use upgrade::order::{Order, Upgraded};
+use upgrade::order::Order;
 use upgrade::retired::Retired;
 use upgrade::talk::Place as Where;
 
@@ -229,7 +229,7 @@ async fn serve(
     tokio::pin!(first);
     let mut orders = server.orders();
     loop {
-        tokio::select! {
+        let order = tokio::select! {
             problem = &mut first => {
                 server.stop(Duration::ZERO).await;
                 return Err(problem);
@@ -239,36 +239,29 @@ async fn serve(
                 Asked::Reload => {
                     folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
                     renewing.set(server.renews_every());
+                    continue;
                 }
                 Asked::Upgrade => {
                     let (reply, _nobody) = oneshot::channel();
-                    match upgrade(&server, None, None, "a signal (USR2)", reply, &mut signals).await {
-                        Ok(None) => {}
-                        Ok(Some(retired)) => {
-                            renewing.leave();
-                            return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
-                        }
-                        Err(Ends) => break,
-                    }
+                    Order { to: None, wait: None, by: "a signal (USR2)".into(), reply }
                 }
             },
-            () = renewing.go_on() => {}
+            () = renewing.go_on() => continue,
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
                 folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
+                continue;
             }
             problem = server.ended() => return Err(problem),
-            Some(order) = ordered(orders.as_mut()) => {
-                let Order { to, wait, by, reply } = order;
-                match upgrade(&server, to, wait, &by, reply, &mut signals).await {
-                    Ok(None) => {}
-                    Ok(Some(retired)) => {
-                        renewing.leave();
-                        return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
-                    }
-                    Err(Ends) => break,
-                }
+            Some(order) = ordered(orders.as_mut()) => order,
+        };
+        match upgrade(&server, order, &mut signals).await {
+            Ok(retired) => {
+                renewing.leave();
+                return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
             }
+            Err(old::Stays::Cannot(_)) => {}
+            Err(old::Stays::Ends) => break,
         }
     }
     renewing.leave();
@@ -307,32 +300,22 @@ fn tell_where(server: &Server) {
     }
 }
 
-/// We were told to end while something else was done.
-struct Ends;
-
 /// Lets another program take our place. What is left to do if it has; nothing has changed otherwise.
-async fn upgrade(
-    server: &Server,
-    to: Option<PathBuf>,
-    wait: Option<Duration>,
-    by: &str,
-    reply: oneshot::Sender<Result<Upgraded, String>>,
-    signals: &mut Signals,
-) -> Result<Option<Retired>, Ends> {
-    server.fleet().note_asked(None, "upgrade", by);
-    let (why, ended) = match Box::pin(old::hand_over(server, to, wait, signals)).await {
+async fn upgrade(server: &Server, order: Order, signals: &mut Signals) -> Result<Retired, old::Stays> {
+    let Order { to, wait, by, reply } = order;
+    server.fleet().note_asked(None, "upgrade", &by);
+    let stays = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
             // Who asked may have left.
             drop(reply.send(Ok(upgraded)));
-            return Ok(Some(retired));
+            return Ok(retired);
         }
-        Err(old::Stays::Cannot(why)) => (why, Ok(None)),
-        Err(old::Stays::Ends) => ("llama-warden was told to end".to_owned(), Err(Ends)),
+        Err(stays) => stays,
     };
-    tracing::error!("no upgrade, everything goes on as before: {why}");
-    server.fleet().note_asked(None, &format!("upgrade, which failed: {why}"), by);
-    drop(reply.send(Err(why)));
-    ended
+    tracing::error!("no upgrade, everything goes on as before: {stays}");
+    server.fleet().note_asked(None, &format!("upgrade, which failed: {stays}"), &by);
+    drop(reply.send(Err(stays.to_string())));
+    Err(stays)
 }
 
 async fn stop(

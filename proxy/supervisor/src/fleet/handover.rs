@@ -156,16 +156,19 @@ pub struct Shares {
     known: Vec<Arc<Handle>>,
 }
 
-/// Whoever asks for a will and does not wait for it leaves all as it was.
-struct Thaw<'a>(Option<&'a Fleet>);
+/// A fleet that decides nothing. Dropped, it goes on as before.
+#[derive(Debug)]
+#[must_use = "dropped, the fleet decides again"]
+pub struct Frozen<'a>(Option<&'a Fleet>);
 
-impl Thaw<'_> {
-    fn not_any_more(mut self) {
+impl Frozen<'_> {
+    /// It comes to the hand-over: the fleet never decides again.
+    pub fn stay(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Thaw<'_> {
+impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if let Some(fleet) = self.0 {
             fleet.thaw();
@@ -181,17 +184,18 @@ impl Fleet {
         left.map(|model| model.record.name.clone()).collect()
     }
 
-    /// Stops deciding, and says what there is. Requests go on. Waits for what is under way, until the deadline.
+    /// Stops deciding, and says what there is. Requests go on. Waits for what is under way, until the deadline. Whoever does not wait for
+    /// it leaves all as it was.
     ///
     /// # Errors
     ///
     /// What is still under way then, in words. All goes on as before.
-    pub async fn bequeath(&self, deadline: Instant) -> Result<FleetWill, String> {
+    pub async fn bequeath(&self, deadline: Instant) -> Result<(FleetWill, Frozen<'_>), String> {
         let inner = &self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
             return Err("everything ends".to_owned());
         }
-        let thaw = Thaw(Some(self));
+        let frozen = Frozen(Some(self));
         let run = inner.context.epoch.elapsed();
         loop {
             let busy = match self.freeze().await {
@@ -200,8 +204,7 @@ impl Fleet {
                     let began = began.saturating_sub(inner.context.epoch.elapsed().saturating_sub(run));
                     let generations = inner.context.last_generation().0;
                     let record = FleetRecord { began, generations };
-                    thaw.not_any_more();
-                    return Ok(FleetWill { record, models });
+                    return Ok((FleetWill { record, models }, frozen));
                 }
                 Err(busy) => busy,
             };
@@ -248,7 +251,7 @@ impl Fleet {
     }
 
     /// It did not come to the hand-over: everything goes on.
-    pub fn thaw(&self) {
+    fn thaw(&self) {
         self.send_all(|| Control::Thaw);
         self.inner.ending.store(false, Ordering::SeqCst);
     }

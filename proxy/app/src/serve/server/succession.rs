@@ -118,8 +118,7 @@ impl Server {
     }
 
     /// The last request has ended: nothing of all this is needed any more, and nothing is taken away.
-    pub(in crate::serve) async fn disband(mut self) {
-        self.leave_directories();
+    pub(in crate::serve) async fn disband(self) {
         self.tasks.close();
         let limit = self.resolved.upstream.connect_timeout;
         let tasks = tokio::time::timeout(limit, self.tasks.wait());

@@ -15,7 +15,7 @@ use crate::exit::Failure;
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Nobody waits longer for an upgrade.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What it is told is looked at this often, whatever happens.
+/// How often we look for news to tell the old program, even if nothing wakes us.
 const LOOKS: Duration = Duration::from_millis(200);
 /// It takes a word within this time, or is gone.
 const TAKES: Duration = Duration::from_secs(5);

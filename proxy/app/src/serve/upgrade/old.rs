@@ -19,11 +19,13 @@ const READY: Duration = Duration::from_secs(20);
 const BEGINS: Duration = Duration::from_secs(10);
 
 /// Why there is no upgrade.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(in crate::serve) enum Stays {
     /// In words; everything goes on as before.
+    #[error("{0}")]
     Cannot(String),
     /// Somebody has told us to end meanwhile.
+    #[error("llama-warden was told to end")]
     Ends,
 }
 
@@ -59,11 +61,11 @@ pub(in crate::serve) async fn hand_over(
     let child = server.nursery().succeed(next, Some(theirs.into())).await;
     let child = child.map_err(|error| error.to_string())?;
     let talk = Talk::new(ours);
-    let (frozen, processes) = tokio::select! {
+    let (since, processes) = tokio::select! {
         ready = ready(server, &talk, &child, until) => ready?,
         () = signals.end() => return Err(Stays::Ends),
     };
-    let frozen_ms = u64::try_from(frozen.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     let upgraded = Upgraded { from: env!("CARGO_PKG_VERSION").to_owned(), to, processes, frozen_ms };
     Ok((upgraded, go(server, talk, child).await))
 }
@@ -77,14 +79,13 @@ async fn ready(
     until: Instant,
 ) -> Result<(Instant, usize), String> {
     greeted(talk, &server.place(), until).await?;
-    let will = tokio::select! {
+    let (will, frozen) = tokio::select! {
         will = server.fleet().bequeath(until) => will.map_err(|busy| format!("busy: {busy}"))?,
         // It has nothing to say meanwhile.
         _ = child.wait() => return Err("the next program has ended while it waited".to_owned()),
     };
-    let thaw = Thaw(Some(server));
-    let frozen = Instant::now();
-    let until = until.min(frozen + READY);
+    let since = Instant::now();
+    let until = until.min(since + READY);
     let processes = will.processes();
     let sent = send(server, talk, will, until).await;
     sent.map_err(|error| format!("the next program took not what it was given: {error}"))?;
@@ -94,8 +95,8 @@ async fn ready(
         Ok((Word::Serves, _)) => return Err("the next program says what it should not".to_owned()),
         Err(error) => return Err(late("did not get ready", &error)),
     }
-    thaw.not_any_more();
-    Ok((frozen, processes))
+    frozen.stay();
+    Ok((since, processes))
 }
 
 /// From here on there is no way back: the new one owns all.
@@ -153,21 +154,4 @@ async fn send(
         talk.say(piece, files, until).await?;
     }
     Ok(())
-}
-
-/// Unless it comes to the hand-over, the fleet goes on.
-struct Thaw<'a>(Option<&'a Server>);
-
-impl Thaw<'_> {
-    fn not_any_more(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Thaw<'_> {
-    fn drop(&mut self) {
-        if let Some(server) = self.0 {
-            server.fleet().thaw();
-        }
-    }
 }

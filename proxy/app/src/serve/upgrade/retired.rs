@@ -71,7 +71,7 @@ impl Retired {
                     is_over = true;
                     let now = Instant::now();
                     if ending.is_none() {
-                        // It was told by somebody else: so it is us who tell the others.
+                        // Somebody has stopped the serving program directly, so we pass the word on to the others.
                         nursery.end_successors();
                     }
                     ending.get_or_insert_with(|| Ending::new(now, times)).hurry(now);

@@ -16,7 +16,8 @@ use crate::{Exit, Remains};
 /// One whose processes are another instance's.
 async fn let_go(change: impl FnOnce(&mut FleetConfig)) -> Rig {
     let rig = Rig::new(|config, _| change(config)).await;
-    let will = rig.fleet.bequeath(Instant::now()).await.unwrap();
+    let (will, frozen) = rig.fleet.bequeath(Instant::now()).await.unwrap();
+    frozen.stay();
     assert_eq!(will.processes(), 0);
     rig.fleet.let_go().await;
     rig
