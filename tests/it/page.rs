@@ -6,10 +6,13 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use warden_rig::http::Whole;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
@@ -119,8 +122,15 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         }
         assert!(text.starts_with("<!doctype html>") && text.contains("<main"), "{view}");
         assert_eq!(text.contains("aria-current=\"page\""), view != "/page/help", "{view}");
-        for inline in [" style=", " onclick", " onload", "<style", "javascript:"] {
-            assert!(!text.contains(inline), "{view} has {inline}");
+        // One style, which the policy names by its hash.
+        let style =
+            text.split_once("<style>").context("a style")?.1.split_once("</style>").context("its end")?.0;
+        let digest = BASE64_STANDARD.encode(Sha256::digest(style));
+        assert!(policy.contains(&format!("style-src 'sha256-{digest}';")), "{view}: {policy}");
+        for (inline, most) in
+            [(" style=", 0), (" onclick", 0), (" onload", 0), ("<style", 1), ("javascript:", 0)]
+        {
+            assert!(text.matches(inline).count() <= most, "{view} has {inline}");
         }
         let scripts = text.matches("<script").count();
         assert_eq!(scripts, 1, "{view}");

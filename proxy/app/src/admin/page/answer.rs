@@ -2,22 +2,31 @@
 //! nothing of it is kept by a browser but files that never change.
 
 use std::fmt::Display;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 
-use super::files::{File, gzip};
+use super::files::{self, File, gzip};
 use super::hub::Rendered;
 use super::memory;
 use crate::admin::answer::Body;
 use crate::series::answer::MemoryData;
 
-/// What the page may load: its own style, script and stream. Its icon is in itself.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
-                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+/// What the page may load: its own style, which stands in it, script and stream. Its icon is in itself.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let style = &files::all().style.digest;
+    format!(
+        "default-src 'none'; script-src 'self'; style-src '{style}'; img-src 'self' data:; connect-src 'self'; \
+         form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    )
+});
 /// What a report may: its own style. It is a file that somebody may have changed, so nothing in it runs, and it has no origin.
 const REPORT: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
+
+/// Takes the page out of the hands of whoever opened it, for which a browser starts another process.
+const OPENER: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
 /// Shorter answers are not worth the work.
 const WORTH: usize = 1024;
@@ -51,7 +60,7 @@ fn safe(headers: &mut HeaderMap, policy: &'static str) {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "same-origin"),
         (header::X_FRAME_OPTIONS, "DENY"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (OPENER, "same-origin"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     ];
     for (name, value) in all {
@@ -66,7 +75,7 @@ pub(super) fn with(status: StatusCode, kind: Kind, body: Body) -> Response<Body>
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    safe(headers, if kind == Kind::Report { REPORT } else { POLICY });
+    safe(headers, if kind == Kind::Report { REPORT } else { &POLICY });
     response
 }
 
@@ -80,8 +89,12 @@ pub(super) fn plain(
     let small = asked.is_some_and(takes_gzip) && body.len() > WORTH;
     let body = if small { gzip(&body, flate2::Compression::fast()) } else { body };
     let mut response = with(status, kind, full(body));
-    if asked.is_some() {
-        response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if let Some(asked) = asked {
+        let headers = response.headers_mut();
+        headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+        if kind == Kind::Page && !led_by_others(asked) {
+            headers.remove(OPENER);
+        }
     }
     if small {
         response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -131,7 +144,7 @@ pub(super) fn file(file: &File, asked: &HeaderMap) -> Response<Body> {
     if small {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
-    safe(headers, POLICY);
+    safe(headers, &POLICY);
     response
 }
 
@@ -163,9 +176,37 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether another page may have led here, and may hold the window in which the answer is shown. A browser says `none` where somebody
+/// typed the address or has a bookmark; nothing is said by old browsers and by other programs.
+fn led_by_others(asked: &HeaderMap) -> bool {
+    let site = asked.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    !matches!(site, Some(b"none" | b"same-origin"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_leaves_its_opener_unless_nobody_led_to_it() {
+        for (site, leaves) in [
+            (Some("none"), false),
+            (Some("same-origin"), false),
+            (Some("same-site"), true),
+            (Some("cross-site"), true),
+            (Some("None"), true),
+            (None, true),
+        ] {
+            let asked: HeaderMap = site
+                .map(|site| ("sec-fetch-site".parse().unwrap(), site.parse().unwrap()))
+                .into_iter()
+                .collect();
+            let has =
+                |kind, asked| plain(StatusCode::OK, kind, Bytes::new(), asked).headers().contains_key(OPENER);
+            assert_eq!(has(Kind::Page, Some(&asked)), leaves, "{site:?}");
+            assert!(has(Kind::Page, None) && has(Kind::Report, Some(&asked)), "{site:?}");
+        }
+    }
 
     #[test]
     fn a_browser_says_whether_it_takes_gzip() {

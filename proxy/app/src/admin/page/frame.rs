@@ -34,6 +34,9 @@ pub(super) fn head(head: &mut Html, title: impl std::fmt::Display) {
     head.void("meta", &[("name", &"color-scheme"), ("content", &"light dark")]);
     head.element("title", &[], title);
     head.void("link", &[("rel", &"icon"), ("href", &SIGN)]);
+    head.within("style", &[], |style| {
+        style.raw(&files::all().style.text);
+    });
 }
 
 /// A whole document around a part.
@@ -44,7 +47,6 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
         html.within("head", &[], |head| {
             let of = if frame.of.is_empty() { String::new() } else { format!(" of {}", frame.of) };
             self::head(head, format_args!("{}{of} · llama-warden", view.title()));
-            head.void("link", &[("rel", &"stylesheet"), ("href", &files.style.path)]);
             head.element("script", &[("type", &"module"), ("src", &files.script.path)], "");
         });
         let here = frame.here;

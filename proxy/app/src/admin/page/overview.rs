@@ -116,10 +116,11 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
         section.element("h2", &[("id", &"models")], "Models");
         section.element("p", &[("class", &"count quiet"), ("id", &"count")], told(picture, all));
         if all > 0 {
-            section.within("table", &[("class", &"models"), ("id", &"rows")], |table| {
+            // Roles are said, because a browser may take what its style makes a grid of for no table.
+            section.within("table", &[("class", &"models"), ("id", &"rows"), ("role", &"table")], |table| {
                 table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
                 titles(table);
-                table.within("tbody", &[], |body| {
+                table.within("tbody", &[("role", &"rowgroup")], |body| {
                     for row in rows.iter().skip(part * ROWS).take(ROWS) {
                         write_row(body, picture, row);
                     }
@@ -267,10 +268,10 @@ fn titles(table: &mut Html) {
         "What is next",
         "Do",
     ];
-    table.within("thead", &[], |head| {
-        head.within("tr", &[], |row| {
+    table.within("thead", &[("role", &"rowgroup")], |head| {
+        head.within("tr", &[("role", &"row")], |row| {
             for title in all {
-                row.element("th", &[("scope", &"col")], title);
+                row.element("th", &[("scope", &"col"), ("role", &"columnheader")], title);
             }
         });
     });
@@ -279,11 +280,10 @@ fn titles(table: &mut Html) {
 fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
     let model = row.model;
     let name = model.name.as_str();
-    let cell = |title: &'static str| [("data-title", title)];
     // A name may have anything in it, an id no white space.
     let id = super::files::hash(name.as_bytes());
-    body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
-        tr.within("th", &[("scope", &"row")], |th| {
+    body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row"), ("role", &"row")], |tr| {
+        tr.within("th", &[("scope", &"row"), ("role", &"rowheader")], |th| {
             link(th, &address("/page/memory", &[("model", name)]), name);
             if !model.aliases.is_empty() {
                 th.element("div", &[("class", &"quiet small")], model.aliases.join(", "));
@@ -292,9 +292,8 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
                 th.element("div", &[("class", &"quiet small")], format_args!("served by {}", remote.url));
             }
         });
-        let titled = cell("State");
-        tr.within("td", &[(titled[0].0, &titled[0].1)], |td| state(td, model));
-        tr.within("td", &[("data-title", &"Holds"), ("class", &"holding")], |td| memory(td, row));
+        cell(tr, "State", "state", |td| state(td, model));
+        cell(tr, "Holds", "holding", |td| memory(td, row));
         let slots: u32 = model.backends.iter().filter_map(|backend| backend.slots).sum();
         let busy: u32 = model.backends.iter().map(|backend| backend.in_flight).sum();
         let slots = if slots > 0 { format!("{busy}/{slots}") } else { busy.to_string() };
@@ -310,18 +309,20 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
             (Some(p50), Some(p99)) => format!("{} / {}", seconds(p50), seconds(p99)),
             _ => "–".to_owned(),
         };
-        tr.within("td", &[("data-title", &"First token, p50 / p99"), ("class", &"number")], |td| {
-            td.text(first);
-        });
-        tr.within("td", &[("data-title", &"What is next"), ("class", &"says")], |td| {
-            next(td, picture, model);
-        });
-        tr.within("td", &[("data-title", &"Do"), ("class", &"do")], |td| actions(td, model));
+        number(tr, "First token, p50 / p99", first);
+        cell(tr, "What is next", "says", |td| next(td, picture, model));
+        cell(tr, "Do", "do", |td| actions(td, model));
     });
 }
 
+fn cell(tr: &mut Html, title: &str, class: &str, content: impl FnOnce(&mut Html)) {
+    tr.within("td", &[("data-title", &title), ("class", &class), ("role", &"cell")], content);
+}
+
 fn number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {
-    tr.element("td", &[("data-title", &title), ("class", &"number")], text);
+    cell(tr, title, "number", |td| {
+        td.text(text);
+    });
 }
 
 fn state(td: &mut Html, model: &ModelView) {
@@ -410,7 +411,8 @@ fn actions(td: &mut Html, model: &ModelView) {
     let name = model.name.as_str();
     let mut button = |action: &str, word: &str, told: &str| {
         let value = format!("{action} {name}");
-        let label = format!("{word} {name}: {told}");
+        // What it does stands in its title, which is its description where it has another name.
+        let label = format!("{word} {name}");
         td.element(
             "button",
             &[("form", &"act"), ("name", &"do"), ("value", &value), ("title", &told), ("aria-label", &label)],

@@ -2,7 +2,6 @@
 
 use warden_pages::Html;
 
-use super::super::files;
 use super::super::frame::head;
 
 /// The page that asks for a key. `why`: what was wrong with the last one.
@@ -57,7 +56,6 @@ fn document(title: &str, onward: Option<&str>, content: impl FnOnce(&mut Html)) 
             if let Some(to) = onward {
                 all.void("meta", &[("http-equiv", &"refresh"), ("content", &format_args!("0;url={to}"))]);
             }
-            all.void("link", &[("rel", &"stylesheet"), ("href", &files::all().style.path)]);
         });
         html.within("body", &[], |body| {
             body.within("main", &[("id", &"main")], content);
