@@ -1,5 +1,6 @@
 //! Lists every file of every patch set, and the list of mitigations, so that they are part of the program. Runs again when a
-//! file of this folder is added, changed or removed, which is what cargo does where nothing else is said.
+//! file of this folder is added, changed or removed, which is what cargo does where nothing else is said. What it writes does not say
+//! where this folder lies: a program built elsewhere is the same to the byte.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::{env, fs, io};
 fn main() -> io::Result<()> {
     let variable = |name| env::var_os(name).map(PathBuf::from).ok_or_else(|| io::Error::other(name));
     let here = variable("CARGO_MANIFEST_DIR")?;
-    let mut files = vec![("mitigations.toml".to_owned(), here.join("mitigations.toml"))];
+    let mut files = vec!["mitigations.toml".to_owned()];
     for entry in fs::read_dir(&here)? {
         let folder = entry?.path();
         if folder.join("set.toml").is_file() {
@@ -17,21 +18,22 @@ fn main() -> io::Result<()> {
     }
     files.sort();
     let mut code = String::from("static FILES: &[(&str, &[u8])] = &[\n");
-    for (name, path) in files {
-        let _infallible = writeln!(code, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
+    for name in files {
+        let path = format!("concat!(env!(\"CARGO_MANIFEST_DIR\"), {:?})", format!("/{name}"));
+        let _infallible = writeln!(code, "    ({name:?}, include_bytes!({path})),");
     }
     code.push_str("];\n");
     fs::write(variable("OUT_DIR")?.join("patches.rs"), code)
 }
 
-fn list(folder: &Path, name: &str, files: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+fn list(folder: &Path, name: &str, files: &mut Vec<String>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = format!("{name}{}", name_of(&entry.path())?);
         if entry.file_type()?.is_dir() {
             list(&entry.path(), &format!("{name}/"), files)?;
         } else {
-            files.push((name, entry.path()));
+            files.push(name);
         }
     }
     Ok(())
