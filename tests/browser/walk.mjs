@@ -122,12 +122,15 @@ keys.skip = await page.evaluate(() => document.activeElement.className);
 const loaded = await page.evaluate(() => performance.timeOrigin);
 await page.locator(`button[value="restart ${model}"]`).click();
 await page.waitForFunction((name) => document.querySelector("#notices").textContent.includes(`restart of ${name}: done`), model);
+const live = {};
 for (const action of ["pin", "unpin"]) {
   await page.locator(`button[value="${action} ${model}"]`).click();
   await page.waitForFunction(([action, name]) => document.querySelector("#notices").textContent.includes(`${action} of ${name}: done`), [action, model]);
   await page.waitForSelector(`button[value="${action === "pin" ? "unpin" : "pin"} ${model.replaceAll('"', '\\"')}"]`);
+  // Columns are as wide as they are whatever stands in them: nothing of it may lie in the next one.
+  if (action === "pin") live.cut = await page.evaluate(() => [...document.querySelectorAll(".models :is(th,td)")].filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent));
 }
-const live = { same: loaded === (await page.evaluate(() => performance.timeOrigin)) };
+live.same = loaded === (await page.evaluate(() => performance.timeOrigin));
 
 // How long after an event is written the page shows it: both clocks are this machine's.
 await page.goto(`${url}/page/events`);

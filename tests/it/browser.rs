@@ -75,6 +75,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     let keys = json!({"row": 0, "kept": 0, "removed": true, "moved": true, "filter": "filter", "typed": MODEL, "help": "Keys and words · llama-warden", "skip": "skip"});
     assert_eq!(told["keys"], keys);
     assert_eq!(told["live"]["same"], true);
+    assert_eq!(told["live"]["cut"], json!([]), "what stands in no column of its own");
     // A replacement that somebody else asks for.
     warden.restart(MODEL, 1).await?;
     let (row, written) = last_replacement(&warden.cli(&["events", "--json"]).await?.stdout)?;
