@@ -21,6 +21,8 @@ const tell = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
 const complaints = [];
 const elsewhere = [];
+// What was asked before something is done; no is the answer.
+const dialogs = [];
 // While the instance is away, a browser says in its console that it cannot be reached: that is what it is for.
 let away = false;
 const watched = async (options) => {
@@ -33,7 +35,10 @@ const watched = async (options) => {
   page.on("request", (request) => {
     if (!request.url().startsWith(url) && !request.url().startsWith("data:")) elsewhere.push(request.url());
   });
-  page.on("dialog", (dialog) => dialog.accept());
+  page.on("dialog", (dialog) => {
+    dialogs.push(dialog.message());
+    return dialog.dismiss();
+  });
   return page;
 };
 
@@ -130,6 +135,8 @@ for (const action of ["pin", "unpin"]) {
   // Columns are as wide as they are whatever stands in them: nothing of it may lie in the next one.
   if (action === "pin") live.cut = await page.evaluate(() => [...document.querySelectorAll(".models :is(th,td)")].filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.textContent));
 }
+await page.locator(`button[value="drain ${model}"]`).click();
+live.dialogs = dialogs;
 live.same = loaded === (await page.evaluate(() => performance.timeOrigin));
 
 // How long after an event is written the page shows it: both clocks are this machine's.
@@ -147,14 +154,42 @@ await page.evaluate(() => {
   }).observe(document.querySelector("main"), { childList: true, subtree: true });
 });
 
+// In a tab of its own: the mark of a replacement in the plots of its model.
+const memory = await watched({ viewport: { width: 1280, height: 900 }, timezoneId: "Asia/Kolkata", locale: "en-GB" });
+await memory.goto(`${url}/page/memory?model=${encodeURIComponent(model)}`);
+await memory.waitForSelector("#live[data-state=live]");
+await memory.waitForSelector("svg.plot .mark.replacement");
+const plots = { unit: await memory.locator("svg.plot text.unit").first().textContent() };
+const plot = await memory.locator("svg.plot[data-across=time]").first().boundingBox();
+await memory.mouse.move(plot.x + plot.width / 2, plot.y + plot.height / 2);
+plots.cursors = await memory.locator("svg.plot .cursor").count();
+plots.all = await memory.locator("svg.plot[data-across=time]").count();
+plots.times = await memory.evaluate(() => [...document.querySelectorAll("main time")].slice(0, 3).map((time) => [time.dateTime, time.textContent]));
+// Sent as a file, it opens where nothing of us is.
+const [saved] = await Promise.all([memory.waitForEvent("download"), memory.locator("a[href*='file=1']").first().click()]);
+const alone = await watched({});
+await alone.setContent(await readFile(await saved.path(), "utf8"));
+plots.file = { name: saved.suggestedFilename(), plots: await alone.locator("svg.plot").count(), scripts: await alone.locator("script").count() };
+await alone.context().close();
+await memory.evaluate(() => {
+  window.marked = [];
+  const count = () => document.querySelectorAll("main .mark.replacement").length;
+  let known = count();
+  new MutationObserver(() => {
+    if (count() > known) window.marked.push(Date.now());
+    known = count();
+  }).observe(document.querySelector("main"), { childList: true, subtree: true });
+});
+
 if (pictures) {
   const sizes = { wide: [1400, 900], tablet: [820, 1100], phone: [390, 800] };
   for (const [name, [width, height]] of Object.entries(sizes)) {
     for (const colorScheme of ["light", "dark"]) {
       const shot = await watched({ viewport: { width, height }, colorScheme, timezoneId: "UTC", locale: "en-GB" });
-      const views = name === "wide" ? { overview: "", memory: `memory?model=${encodeURIComponent(model)}`, events: "events" } : { overview: "" };
+      const views = { overview: "", memory: `memory?model=${encodeURIComponent(model)}` };
+      // The other views name places of the machine on which the pictures are taken.
+      if (name === "wide") for (const view of ["requests", "events"]) views[view] = view;
       for (const [view, at] of Object.entries(views)) {
-        if (view === "events" && colorScheme === "dark") continue;
         await shot.goto(`${url}/page/${at}`);
         await shot.waitForSelector("#live[data-state=live]");
         await shot.screenshot({ path: path.join(pictures, `page-${view}-${name}-${colorScheme}.png`) });
@@ -163,11 +198,11 @@ if (pictures) {
     }
   }
 }
-tell({ seen, readable, keys, live, complaints, elsewhere });
+tell({ seen, readable, keys, live, plots, complaints, elsewhere });
 
 for await (const word of input) {
   if (word === "shown") {
-    tell({ shown: await page.evaluate(() => window.shown) });
+    tell({ shown: await page.evaluate(() => window.shown), marked: await memory.evaluate(() => window.marked) });
   } else if (word === "diagnose") {
     const other = await watched({ viewport: { width: 1280, height: 900 } });
     await other.goto(`${url}/page/diagnose`);
@@ -185,6 +220,7 @@ for await (const word of input) {
     await other.context().close();
     tell({ running, chosen, ended, complaints, elsewhere });
   } else if (word === "away") {
+    await memory.context().close();
     away = true;
     await page.waitForSelector("#live[data-state=lost]");
     tell({ away });

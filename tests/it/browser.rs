@@ -2,6 +2,8 @@
 //! script and by those who do not see it, a replacement is shown within a second, and it outlives our own restart.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,16 +15,21 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, wait_until};
 /// A model whose name is no word.
 const MODEL: &str = "org/model <b>2</b>";
 
-/// Requests to both models until it is dropped; each must be answered.
-fn load(http: &Http) -> JoinSet<Result<(), Trouble>> {
+/// Requests to both models until it is dropped; each must be answered whole, but while we are `away`.
+fn load(http: &Http, away: &Arc<AtomicBool>) -> JoinSet<Result<(), Trouble>> {
     let mut set = JoinSet::new();
     for (client, model) in ["plain", MODEL].into_iter().enumerate() {
-        let http = http.clone();
+        let (http, away) = (http.clone(), Arc::clone(away));
         set.spawn(async move {
             for n in 0_u64.. {
                 let request = chat(&format!("c{client}-{n}"), model, "one two three", 12, n % 2 == 0);
-                // Around a restart of ours nobody is there.
-                let _answer = http.post(CHAT, &request).await;
+                let before = away.load(Ordering::SeqCst);
+                let answer = http.post(CHAT, &request).await;
+                if answer.as_ref().is_ok_and(|answer| answer.status.as_u16() == 200) {
+                    // It is.
+                } else if !before && !away.load(Ordering::SeqCst) {
+                    return Err(Trouble::new(format!("{model}, request {n}: {answer:?}")));
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Ok(())
@@ -43,7 +50,8 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     let setup = setup.fake(MODEL, &script, budget)?.fake("lazy", &json!({}), "preload = false\n")?;
     let mut warden = setup.start().await?;
     warden.until_ready(2).await?;
-    let requests = load(&warden.http);
+    let away = Arc::new(AtomicBool::new(false));
+    let mut requests = load(&warden.http, &away);
     let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
     let pictures = std::env::var_os("WARDEN_RENEW_DOCS").map(|_| pictures);
     let mut walk = browser.walk(&format!("http://127.0.0.1:{port}"), MODEL, pictures.as_deref())?;
@@ -76,32 +84,43 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     assert_eq!(told["keys"], keys);
     assert_eq!(told["live"]["same"], true);
     assert_eq!(told["live"]["cut"], json!([]), "what stands in no column of its own");
+    let asked = told["live"]["dialogs"].as_array().context("nothing was asked")?;
+    let wanted =
+        format!("unload {MODEL}: lets running requests end and stops it; the next request loads it again");
+    assert_eq!(asked, &[json!(wanted)], "what is not at once made good again is asked about, in words");
+    elsewhere(&told["plots"])?;
     // A replacement that somebody else asks for.
     warden.restart(MODEL, 1).await?;
     let (row, written) = last_replacement(&warden.cli(&["events", "--json"]).await?.stdout)?;
-    let mut late = None;
-    wait_until("the page shows the replacement", SOON, async || {
+    let (mut late, mut marked) = (None, None);
+    wait_until("the page shows the replacement, and memory its mark", SOON, async || {
         let told = walk.asked("shown").await.unwrap_or_default();
         let rows = told["shown"].as_array().cloned().unwrap_or_default();
         late = rows
             .iter()
             .find(|shown| shown["id"] == row)
             .and_then(|shown| Some(shown["at"].as_i64()? - written));
-        late.is_some()
+        marked = told["marked"][0].as_i64().map(|at| at - written);
+        late.is_some() && marked.is_some()
     })
     .await?;
-    let late = late.context("no row")?;
-    say(&format!("the replacement was shown {late} ms after it was written"));
+    let (late, marked) = (late.context("no row")?, marked.context("no mark")?);
+    say(&format!("the replacement was shown {late} ms after it was written, and its mark after {marked}"));
     // Within a second, and as much again for a machine with other things to do.
-    assert!((-5..2000).contains(&late), "{late} ms");
+    assert!((-5..2000).contains(&late) && (-5..2000).contains(&marked), "{late} and {marked} ms");
     // We end and begin again; nobody loads the page anew.
+    away.store(true, Ordering::SeqCst);
     assert_eq!(warden.terminate(SOON).await?, 0);
     walk.asked("away").await?;
     let warden = warden.again().await?;
     warden.until_ready(2).await?;
+    away.store(false, Ordering::SeqCst);
     let again = walk.asked("again").await?;
     calm(&again)?;
     assert_eq!((&again["same"], &again["answer"]), (&json!(true), &json!(202)), "{again}");
+    if let Some(ended) = requests.try_join_next() {
+        ended.context("a client")??;
+    }
     drop(requests);
     wait_until("nothing is in flight", SOON, async || {
         warden.cli(&["requests"]).await.is_ok_and(|ran| ran.stdout.contains("0 in flight"))
@@ -126,6 +145,28 @@ fn calm(told: &Value) -> Outcome {
         let all = told[what].as_array().context(what)?;
         assert!(all.is_empty(), "{what}: {all:#?}");
     }
+    Ok(())
+}
+
+/// Plots for somebody elsewhere: times are theirs, one cursor is in all, and what is sent as a file needs nothing.
+fn elsewhere(plots: &Value) -> Outcome {
+    assert_eq!(plots["unit"], "GMT+5:30", "{plots:#}");
+    assert!(plots["all"].as_u64() >= Some(1) && plots["cursors"] == plots["all"], "{plots:#}");
+    let times = plots["times"].as_array().context("no times")?;
+    let [written, shown] = &times.first().context("no time")?.as_array().context("no pair")?[..] else {
+        return Err(Trouble::new(format!("{times:?}")));
+    };
+    let zone = jiff::tz::TimeZone::get("Asia/Kolkata")
+        .or_else(|_| jiff::tz::Offset::from_seconds(19800).map(jiff::tz::Offset::to_time_zone));
+    let at = written.as_str().context("no moment")?.parse::<jiff::Timestamp>().context("no moment")?;
+    let there = at.to_zoned(zone.context("a zone")?).strftime("%H:%M:%S").to_string();
+    assert!(shown.as_str().is_some_and(|shown| shown.ends_with(&there)), "{written} is {shown}, not {there}");
+    let file = &plots["file"];
+    assert!(
+        file["name"].as_str().is_some_and(|name| name.starts_with("memory-")),
+        "{file}"
+    );
+    assert!(file["plots"].as_u64() >= Some(1) && file["scripts"] == 0, "{file}");
     Ok(())
 }
 

@@ -96,7 +96,9 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
     let at = address(&warden).await?;
     let lead = get(at, "/").await?;
     assert_eq!((lead.status.as_u16(), lead.header("location")), (303, "/page/"));
+    let mut sent = 0;
     for view in VIEWS {
+        sent += ask(at, "GET", view, &[("accept-encoding", "gzip")], "").await?.body.len();
         let page = get(at, view).await?;
         let text = page.text();
         assert_eq!(page.status.as_u16(), 200, "{view}: {text}");
@@ -146,6 +148,8 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         let one = get(at, &fragment).await?;
         assert!(one.text().contains("<main") && !one.text().contains("<html"), "{view}");
     }
+    // Whoever looks at every view once, and takes the script with it, has taken no more than this.
+    assert!((5_000..120_000).contains(&sent), "{sent}");
     assert_eq!(get(at, "/page/nothing").await?.status.as_u16(), 404);
     assert_eq!(get(at, "/page/reports/../ledger.jsonl").await?.status.as_u16(), 404);
     assert!(get(at, "/page/").await?.text().contains("127.0.0.1"), "who we are is in it");

@@ -55,8 +55,10 @@ fn following(
             () = stop.cancelled() => return None,
             changed = pictures.changed() => {
                 changed.ok()?;
-                let number = pictures.borrow_and_update().as_ref().map_or(0, |picture| picture.number);
-                format!("event: picture\ndata: {number}\n\n")
+                // With the number of the last event: what has happened is shown at once, also where the rest may wait.
+                let (number, event) =
+                    pictures.borrow_and_update().as_ref().map_or((0, 0), |picture| (picture.number, picture.event));
+                format!("event: picture\ndata: {number} {event}\n\n")
             }
             // No comment: scripts do not hear of those.
             () = tokio::time::sleep(QUIET) => "event: still\ndata: \n\n".to_owned(),
@@ -92,7 +94,7 @@ mod tests {
         for number in 1..=1000 {
             sender.send_replace(Some(Arc::new(Picture::numbered(number))));
         }
-        assert_eq!(next().await.as_deref(), Some("event: picture\ndata: 1000\n\n"));
+        assert_eq!(next().await.as_deref(), Some("event: picture\ndata: 1000 0\n\n"));
         stop.cancel();
         assert_eq!(next().await, None);
     }

@@ -115,6 +115,9 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     html.within("section", &[("aria-labelledby", &"models")], |section| {
         section.element("h2", &[("id", &"models")], "Models");
         section.element("p", &[("class", &"count quiet"), ("id", &"count")], told(picture, all));
+        if rows.iter().any(|row| !row.processes.is_empty()) {
+            legend(section);
+        }
         if all > 0 {
             // Roles are said, because a browser may take what its style makes a grid of for no table.
             section.within("table", &[("class", &"models"), ("id", &"rows"), ("role", &"table")], |table| {
@@ -133,6 +136,26 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
     });
     machine(&mut html, picture);
     html
+}
+
+/// What the parts of a bar are: nobody has to know their colours.
+fn legend(section: &mut Html) {
+    section.within("ul", &[("class", &"legend small"), ("aria-label", &"Parts of the bars")], |list| {
+        for (part, word) in [
+            ("weights", "weights"),
+            ("cache", "KV and caches, declared"),
+            ("other", "other"),
+            ("growth", "growth"),
+        ] {
+            list.within("li", &[], |item| {
+                item.within("svg", &[("viewBox", &"0 0 26 12"), ("aria-hidden", &"true")], |svg| {
+                    let class = format_args!("part-{part}");
+                    svg.element("rect", &[("class", &class), ("width", &26), ("height", &12)], "");
+                });
+                item.text(word);
+            });
+        }
+    });
 }
 
 /// The form that filters and sorts; outside of what is refreshed, so that nobody's typing is disturbed.

@@ -8,8 +8,11 @@ news.className = "unseen";
 news.setAttribute("aria-live", "polite");
 document.querySelector("header").append(news);
 
-// Plots and long lists need not move each second.
-const least = { memory: 5000, events: 1000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 1000, help: 3600000 }[body.dataset.view] ?? 250;
+// Plots and long lists need not move each second; what has happened is shown at once.
+const soon = 250;
+const usual = { memory: 5000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 1000, help: 3600000 }[body.dataset.view] ?? soon;
+let least = usual;
+let last = "";
 
 let tag = "";
 let fetched = 0;
@@ -32,10 +35,13 @@ const states = () => new Map([...document.querySelectorAll("main tr.row")].map((
 const refresh = async () => {
   const wait = fetched + least - performance.now();
   if (busy || wait > 0) {
-    again ||= setTimeout(() => { again = 0; refresh(); }, Math.max(wait, 50));
+    clearTimeout(again);
+    again = setTimeout(refresh, Math.max(wait, 50));
     return;
   }
+  clearTimeout(again);
   busy = true;
+  least = usual;
   try {
     // As text: what is read and written anew has a plus sign for each blank of a name.
     const here = `${location.pathname}${location.search ? `${location.search}&` : "?"}fragment=1`;
@@ -80,8 +86,11 @@ const listen = () => {
     }
     refresh();
   });
-  stream.addEventListener("picture", () => {
+  stream.addEventListener("picture", ({ data }) => {
     heard = performance.now();
+    const event = data.split(" ")[1];
+    if (event !== last) least = Math.min(usual, soon);
+    last = event;
     refresh();
   });
   stream.addEventListener("still", () => (heard = performance.now()));
@@ -120,7 +129,7 @@ document.addEventListener("submit", async (event) => {
   const { target: form, submitter } = event;
   if (form.method !== "post" || !submitter || form.id === "sign-out") return;
   event.preventDefault();
-  if (submitter.value.startsWith("drain ") && !confirm(submitter.getAttribute("aria-label"))) return;
+  if (submitter.value.startsWith("drain ") && !confirm(`${submitter.getAttribute("aria-label")}: ${submitter.title}`)) return;
   const fields = new URLSearchParams(new FormData(form));
   if (submitter.name) fields.set(submitter.name, submitter.value);
   submitter.disabled = true;
