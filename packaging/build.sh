@@ -24,9 +24,11 @@ for program in dpkg-deb dpkg-shlibdeps strip python3; do
 done
 if [ -z "$binary" ]; then
     # Where it was compiled is nobody's business, and differs.
-    RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$PWD=/llama-warden --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo" \
-        cargo build --release --locked -p llama-warden
-    binary="${CARGO_TARGET_DIR:-target}/release/llama-warden"
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    # shellcheck source=packaging/flags.sh
+    . packaging/flags.sh
+    (reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" && cargo build --release --locked -p llama-warden)
+    binary="$target/release/llama-warden"
 fi
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"
 export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
@@ -54,7 +56,9 @@ documents() { # documents FOLDER
     local folder=$1
     put LICENSE "$folder/LICENSE"
     put "$papers/llama-warden.cdx.json" "$folder/llama-warden.cdx.json"
-    for file in README.md docs/*.md; do put "$file" "$folder/$file"; done
+    put README.md "$folder/README.md"
+    # With all that they speak of: configurations of balancers, of Kubernetes, dashboards, rules.
+    find docs -type f | sort | while read -r file; do put "$file" "$folder/$file"; done
 }
 
 # The tarball: unpacked anywhere.

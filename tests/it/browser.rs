@@ -162,10 +162,7 @@ fn elsewhere(plots: &Value) -> Outcome {
     let there = at.to_zoned(zone.context("a zone")?).strftime("%H:%M:%S").to_string();
     assert!(shown.as_str().is_some_and(|shown| shown.ends_with(&there)), "{written} is {shown}, not {there}");
     let file = &plots["file"];
-    assert!(
-        file["name"].as_str().is_some_and(|name| name.starts_with("memory-")),
-        "{file}"
-    );
+    assert!(file["name"].as_str().is_some_and(|name| name.starts_with("memory-")), "{file}");
     assert!(file["plots"].as_u64() >= Some(1) && file["scripts"] == 0, "{file}");
     Ok(())
 }

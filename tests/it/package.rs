@@ -6,12 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use warden_rig::home::Home;
-use warden_rig::process::Kid;
+use warden_rig::process::{Kid, children_of};
 use warden_rig::warden::{CHAT, SOON, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, wait_for};
 
@@ -127,6 +130,80 @@ async fn answers(http: &Http, model: &str) -> Outcome {
     if answer.status.is_success() { Ok(()) } else { Err(Trouble::new(format!("{answer:?}"))) }
 }
 
+/// What the package does where systemd runs, in its own words: only where it looks for systemd and for its state is another place. One that
+/// does not come up changes nothing; one that does takes over, while clients ask.
+async fn configured_under_load(home: &Home, root: &Path, kid: &Kid, http: &Http) -> Outcome {
+    let place = |folder: &str| root.join(folder).to_string_lossy().into_owned();
+    let script = std::fs::read_to_string(here().join("packaging/deb/postinst"))?
+        .replace("/run/systemd/system", &place("var/lib"))
+        .replace("$DPKG_ROOT/var/lib/", &format!("{}/", place("var/lib")));
+    let script = home.file("postinst", script)?;
+    let tools = home.path().join("tools");
+    std::fs::create_dir_all(&tools)?;
+    let said = home.path().join("tools.log");
+    for tool in ["systemctl", "deb-systemd-invoke", "deb-systemd-helper", "systemd-sysusers"] {
+        home.program(
+            &format!("tools/{tool}"),
+            format!("#!/bin/sh\necho {tool} \"$@\" >>'{}'\n", said.display()),
+        )?;
+    }
+    let program = place("usr/bin/llama-warden");
+    let configure = async |upgrade: &str| {
+        home.program("tools/llama-warden", format!("#!/bin/sh\n{upgrade}\n"))?;
+        let mut command = tokio::process::Command::new("/bin/sh");
+        let path = format!("{}:/usr/bin:/bin", tools.display());
+        command
+            .arg(&script)
+            .args(["configure", "0.0.1"])
+            .envs(&home.env)
+            .env("PATH", path)
+            .env_remove("DPKG_ROOT");
+        let ran =
+            tokio::time::timeout(LONG, command.kill_on_drop(true).output()).await.context("it hangs")??;
+        let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+        if ran.status.success() { Ok(told) } else { Err(Trouble::new(format!("{ran:?}"))) }
+    };
+    let servers = || -> BTreeSet<_> {
+        let all = children_of(kid.pid()).into_iter().filter(|child| child.http().is_some());
+        all.map(|child| child.pid).collect()
+    };
+    let before = servers();
+    assert_eq!(before.len(), 1);
+
+    let told = configure("echo 'it does not come up' >&2; exit 1").await?;
+    assert!(told.contains("does not come up") && told.contains("goes on as it was"), "{told}");
+    answers(http, "tiny").await?;
+    let asked = std::fs::read_to_string(&said)?;
+    assert!(asked.contains("systemctl is-active") && !asked.contains("restart"), "{asked}");
+
+    let over = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for client in 0..4 {
+        let (http, over) = (http.clone(), Arc::clone(&over));
+        clients.spawn(async move {
+            let mut asked = 0_u32;
+            while !over.load(Ordering::SeqCst) {
+                let request = chat(&format!("c{client}-{asked}"), "tiny", "hello", 20, client % 2 == 0);
+                let answer = http.post(CHAT, &request).await?;
+                let whole = answer.status.is_success()
+                    && (client % 2 == 1 || answer.text().ends_with("data: [DONE]\n\n"));
+                assert!(whole, "{answer:?}");
+                asked += 1;
+            }
+            Ok::<_, Trouble>(asked)
+        });
+    }
+    let told = configure(&format!("exec '{program}' upgrade --to '{program}'")).await?;
+    assert!(!told.contains("goes on as it was"), "{told}");
+    over.store(true, Ordering::SeqCst);
+    while let Some(asked) = clients.join_next().await {
+        assert!(asked.context("a client")?? > 0, "each has asked meanwhile");
+    }
+    answers(http, "tiny").await?;
+    assert_eq!(servers(), before, "no model is loaded anew");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_nothing_when_purged() -> Outcome
 {
@@ -185,6 +262,7 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     dpkg(&root, &["--install", &deb(&new)])?;
     answers(&http, "tiny").await?;
     assert_eq!(std::fs::read_to_string(&config)?, changed);
+    configured_under_load(&home, &root, &kid, &http).await?;
     kid.signal(Signal::TERM);
     assert_eq!(kid.exit(SOON).await?, 0);
     let (mut kid, http) = served(&home, &root).await?;

@@ -68,6 +68,31 @@ fn what_a_picker_is_told_to_scrape_is_what_is_exported() -> Outcome {
     Ok(())
 }
 
+/// The recipe builds llama-server into its user's data directory, which a volume must not hide; and its user has the number that the pod
+/// runs as.
+#[test]
+fn nothing_is_mounted_over_the_builds_of_the_image() -> Outcome {
+    let recipe = std::fs::read_to_string(Path::new(FOLDER).join("../../packaging/Containerfile"))?;
+    let data = recipe.split_once("XDG_DATA_HOME=").context("no data directory")?.1;
+    let builds = Path::new(data.split_whitespace().next().context("no folder")?).join("llama-warden/builds");
+    let pod = &yaml("base/deployment.yaml")?["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().context("no mounts")?;
+    assert!(mounts.len() > 3, "{mounts:?}");
+    for mount in mounts {
+        let path = mount["mountPath"].as_str().context("a mount without a path")?;
+        assert!(!builds.starts_with(path), "{path} hides {}", builds.display());
+        let volume = mount["name"].as_str().context("a mount without a name")?;
+        let volumes = pod["volumes"].as_array().context("no volumes")?;
+        assert!(volumes.iter().any(|known| known["name"] == volume), "{volume}");
+    }
+    let user = &pod["securityContext"]["runAsUser"];
+    assert!(
+        recipe.contains(&format!("--uid {user} --gid {}", pod["securityContext"]["runAsGroup"])),
+        "{user}"
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn its_configuration_is_one_that_is_taken() -> Outcome {
     let home = Home::new()?;

@@ -1,0 +1,7 @@
+# What makes a build depend on its sources and its compiler alone (docs/releasing.md). To be sourced.
+
+reproducibly() { # reproducibly TREE CARGO_HOME TARGET: exports what cargo is to be told where those lie there
+    export CARGO_INCREMENTAL=0
+    export RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$1=llama-warden --remap-path-prefix=$2=cargo --remap-path-prefix=$3=target"
+    export CFLAGS="${CFLAGS:-} -ffile-prefix-map=$2=cargo -ffile-prefix-map=$3=target"
+}
