@@ -6,53 +6,15 @@
 // Words on its input drive it from outside, each answered by a line of JSON on its output: `again` looks whether the page, never loaded
 // again, follows an instance that was started anew; `diagnose` begins a diagnosis, looks at it and ends it; `end` ends it all.
 
-import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
 import { readFile } from "node:fs/promises";
 import path from "node:path";
+import { tell, watch, words } from "./watch.mjs";
 
 const [, , url, packages, executablePath, model, pictures] = process.argv;
-const require = createRequire(path.join(packages, "package.json"));
-const { chromium } = require("playwright-core");
-const axe = await readFile(require.resolve("axe-core/axe.min.js"), "utf8");
-const input = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
-const tell = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
-
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"] });
-const complaints = [];
-const elsewhere = [];
-// What was asked before something is done; no is the answer.
-const dialogs = [];
-// While the instance is away, a browser says in its console that it cannot be reached: that is what it is for.
-let away = false;
-const watched = async (options) => {
-  const context = await browser.newContext({ bypassCSP: false, ...options });
-  const page = await context.newPage();
-  page.on("console", (message) => {
-    if (["error", "warning"].includes(message.type()) && !away) complaints.push(`${page.url()}: ${message.text()}`);
-  });
-  page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error.message}`));
-  page.on("request", (request) => {
-    if (!request.url().startsWith(url) && !request.url().startsWith("data:")) elsewhere.push(request.url());
-  });
-  page.on("dialog", (dialog) => {
-    dialogs.push(dialog.message());
-    return dialog.dismiss();
-  });
-  return page;
-};
+const { browser, watched, judged, seen: all } = await watch(url, packages, executablePath);
+const { complaints, elsewhere, dialogs } = all;
 
 const VIEWS = ["", "memory", `memory?model=${encodeURIComponent(model)}`, "requests", "events", "logs", "configuration", "builds", "diagnose", "help"];
-
-// axe runs where a page's policy does not reach: in the browser's own world for whoever drives it.
-const judged = async (page) => {
-  const { result } = await (await page.context().newCDPSession(page)).send("Runtime.evaluate", {
-    expression: `${axe}; axe.run(document, { resultTypes: ["violations"] }).then((all) => JSON.stringify(all.violations.map(({ id, help, nodes }) => ({ id, help, where: nodes.slice(0, 3).map((node) => node.html.slice(0, 200)) }))))`,
-    awaitPromise: true,
-    returnByValue: true,
-  });
-  return JSON.parse(result.value);
-};
 
 const page = await watched({ viewport: { width: 1280, height: 900 } });
 const seen = {};
@@ -200,7 +162,7 @@ if (pictures) {
 }
 tell({ seen, readable, keys, live, plots, complaints, elsewhere });
 
-for await (const word of input) {
+for await (const word of words) {
   if (word === "shown") {
     tell({ shown: await page.evaluate(() => window.shown), marked: await memory.evaluate(() => window.marked) });
   } else if (word === "diagnose") {
@@ -221,9 +183,9 @@ for await (const word of input) {
     tell({ running, chosen, ended, complaints, elsewhere });
   } else if (word === "away") {
     await memory.context().close();
-    away = true;
+    all.away = true;
     await page.waitForSelector("#live[data-state=lost]");
-    tell({ away });
+    tell({ away: all.away });
   } else if (word === "again") {
     const before = await page.evaluate(() => performance.timeOrigin);
     await page.waitForSelector("#live[data-state=live]", { timeout: 60000 });

@@ -3,9 +3,10 @@
 
 use std::net::SocketAddr;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use warden_rig::browser::Browser;
 use warden_rig::warden::{SOON, Setup, json_lines};
-use warden_rig::{Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 use crate::page::{ask, form, token};
 
@@ -145,5 +146,55 @@ async fn a_right_that_is_taken_closes_the_page_at_the_reload_and_its_paths_are_l
         assert!(!passed.text().contains("<html"), "{target}: {}", passed.text());
         assert_eq!(ask(at, "GET", target, &[with], "").await?.status.as_u16(), 401, "{target}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_a_browser_only_the_key_with_the_right_opens_it_and_who_loses_the_right_is_asked_again() -> Outcome
+{
+    let Some(browser) = Browser::here().await? else { return Ok(()) };
+    let keys = |olga: bool| {
+        format!(
+            "[olga]\nkey = \"{OPERATOR}\"\noperator = {olga}\n[carl]\nkey = \"{CLIENT}\"\nmodels = [\"m\"]\n\
+             [otto]\nkey = \"sk-otto-0123456789abcdef\"\noperator = true\n"
+        )
+    };
+    let setup = Setup::new()?.top("server.keys = \"keys.toml\"\n").fake("m", &json!({}), "")?;
+    let file = setup.home.path().join("keys.toml");
+    write_keys(&file, &keys(true))?;
+    let mut warden = setup.start().await?;
+    warden.until_ready(1).await?;
+    let url = format!("http://{}", warden.address());
+    let mut walk = browser.rights(&url, "m", &["sk-guessed-0123456789", CLIENT, OPERATOR])?;
+    let told = walk.says().await?;
+    let (door, inside) = (&told["door"], &told["inside"]);
+    assert_eq!((&door["title"], &door["violations"]), (&json!("Sign in"), &json!([])), "{told:#}");
+    assert_eq!(door["font"], "0px", "its style is taken by its own policy");
+    let refused = door["refused"].as_array().context("nothing was refused")?;
+    assert_eq!(refused.len(), 2, "{told:#}");
+    assert_eq!(
+        (&inside["at"], &inside["violations"]),
+        (&json!(format!("{url}/page/events")), &json!([])),
+        "{told:#}"
+    );
+    let says = |what: &str, word: &str| inside[what].as_str().is_some_and(|text| text.contains(word));
+    assert!(
+        says("who", "Signed in with the key olga") && says("pinned", "pinned by page, key olga"),
+        "{told:#}"
+    );
+    assert_eq!((&told["elsewhere"], &told["dialogs"]), (&json!([]), &json!([])));
+    // A browser says so of each page that comes with such a status.
+    let complaints = |told: &Value, known: &[&str]| {
+        let all = told["complaints"].as_array().cloned().unwrap_or_default();
+        let is_known =
+            |one: &Value| one.as_str().is_some_and(|one| known.iter().any(|known| one.contains(known)));
+        all.into_iter().filter(|one| !is_known(one)).collect::<Vec<_>>()
+    };
+    assert_eq!(complaints(&told, &["status of 401", "status of 403"]), Vec::<Value>::new());
+
+    write_keys(&file, &keys(false))?;
+    warden.kid.signal(rustix::process::Signal::HUP);
+    let told = walk.asked("taken").await?;
+    assert_eq!((&told["title"], &told["rows"]), (&json!("Sign in"), &json!(0)), "{told:#}");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A real browser that walks over the page: Debian's chromium, driven by packages from npm that are pinned by version and hash and
-//! live in a folder of the test store; the walk itself is `tests/browser/walk.mjs`.
+//! live in a folder of the test store; what is walked is in `tests/browser/`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -97,10 +97,27 @@ impl Browser {
     /// # Errors
     /// It cannot be started.
     pub fn walk(&self, url: &str, model: &str, pictures: Option<&Path>) -> Result<Walk, Trouble> {
+        let more = pictures.map(Path::as_os_str);
+        self.begin("walk.mjs", url, [OsStr::new(model)].into_iter().chain(more))
+    }
+
+    /// Begins to sign in at `url` with one key behind the other; what the last one opens is tried on `model`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn rights(&self, url: &str, model: &str, keys: &[&str]) -> Result<Walk, Trouble> {
+        self.begin("rights.mjs", url, [model].iter().chain(keys).map(OsStr::new))
+    }
+
+    fn begin<'a>(
+        &self,
+        script: &str,
+        url: &str,
+        words: impl Iterator<Item = &'a OsStr>,
+    ) -> Result<Walk, Trouble> {
         let home = Home::new()?;
         let mut command = Command::new("node");
-        command.arg(walks().join("walk.mjs")).arg(url).arg(&self.packages).arg(&self.program).arg(model);
-        command.args(pictures);
+        command.arg(walks().join(script)).arg(url).arg(&self.packages).arg(&self.program).args(words);
         command.env("HOME", home.path()).env("TZ", "UTC");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().context("node")?;

@@ -72,10 +72,10 @@ pub(crate) fn document(frame: &Frame, part: &str) -> String {
                 );
                 foot.element("a", &[("href", &"/page/help"), ("id", &"help-link")], "all keys and words");
                 foot.text(". Times are in UTC where no script runs.");
+                if let Some(key) = frame.signed_in {
+                    sign_out(foot, key, frame.token);
+                }
             });
-            if let Some(key) = frame.signed_in {
-                sign_out(body, key, frame.token);
-            }
         });
     });
     html.raw("\n");
