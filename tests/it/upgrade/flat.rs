@@ -2,7 +2,7 @@
 //! threads of any of our programs grow.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use procfs::process::Process;
 use serde_json::json;
@@ -60,14 +60,15 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
     let warden = Setup::new()?.fake("m", &script, args)?.start().await?;
     let before = warden.until_ready(2).await?;
     let root = ProcessId::of(warden.kid.pid()).context("it runs")?;
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let mut asking = JoinSet::new();
     for client in 0..clients {
-        asking.spawn(keep_asking(warden.http.clone(), client, Arc::clone(&over)));
+        asking.spawn(keep_asking(warden.http.clone(), client, Arc::clone(&over), Arc::clone(&done)));
     }
     let mut first = None;
     for number in 0..upgrades {
         upgrade(&warden).await.context(format!("upgrade {number}"))?;
+        done.fetch_add(1, Ordering::SeqCst);
         if number == 1 {
             // The first has seen its own requests off, and only forks from now on.
             let serving = until_alone(&warden).await?;
@@ -75,9 +76,14 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
         }
     }
     over.store(true, Ordering::SeqCst);
+    let (mut streams, mut across) = (0, 0);
     while let Some(asked) = asking.join_next().await {
-        assert!(asked?? > 0);
+        let (all, some) = asked??;
+        assert!(all > 0);
+        (streams, across) = (streams + all, across + some);
     }
+    // All the time as many streams run as there are clients, but for those that are about to ask again.
+    assert!(across >= upgrades * clients / 4, "{across} of {streams} streams went on through an upgrade");
     assert_eq!(warden.until_ready(2).await?, before, "the same processes");
     let serving = until_alone(&warden).await?;
     assert_eq!(programs(&warden), [serving]);
@@ -89,24 +95,34 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
         is_flat(of_root, root_first, ROOT) && is_flat(of_serving, serving_first, SERVING)
     });
     let flat = flat.await;
-    let told = format!("{upgrades} upgrades: {last:?}; after two of them: {root_first:?} {serving_first:?}");
+    let told = format!(
+        "{upgrades} upgrades, {streams} streams, {across} of them through one: {last:?}; after two of them: {root_first:?} {serving_first:?}"
+    );
     println!("{told}");
     flat.context(told)
 }
 
-/// One request after another, each asked twice, until it is over. How many.
-async fn keep_asking(http: Http, client: usize, over: Arc<AtomicBool>) -> Result<usize, Trouble> {
-    let mut asked = 0;
+/// One stream after another, each asked for twice, until it is over. How many, and how many of them began before an upgrade that had
+/// ended when they did.
+async fn keep_asking(
+    http: Http,
+    client: usize,
+    over: Arc<AtomicBool>,
+    done: Arc<AtomicUsize>,
+) -> Result<(usize, usize), Trouble> {
+    let (mut asked, mut across) = (0, 0);
     while !over.load(Ordering::SeqCst) {
         let (name, words) = (format!("c{client}-{asked}"), format!("say it {asked} times"));
-        let request = chat(&name, "m", &words, 60, client.is_multiple_of(2));
-        let again = chat(&format!("{name}-again"), "m", &words, 60, true);
-        let one = swarm::answer(&http, &request).await?;
-        let two = swarm::answer(&http, &again).await?;
-        if one.text != two.text {
-            return Err(Trouble::new(format!("{name}: {:?} and {:?}", one.text, two.text)));
+        let mut texts = Vec::new();
+        for name in [name.clone(), format!("{name}-again")] {
+            let before = done.load(Ordering::SeqCst);
+            texts.push(swarm::answer(&http, &chat(&name, "m", &words, 60, true)).await?.text);
+            across += usize::from(done.load(Ordering::SeqCst) > before);
         }
-        asked += 1;
+        if texts[0] != texts[1] {
+            return Err(Trouble::new(format!("{name}: {texts:?}")));
+        }
+        asked += 2;
     }
-    Ok(asked)
+    Ok((asked, across))
 }
