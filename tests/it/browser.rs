@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::browser::Browser;
-use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, wait_until};
+use warden_rig::warden::{SOON, Setup, chat};
+use warden_rig::{Context as _, Http, Outcome, Trouble, swarm, wait_until};
 
 /// A model whose name is no word.
 const MODEL: &str = "org/model <b>2</b>";
@@ -24,11 +24,11 @@ fn load(http: &Http, away: &Arc<AtomicBool>) -> JoinSet<Result<(), Trouble>> {
             for n in 0_u64.. {
                 let request = chat(&format!("c{client}-{n}"), model, "one two three", 12, n % 2 == 0);
                 let before = away.load(Ordering::SeqCst);
-                let answer = http.post(CHAT, &request).await;
-                if answer.as_ref().is_ok_and(|answer| answer.status.as_u16() == 200) {
-                    // It is.
-                } else if !before && !away.load(Ordering::SeqCst) {
-                    return Err(Trouble::new(format!("{model}, request {n}: {answer:?}")));
+                if let Err(wrong) = swarm::answer(&http, &request).await
+                    && !before
+                    && !away.load(Ordering::SeqCst)
+                {
+                    return Err(Trouble::new(format!("{model}, request {n}: {wrong}")));
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

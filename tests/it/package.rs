@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use warden_rig::home::Home;
 use warden_rig::process::{Kid, children_of};
 use warden_rig::warden::{CHAT, SOON, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, wait_for};
+use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, swarm, wait_for};
 
 /// Compressing, on a machine that does other things as well.
 const LONG: Duration = Duration::from_secs(240);
@@ -184,10 +184,7 @@ async fn configured_under_load(home: &Home, root: &Path, kid: &Kid, http: &Http)
             let mut asked = 0_u32;
             while !over.load(Ordering::SeqCst) {
                 let request = chat(&format!("c{client}-{asked}"), "tiny", "hello", 20, client % 2 == 0);
-                let answer = http.post(CHAT, &request).await?;
-                let whole = answer.status.is_success()
-                    && (client % 2 == 1 || answer.text().ends_with("data: [DONE]\n\n"));
-                assert!(whole, "{answer:?}");
+                swarm::answer(&http, &request).await?;
                 asked += 1;
             }
             Ok::<_, Trouble>(asked)

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 
 use super::files::{self, File, gzip};
+use super::guard::SITE;
 use super::hub::Rendered;
 use super::memory;
 use crate::admin::answer::Body;
@@ -179,7 +180,7 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
 /// Whether another page may have led here, and may hold the window in which the answer is shown. A browser says `none` where somebody
 /// typed the address or has a bookmark; nothing is said by old browsers and by other programs.
 fn led_by_others(asked: &HeaderMap) -> bool {
-    let site = asked.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    let site = asked.get(SITE).map(HeaderValue::as_bytes);
     !matches!(site, Some(b"none" | b"same-origin"))
 }
 

@@ -17,7 +17,7 @@
 use http::{HeaderMap, Method, header};
 
 /// What no script can write itself.
-const SITE: &str = "sec-fetch-site";
+pub(super) const SITE: &str = "sec-fetch-site";
 const MODE: &str = "sec-fetch-mode";
 const DEST: &str = "sec-fetch-dest";
 

@@ -233,7 +233,7 @@ fn turned_away(why: &Outside, request: &Request<Incoming>, way: Way<'_>) -> Resp
     }
     let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
     let here = if is_here(here) { here } else { "/page/" };
-    if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
+    if headers.get(guard::SITE).is_some_and(|site| site != "same-origin" && site != "none") {
         return shown(StatusCode::OK, form::onward(here));
     }
     lead(&address("/page/sign-in", &[("back", here)]))
