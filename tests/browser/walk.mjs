@@ -122,8 +122,11 @@ await memory.goto(`${url}/page/memory?model=${encodeURIComponent(model)}`);
 await memory.waitForSelector("#live[data-state=live]");
 await memory.waitForSelector("svg.plot .mark.replacement");
 const plots = { unit: await memory.locator("svg.plot text.unit").first().textContent() };
-const plot = await memory.locator("svg.plot[data-across=time]").first().boundingBox();
-await memory.mouse.move(plot.x + plot.width / 2, plot.y + plot.height / 2);
+const point = async () => {
+  const plot = await memory.locator("svg.plot[data-across=time]").first().boundingBox();
+  await memory.mouse.move(plot.x + plot.width / 2, plot.y + plot.height / 2);
+};
+await point();
 plots.cursors = await memory.locator("svg.plot .cursor").count();
 plots.all = await memory.locator("svg.plot[data-across=time]").count();
 plots.times = await memory.evaluate(() => [...document.querySelectorAll("main time")].slice(0, 3).map((time) => [time.dateTime, time.textContent]));
@@ -133,6 +136,7 @@ const alone = await watched({});
 await alone.setContent(await readFile(await saved.path(), "utf8"));
 plots.file = { name: saved.suggestedFilename(), plots: await alone.locator("svg.plot").count(), scripts: await alone.locator("script").count() };
 await alone.context().close();
+await point();
 await memory.evaluate(() => {
   window.marked = [];
   const count = () => document.querySelectorAll("main .mark.replacement").length;
@@ -164,7 +168,9 @@ tell({ seen, readable, keys, live, plots, complaints, elsewhere });
 
 for await (const word of words) {
   if (word === "shown") {
-    tell({ shown: await page.evaluate(() => window.shown), marked: await memory.evaluate(() => window.marked) });
+    // Plots with a new mark were drawn anew, under a pointer that rests.
+    const [marked, cursors] = [await memory.evaluate(() => window.marked), await memory.locator("svg.plot .cursor").count()];
+    tell({ shown: await page.evaluate(() => window.shown), marked, cursors });
   } else if (word === "diagnose") {
     const other = await watched({ viewport: { width: 1280, height: 900 } });
     await other.goto(`${url}/page/diagnose`);

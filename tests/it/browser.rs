@@ -92,7 +92,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     // A replacement that somebody else asks for.
     warden.restart(MODEL, 1).await?;
     let (row, written) = last_replacement(&warden.cli(&["events", "--json"]).await?.stdout)?;
-    let (mut late, mut marked) = (None, None);
+    let (mut late, mut marked, mut cursors) = (None, None, None);
     wait_until("the page shows the replacement, and memory its mark", SOON, async || {
         let told = walk.asked("shown").await.unwrap_or_default();
         let rows = told["shown"].as_array().cloned().unwrap_or_default();
@@ -101,9 +101,11 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
             .find(|shown| shown["id"] == row)
             .and_then(|shown| Some(shown["at"].as_i64()? - written));
         marked = told["marked"][0].as_i64().map(|at| at - written);
+        cursors = told["cursors"].as_u64();
         late.is_some() && marked.is_some()
     })
     .await?;
+    assert!(cursors >= Some(1), "{cursors:?}: the pointer rests in a plot, and that was drawn anew under it");
     let (late, marked) = (late.context("no row")?, marked.context("no mark")?);
     say(&format!("the replacement was shown {late} ms after it was written, and its mark after {marked}"));
     // Within a second, and as much again for a machine with other things to do.

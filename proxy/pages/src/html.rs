@@ -47,6 +47,22 @@ impl Write for Escaping<'_> {
     }
 }
 
+/// What an element of a table is, said aloud: a browser may take for no table what a style lays out as blocks or as a grid, which
+/// ours does on a narrow screen.
+fn role(name: &str, attributes: Attributes<'_>) -> Option<&'static str> {
+    let scope =
+        |word: &str| attributes.iter().any(|(name, value)| *name == "scope" && value.to_string() == word);
+    match name {
+        "table" => Some("table"),
+        "thead" | "tbody" => Some("rowgroup"),
+        "tr" => Some("row"),
+        "td" => Some("cell"),
+        "th" if scope("row") => Some("rowheader"),
+        "th" => Some("columnheader"),
+        _ => None,
+    }
+}
+
 /// A fragment of a page, written from its beginning to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Html(String);
@@ -112,6 +128,9 @@ impl Html {
 
     fn open(&mut self, name: &'static str, attributes: Attributes<'_>) {
         self.0.extend(["<", name]);
+        if let Some(role) = role(name, attributes) {
+            self.0.extend([" role=\"", role, "\""]);
+        }
         for (name, value) in attributes {
             debug_assert!(
                 *name != "style" && !name.starts_with("on"),
@@ -200,6 +219,29 @@ mod tests {
         let mut html = Html::new();
         html.list(Vec::<String>::new()).list(["<one>"]).void("br", &[]);
         assert_eq!(html.into_string(), "<ul><li>&lt;one&gt;</li></ul><br>");
+    }
+
+    #[test]
+    fn a_table_says_of_each_part_what_it_is() {
+        let mut html = Html::new();
+        html.within("table", &[("id", &"t")], |table| {
+            table.within("thead", &[], |head| {
+                head.within("tr", &[], |row| {
+                    row.element("th", &[("scope", &"col")], "a").element("td", &[], "");
+                });
+            });
+            table.within("tbody", &[], |body| {
+                body.within("tr", &[], |row| {
+                    row.element("th", &[("scope", &"row")], "b");
+                });
+            });
+        });
+        assert_eq!(
+            html.as_str(),
+            "<table role=\"table\" id=\"t\"><thead role=\"rowgroup\"><tr role=\"row\"><th role=\"columnheader\" scope=\"col\">a</th>\
+             <td role=\"cell\"></td></tr></thead><tbody role=\"rowgroup\"><tr role=\"row\"><th role=\"rowheader\" scope=\"row\">b</th>\
+             </tr></tbody></table>"
+        );
     }
 
     #[test]

@@ -119,11 +119,10 @@ pub(crate) fn view(picture: &Picture, wish: &Wish) -> Html {
             legend(section);
         }
         if all > 0 {
-            // Roles are said, because a browser may take what its style makes a grid of for no table.
-            section.within("table", &[("class", &"models"), ("id", &"rows"), ("role", &"table")], |table| {
+            section.within("table", &[("class", &"models"), ("id", &"rows")], |table| {
                 table.element("caption", &[("class", &"unseen")], "Models, what they hold and what they do");
                 titles(table);
-                table.within("tbody", &[("role", &"rowgroup")], |body| {
+                table.within("tbody", &[], |body| {
                     for row in rows.iter().skip(part * ROWS).take(ROWS) {
                         write_row(body, picture, row);
                     }
@@ -291,10 +290,10 @@ fn titles(table: &mut Html) {
         "What is next",
         "Do",
     ];
-    table.within("thead", &[("role", &"rowgroup")], |head| {
-        head.within("tr", &[("role", &"row")], |row| {
+    table.within("thead", &[], |head| {
+        head.within("tr", &[], |row| {
             for title in all {
-                row.element("th", &[("scope", &"col"), ("role", &"columnheader")], title);
+                row.element("th", &[("scope", &"col")], title);
             }
         });
     });
@@ -305,8 +304,8 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
     let name = model.name.as_str();
     // A name may have anything in it, an id no white space.
     let id = super::files::hash(name.as_bytes());
-    body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row"), ("role", &"row")], |tr| {
-        tr.within("th", &[("scope", &"row"), ("role", &"rowheader")], |th| {
+    body.within("tr", &[("id", &format_args!("m-{id}")), ("class", &"row")], |tr| {
+        tr.within("th", &[("scope", &"row")], |th| {
             link(th, &address("/page/memory", &[("model", name)]), name);
             if !model.aliases.is_empty() {
                 th.element("div", &[("class", &"quiet small")], model.aliases.join(", "));
@@ -339,7 +338,7 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
 }
 
 fn cell(tr: &mut Html, title: &str, class: &str, content: impl FnOnce(&mut Html)) {
-    tr.within("td", &[("data-title", &title), ("class", &class), ("role", &"cell")], content);
+    tr.within("td", &[("data-title", &title), ("class", &class)], content);
 }
 
 fn number(tr: &mut Html, title: &str, text: impl std::fmt::Display) {

@@ -25,13 +25,24 @@ const put = (plot, at) => {
   label.textContent = earlier.format(new Date(at * 1000));
 };
 
-document.addEventListener("pointermove", (event) => {
-  const plot = event.target.closest?.("svg.plot[data-across=time]");
+// Where the pointer was last, or null.
+let pointer = null;
+
+const follow = (target) => {
+  const plot = pointer && target?.closest?.("svg.plot[data-across=time]");
   let at = null;
   if (plot) {
-    const place = new DOMPoint(event.clientX, event.clientY).matrixTransform(plot.getScreenCTM().inverse());
+    const place = new DOMPoint(pointer.x, pointer.y).matrixTransform(plot.getScreenCTM().inverse());
     const [from, to, left, right] = ["xFrom", "xTo", "left", "right"].map((name) => number(plot, name));
     at = from + ((place.x - left) / (right - left)) * (to - from);
   }
   plots().forEach((each) => put(each, at));
+};
+
+document.addEventListener("pointermove", ({ clientX: x, clientY: y, target }) => {
+  pointer = { x, y };
+  follow(target);
 }, { passive: true });
+document.documentElement.addEventListener("pointerleave", () => follow((pointer = null)));
+// What is drawn anew has no line: the pointer may rest.
+addEventListener("page:changed", () => pointer && follow(document.elementFromPoint(pointer.x, pointer.y)));
