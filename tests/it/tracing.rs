@@ -3,6 +3,7 @@
 
 mod cuda;
 mod diagnose;
+mod unnoticed;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -273,13 +274,24 @@ fn a_file_that_another_process_of_the_same_number_has_mapped_is_not_made_shorter
 fn a_program_with_an_allocator_of_its_own_is_told_as_such() -> Outcome {
     const SOURCE: &str = r#"
 #include <stdio.h>
+void *reallocarray(void *, unsigned long, unsigned long);
 static char room[1 << 20];
 static unsigned long used;
 void *malloc(unsigned long n) { void *at = room + used; used += (n + 15) & ~15ul; return at; }
 void free(void *at) { (void)at; }
 void *calloc(unsigned long n, unsigned long m) { return malloc(n * m); }
 void *realloc(void *at, unsigned long n) { (void)at; return malloc(n); }
-int main(void) { char line[64]; while (fgets(line, sizeof line, stdin)) { puts("done"); fflush(stdout); } return 0; }
+int main(void) {
+    char line[64];
+    while (fgets(line, sizeof line, stdin)) {
+        /* A function of the C library that it has not, and which comes back to what it has. */
+        char *at = reallocarray(0, 3, 100);
+        if (at < room || at >= room + sizeof room || reallocarray(at, ~0ul, 2)) return 1;
+        puts("done");
+        fflush(stdout);
+    }
+    return 0;
+}
 "#;
     let home = Home::new()?;
     std::fs::write(home.path().join("own.c"), SOURCE)?;

@@ -131,40 +131,49 @@ fn hand_over(count: usize, bytes: usize) {
 }
 
 /// Memory of its own, readable and writable; at this place if it is one.
+///
+/// # Safety
+/// A place is one that `map` gave for so many bytes, and nobody uses what is there.
 #[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
-fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
+unsafe fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
     let fixed = if place.is_null() { 0 } else { FIXED };
-    // SAFETY: takes the place of nothing but what this program mapped itself and does not use.
+    // SAFETY: takes the place of nothing but what the caller says.
     let at = unsafe { mmap(place, bytes, READ_WRITE, PRIVATE | ANONYMOUS | fixed, -1, 0) };
     if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(at) }
 }
 
+/// Ends it, or a part.
+///
+/// # Safety
+/// `map` gave it, and nobody uses it, nor will.
 #[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
-fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
-    // SAFETY: mapped by `map` and not used.
+unsafe fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
     if unsafe { munmap(at, bytes) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[inline(never)]
 fn leak_mapping(bytes: usize) -> io::Result<()> {
-    black_box(map(null_mut(), bytes)?);
+    // SAFETY: at no place.
+    black_box(unsafe { map(null_mut(), bytes)? });
     Ok(())
 }
 
 #[inline(never)]
 fn map_and_unmap(bytes: usize) -> io::Result<()> {
-    unmap(black_box(map(null_mut(), bytes)?), bytes)
+    // SAFETY: mapped just now, at no place, and not used.
+    unsafe { unmap(black_box(map(null_mut(), bytes)?), bytes) }
 }
 
 /// Everything in here fails after the first two: an address between two pages, a mapping that cannot grow because its own
 /// other half is there, a file that is none, and a block as large as all addresses.
 #[inline(never)]
 fn leak_refused(bytes: usize) -> io::Result<()> {
-    let at = black_box(map(null_mut(), bytes)?);
-    // SAFETY: a block that is leaked, and calls that change nothing because they are refused.
+    // SAFETY: a mapping at no place and a block, which are leaked, and calls that change nothing because they are refused.
     let refused = unsafe {
+        let at = black_box(map(null_mut(), bytes)?);
         let block = black_box(malloc(bytes));
         [
             munmap(at.wrapping_byte_add(1), bytes) != 0,
@@ -181,23 +190,29 @@ fn leak_refused(bytes: usize) -> io::Result<()> {
 /// Of four parts the second goes first, then the first.
 #[inline(never)]
 fn leak_parts(bytes: usize) -> io::Result<()> {
-    let (at, part) = (black_box(map(null_mut(), bytes)?), bytes / 4);
-    unmap(at.wrapping_byte_add(part), part)?;
-    unmap(at, part)
+    let part = bytes / 4;
+    // SAFETY: mapped just now, at no place, and not used; so are its parts.
+    unsafe {
+        let at = black_box(map(null_mut(), bytes)?);
+        unmap(at.wrapping_byte_add(part), part)?;
+        unmap(at, part)
+    }
 }
 
 #[inline(never)]
 fn leak_replaced(bytes: usize) -> io::Result<()> {
-    let at = black_box(map(null_mut(), bytes)?);
-    black_box(map(at, bytes)?);
+    // SAFETY: first at no place, then at that one, which is not used.
+    unsafe {
+        let at = black_box(map(null_mut(), bytes)?);
+        black_box(map(at, bytes)?);
+    }
     Ok(())
 }
 
 #[inline(never)]
 fn leak_moved(bytes: usize) -> io::Result<()> {
-    let at = black_box(map(null_mut(), bytes)?);
-    // SAFETY: mapped just now and not used.
-    let at = black_box(unsafe { mremap(at, bytes, 2 * bytes, MAY_MOVE) });
+    // SAFETY: mapped just now, at no place, and not used.
+    let at = unsafe { black_box(mremap(black_box(map(null_mut(), bytes)?), bytes, 2 * bytes, MAY_MOVE)) };
     if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -215,7 +230,7 @@ fn leak_families(bytes: usize) -> io::Result<()> {
             memalign(8192, bytes),
             valloc(bytes),
             pvalloc(bytes),
-            reallocarray(null_mut(), 2, bytes / 2),
+            reallocarray(malloc(bytes / 4), 2, bytes / 2),
             calloc(2, bytes / 2),
         ]
     };
@@ -256,9 +271,11 @@ fn leak_in_threads_that_end(count: usize, bytes: usize) {
     }
 }
 
-/// The child has no threads but this one, so it may do all that it likes.
+/// The child has no threads but this one, so it may do what it likes if no other one held a lock when it was forked.
 fn fork_and_leak(count: usize, bytes: usize) -> io::Result<()> {
-    // SAFETY: this program has one thread by now, and the child leaves by `_exit`.
+    // SAFETY: whoever tells us what to do waits for `done`, and by then all threads that were started have been joined, so this
+    // is the only one, but for what is left of one that is just leaving; the C library takes care of its own locks. The child
+    // leaves by `_exit`.
     let status = unsafe {
         match fork() {
             0 => {

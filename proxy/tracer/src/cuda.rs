@@ -6,7 +6,8 @@
 //!
 //! All arguments are pointers, handles and integers, so five registers hold any of them and every function is called with
 //! five: what a function does not have it does not read. That also covers `cudaGraphInstantiate`, which had five arguments
-//! before CUDA 12 and has three since.
+//! before CUDA 12 and has three since. What a name will mean in a major version of the interface that nobody knows yet is
+//! not assumed: asked for with such a version it is the driver's own function, and not counted.
 
 use core::ffi::{CStr, c_int, c_void};
 
@@ -59,9 +60,12 @@ struct Asked {
     below: c_int,
 }
 
-/// From this version of the interface on.
+/// The first version of the interface that is not known: names may mean forms with other arguments from there on.
+const UNKNOWN: c_int = 14_000;
+
+/// From this version of the interface on, as far as it is known.
 const fn since(name: &'static [u8], from: c_int) -> Asked {
-    Asked { name, from, below: c_int::MAX }
+    Asked { name, from, below: UNKNOWN }
 }
 
 const fn until(name: &'static [u8], from: c_int, below: c_int) -> Asked {
@@ -84,6 +88,8 @@ impl Hook {
     }
 }
 
+/// # Safety
+/// `real` and `effect` are those of one function, which the caller calls as in CUDA.
 unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
     let real = real.get();
     if real.is_null() {
@@ -100,7 +106,7 @@ unsafe fn call(real: &Real, effect: Effect, registers: [usize; 5]) -> c_int {
             let error = within(site, kind, run);
             let out = core::ptr::with_exposed_provenance::<usize>(first);
             if let (Some(site), 0, false) = (site, error, out.is_null()) {
-                // SAFETY: the function has just written an address or handle there.
+                // SAFETY: the function has just written an address or handle there, through a pointer to such, which C aligns.
                 made(kind, unsafe { *out }, if sized { second } else { 0 }, site);
             }
             error
@@ -237,4 +243,25 @@ hooks! {
     cuGraphInstantiateWithFlags = makes("cuGraphInstantiateWithFlags", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithFlags", 11_040), since(b"cuGraphInstantiate", 12_000)], None;
     cuGraphInstantiateWithParams = makes("cuGraphInstantiateWithParams", Kind::GraphExec, false), asked &[since(b"cuGraphInstantiateWithParams", 12_000)], None;
     cuGraphExecDestroy = Effect::Ends(&[Kind::GraphExec]), asked &[since(b"cuGraphExecDestroy", 10_000)], None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_a_form_in_the_versions_that_have_it_and_in_none_that_is_not_known() {
+        let meant = |name: &[u8], version: c_int| {
+            let hook = HOOKS.iter().find(|hook| hook.asked_as(name, version) == Some(false));
+            hook.map(|hook| hook.real.name())
+        };
+        assert_eq!(meant(b"cuMemAlloc", 3_020), Some(c"cuMemAlloc_v2"));
+        assert_eq!(meant(b"cuMemAlloc", 13_010), Some(c"cuMemAlloc_v2"));
+        assert_eq!(meant(b"cuGraphInstantiate", 11_000), Some(c"cuGraphInstantiate_v2"));
+        assert_eq!(meant(b"cuGraphInstantiate", 13_000), Some(c"cuGraphInstantiateWithFlags"));
+        assert_eq!(
+            [meant(b"cuMemAlloc", 3_010), meant(b"cuMemAlloc", 14_000), meant(b"cuMemAlloc", c_int::MAX)],
+            [None; 3]
+        );
+    }
 }

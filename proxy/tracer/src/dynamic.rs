@@ -3,13 +3,24 @@
 //!
 //! `dlsym` looks at who called it (`RTLD_NEXT` is relative to the caller), so ours leaves no trace of itself: unless the
 //! name is one that we stand in for it jumps to the real one with the caller's own return address.
+//!
+//! Because we have the names of CUDA, they are found wherever all libraries are asked. Where no library has what is behind
+//! one, `dlsym` says that there is none, as it would without us. It is not so where somebody else looks: a weak reference to
+//! such a name is not null, `dlvsym` finds ours, and so does who asks all libraries for what only one that was opened for
+//! another has. A call is then answered as where CUDA does not work (`cuda::NOT_THERE`), or goes to that one.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::count::entered;
 use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
 use crate::real::{self, Real};
-use crate::sys;
+use crate::{registered, sys};
+
+// About the assembly of both. A function is called with the stack at a multiple of 16 bytes: on x86-64 the return address, two
+// arguments and 8 more bytes make it so again, on aarch64 it always is. Only the arguments and, on aarch64, the return address
+// are kept over the call: of other registers that a function may change the caller expects nothing, and `choose` keeps the
+// rest. There is no table for the unwinder, and none is wanted: no exception comes out of `choose`, a walk from within it
+// stops here, and the real one is entered as if we had never been.
 
 /// As in the C library.
 ///
@@ -27,7 +38,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
         "add rsp, 8",
         "pop rsi",
         "pop rdi",
-        "test rax, rax",
+        "test rdx, rdx",
         "jne 2f",
         "mov rax, qword ptr [rip + {real}]",
         "jmp rax",
@@ -51,9 +62,10 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
         "stp x0, x1, [sp, #16]",
         "bl {choose}",
         "mov x16, x0",
+        "mov x17, x1",
         "ldp x0, x1, [sp, #16]",
         "ldp x29, x30, [sp], #32",
-        "cbnz x16, 2f",
+        "cbnz x17, 2f",
         "adrp x17, {real}",
         "ldr x17, [x17, :lo12:{real}]",
         "br x17",
@@ -65,20 +77,52 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     )
 }
 
-/// What stands in for this name, or null for the real one.
-extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+/// What `choose` says, in the two registers that a function returns.
+#[repr(C)]
+struct Choice {
+    address: *mut c_void,
+    /// Whether that is the answer; 0 if the real one shall give it.
+    is_answer: usize,
+}
+
+impl Choice {
+    const REAL: Self = Self { address: core::ptr::null_mut(), is_answer: 0 };
+
+    fn answer(address: *mut c_void) -> Self {
+        Self { address, is_answer: 1 }
+    }
+}
+
+/// Whether we know an answer to this question.
+///
+/// # Safety
+/// As for `dlsym` in the C library.
+unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice {
     real::find_dlsym();
-    if name.is_null() || handle == sys::RTLD_NEXT {
-        return core::ptr::null_mut();
+    if name.is_null() {
+        return Choice::REAL;
     }
     // SAFETY: a name is a C string.
     let name = unsafe { CStr::from_ptr(name) };
+    registered::looked_up(name);
     if !name.to_bytes().starts_with(b"cu") {
-        return core::ptr::null_mut();
+        return Choice::REAL;
     }
-    let Some(_busy) = entered() else { return core::ptr::null_mut() };
-    let hook = HOOKS.iter().find(|hook| hook.real.name() == name);
-    hook.and_then(|hook| stand_in(hook, real::dlsym(handle, name))).unwrap_or(core::ptr::null_mut())
+    let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return Choice::REAL };
+    let busy = entered();
+    let found = if handle == sys::RTLD_NEXT {
+        // What comes after the caller cannot be asked from here; it may be ours, and is not stood in for.
+        hook.ours()
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { real::dlsym(handle, name) }
+    };
+    if found == hook.ours() && hook.real.get().is_null() {
+        // SAFETY: a handle that is always valid; nothing after us has it, and `dlerror` says so.
+        return Choice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
+    }
+    let ours = if busy.is_some() { stand_in(hook, found) } else { None };
+    ours.map_or(Choice::REAL, Choice::answer)
 }
 
 /// Ours instead of what was found, if ours can call it.
@@ -124,6 +168,8 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     unsafe { get(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
 }
 
+/// # Safety
+/// `real` is that of one of the two above, which the caller calls as in the driver.
 unsafe fn get(
     real: &Real,
     name: *const c_char,

@@ -1,10 +1,14 @@
 //! The C library's heap, as programs call it. Each function calls the real one and counts.
 //!
-//! While the real ones are being looked up, which may allocate, a few blocks come out of an arena and are never freed.
+//! While the real ones are being looked up, which may allocate, blocks come out of an arena (`arena.rs`).
+//!
+//! Whatever is called here is the next one of its name behind us, with `RTLD_NEXT`: the C library's, or that of another
+//! preloaded library, which has to have the C library's signature, too. `reallocarray` is not here because the C library's
+//! calls `realloc` as programs do, which is ours, or the program's own.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::arena::{from_arena, is_of_arena, moved};
 use crate::count::{allocated, freeing, kept};
 use crate::layout::{Kind, number_of};
 use crate::real::Real;
@@ -33,18 +37,6 @@ type Resize = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
 type Aligned = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 
-/// Bytes of the arena.
-const ARENA: usize = 64 * 1024;
-
-#[repr(C, align(16))]
-struct Arena(core::cell::UnsafeCell<[u8; ARENA]>);
-
-// SAFETY: parts of it are handed out once each, by an atomic counter, and nobody else touches them.
-unsafe impl Sync for Arena {}
-
-static ARENA_BYTES: Arena = Arena(core::cell::UnsafeCell::new([0; ARENA]));
-static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
-
 /// Looks up what is behind ours, while nobody waits for it: the first call may come where the loader's locks are held.
 pub(crate) fn prepare() {
     let most = [&REAL_MALLOC, &REAL_CALLOC, &REAL_REALLOC, &REAL_FREE, &REAL_POSIX_MEMALIGN];
@@ -52,26 +44,6 @@ pub(crate) fn prepare() {
     for real in most.into_iter().chain(rest) {
         real.get();
     }
-}
-
-/// Zeroed bytes of the arena; null when it is used up.
-#[cold]
-fn from_arena(bytes: usize) -> *mut c_void {
-    let wanted = bytes.max(1).saturating_add(15) & !15;
-    let Ok(at) = ARENA_USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-        used.checked_add(wanted).filter(|end| *end <= ARENA)
-    }) else {
-        return core::ptr::null_mut();
-    };
-    // SAFETY: `at` is within the arena.
-    unsafe { ARENA_BYTES.0.get().cast::<u8>().add(at).cast() }
-}
-
-/// The bytes from a block of the arena to its end, or `None` for any other block.
-#[inline]
-fn arena_rest(block: *mut c_void) -> Option<usize> {
-    let at = block.addr().wrapping_sub(ARENA_BYTES.0.get().addr());
-    if at < ARENA { Some(ARENA - at) } else { None }
 }
 
 /// As in the C library.
@@ -84,7 +56,7 @@ pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     if real.is_null() {
         return from_arena(bytes);
     }
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
     allocated(block, bytes, MALLOC);
     block
@@ -100,7 +72,7 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
     if real.is_null() {
         return count.checked_mul(bytes).map_or(core::ptr::null_mut(), from_arena);
     }
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(count, bytes) };
     allocated(block, count.wrapping_mul(bytes), CALLOC);
     block
@@ -112,15 +84,9 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
 /// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
-    if let Some(rest) = arena_rest(block) {
-        // SAFETY: our own; the block has at most `rest` bytes, all of them ours to read.
-        return unsafe {
-            let new = malloc(bytes);
-            if !new.is_null() {
-                core::ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast::<u8>(), rest.min(bytes));
-            }
-            new
-        };
+    if is_of_arena(block) {
+        // SAFETY: it is, and the other one is new.
+        return unsafe { moved(block, malloc(bytes), bytes) };
     }
     let real = REAL_REALLOC.get();
     if real.is_null() {
@@ -129,7 +95,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     }
     // Before: as soon as it is freed another thread may be given the same address.
     let before = freeing(block);
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let new = unsafe { core::mem::transmute::<*mut c_void, Resize>(real)(block, bytes) };
     if !new.is_null() {
         allocated(new, bytes, REALLOC);
@@ -146,23 +112,8 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
 /// # Safety
 /// See [`malloc`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub(crate) unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, bytes: usize) -> *mut c_void {
-    if let Some(bytes) = count.checked_mul(bytes) {
-        // SAFETY: the caller's promise.
-        return unsafe { realloc(block, bytes) };
-    }
-    // SAFETY: the C library's own place for this thread's error.
-    unsafe { *sys::__errno_location() = sys::ENOMEM };
-    core::ptr::null_mut()
-}
-
-/// As in the C library.
-///
-/// # Safety
-/// See [`malloc`].
-#[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
-    if block.is_null() || arena_rest(block).is_some() {
+    if block.is_null() || is_of_arena(block) {
         return;
     }
     let real = REAL_FREE.get();
@@ -171,7 +122,7 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
         return;
     }
     freeing(block);
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     unsafe { core::mem::transmute::<*mut c_void, Free>(real)(block) }
 }
 
@@ -195,12 +146,14 @@ pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) ->
     unsafe { aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
 }
 
+/// # Safety
+/// `real` is for a function of this signature, and the caller calls it as in the C library.
 unsafe fn aligned(real: &Real, alignment: usize, bytes: usize, function: u32) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, Two>(real)(alignment, bytes) };
     allocated(block, bytes, function);
     block
@@ -220,7 +173,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     if real.is_null() {
         return sys::ENOMEM;
     }
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let error = unsafe { core::mem::transmute::<*mut c_void, Aligned>(real)(out, alignment, bytes) };
     if error == 0 {
         // SAFETY: it has just been written there.
@@ -249,12 +202,14 @@ pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
     unsafe { paged(&REAL_PVALLOC, bytes) }
 }
 
+/// # Safety
+/// See [`aligned`].
 unsafe fn paged(real: &Real, bytes: usize) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let block = unsafe { core::mem::transmute::<*mut c_void, One>(real)(bytes) };
     allocated(block, bytes, MEMALIGN);
     block

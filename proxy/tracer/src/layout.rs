@@ -43,7 +43,7 @@ pub mod header {
     pub const UNFOLLOWED: usize = 32;
     /// Call sites that found no record, u64; what they allocated is in no count.
     pub const SITELESS: usize = 40;
-    /// Walks that were cut short because there were too many in a second, u64.
+    /// Walks that were cut short because there were too many in a second, or not begun (`registered.rs`), u64.
     pub const SHORT_WALKS: usize = 48;
     /// Walks, u64.
     pub const WALKS: usize = 56;

@@ -5,14 +5,19 @@
 //! allocates, never waits for long, and counts nothing unless the environment names a folder to publish in. Nothing in here
 //! panics: a fault of ours would be a crash of the server.
 //!
+//! That it is there can be seen, though: functions have addresses in it, the names of CUDA are there without CUDA
+//! (`dynamic.rs`), libgcc is loaded into programs that would not have it, and a library whose functions are behind ours stays
+//! loaded.
+//!
 //! | file | job |
 //! |---|---|
 //! | `start` | before `main`: maps, header, switch |
 //! | `heap`, `map`, `cuda`, `dynamic` | the functions that we stand in for |
 //! | `real`, `loaded` | the functions behind them |
+//! | `arena` | blocks for whoever allocates meanwhile |
 //! | `count` | sampling, and what a sample stands for |
 //! | `sites`, `live`, `ranges` | records by call site; what lives: blocks and handles, mappings |
-//! | `walk` | return addresses |
+//! | `walk`, `registered` | return addresses; when nobody may look for them |
 //! | `state`, `local` | where the maps are; what a thread keeps |
 //! | `sys` | declarations of the C library |
 
@@ -20,6 +25,7 @@
 #![cfg_attr(test, expect(dead_code, non_snake_case, reason = "a test does not stand in for anything"))]
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
+mod arena;
 mod count;
 mod cuda;
 mod dynamic;
@@ -31,6 +37,7 @@ mod local;
 mod map;
 mod ranges;
 mod real;
+mod registered;
 mod sites;
 mod start;
 mod state;

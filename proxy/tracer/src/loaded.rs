@@ -44,8 +44,10 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
         known: bool,
         path: [u8; PATH],
     }
+    /// # Safety
+    /// The loader's own description, and a question that nobody else has.
     unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
-        // SAFETY: the loader's own description, and what is given below.
+        // SAFETY: the caller's promise.
         let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
         // SAFETY: as above.
         if unsafe { !has(object, question.address) } {
@@ -80,8 +82,10 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
         address: usize,
         ours: bool,
     }
+    /// # Safety
+    /// As in `keep`.
     unsafe extern "C" fn ask(object: *const LoadedObject, _: usize, question: *mut c_void) -> c_int {
-        // SAFETY: the loader's own description, and what is given below.
+        // SAFETY: the caller's promise.
         let (object, question) = unsafe { (&*object, &mut *question.cast::<Question>()) };
         // SAFETY: as above.
         if unsafe { !has(object, question.address) } {
@@ -102,8 +106,12 @@ fn here() -> usize {
     (look as sys::EachObject as *const c_void).addr()
 }
 
+/// Looks into one library.
+///
+/// # Safety
+/// The loader's own description, which stays as long as this call, and a search that nobody else has.
 unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the loader's own description, which stays as long as this call, and what `find` gave.
+    // SAFETY: the caller's promise.
     let (object, search) = unsafe { (&*object, &mut *search.cast::<Search<'_>>()) };
     // SAFETY: as above.
     let found = unsafe { if has(object, here()) { None } else { function(object, search.name) } };

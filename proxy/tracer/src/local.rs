@@ -3,8 +3,12 @@
 //! Not `thread_local!`: in a shared library that goes through `__tls_get_addr`, which may itself allocate when a library
 //! was loaded meanwhile, and would then come back here without end. A preloaded library may use the initial-exec model,
 //! where the place is a fixed distance from the thread's pointer, so it is spelled out in assembly.
+//!
+//! A signal handler that maps memory, or allocates although it must not, finds the cells as the code below it left them: while
+//! that is busy the handler counts nothing, and else there is at worst a sample too many or too few.
 
 use core::cell::Cell;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 /// One thread's state. All of it zero is a valid beginning.
 #[repr(C, align(16))]
@@ -65,7 +69,9 @@ pub(crate) fn local() -> &'static Local {
         );
     }
     // SAFETY: the storage above has the size and alignment of a `Local`, is zero at first, lives as long as the thread, and
-    // only this thread has its address; all fields are cells, so a shared reference is all that anybody gets.
+    // only this thread has its address, be it in a signal handler: no two accesses happen at once, though one may come
+    // between any two others. All fields are cells of numbers that the processor reads and writes whole, so a shared
+    // reference is all that anybody gets.
     unsafe { &*place }
 }
 
@@ -81,6 +87,8 @@ impl Busy {
         if local.busy.replace(true) {
             return None;
         }
+        // A signal handler of this thread sees it before anything that follows, and below after all of it.
+        compiler_fence(Ordering::SeqCst);
         // SAFETY: the C library's own place for this thread's error.
         Some(Self { local, error: unsafe { *crate::sys::__errno_location() } })
     }
@@ -90,6 +98,7 @@ impl Drop for Busy {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { *crate::sys::__errno_location() = self.error };
+        compiler_fence(Ordering::SeqCst);
         self.local.busy.set(false);
     }
 }

@@ -64,6 +64,8 @@ pub(crate) unsafe extern "C" fn mmap64(
     unsafe { map(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
 }
 
+/// # Safety
+/// `real` is for a function of this signature, and the caller calls it as in the C library.
 unsafe fn map(
     real: &Real,
     address: *mut c_void,

@@ -30,7 +30,7 @@ impl Real {
     /// Its address; null if there is none, or while this very thread is looking it up.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
-        let at = self.at.load(Ordering::Relaxed);
+        let at = self.at.load(Ordering::Acquire);
         if at.is_null() { self.look_up() } else { at }
     }
 
@@ -40,7 +40,8 @@ impl Real {
         if local.resolving.replace(true) {
             return core::ptr::null_mut();
         }
-        let mut found = dlsym(sys::RTLD_NEXT, self.name);
+        // SAFETY: a handle that is always valid.
+        let mut found = unsafe { dlsym(sys::RTLD_NEXT, self.name) };
         if self.anywhere {
             if found.is_null() {
                 found = crate::loaded::find(self.name);
@@ -52,16 +53,16 @@ impl Real {
         local.resolving.set(false);
         if found.is_null() {
             // Another thread may have got it meanwhile, from the driver itself.
-            return self.at.load(Ordering::Relaxed);
+            return self.at.load(Ordering::Acquire);
         }
-        self.at.store(found, Ordering::Relaxed);
-        found
+        // Whoever was first: what was adopted meanwhile may be another library's, and has calls on their way to it.
+        self.known_or(found)
     }
 
     /// Makes `address` the function behind ours, if there is none yet or it is the same. Otherwise two libraries have it, and
     /// a call must not go to the wrong one.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
-        let known = self.at.load(Ordering::Relaxed);
+        let known = self.at.load(Ordering::Acquire);
         if !known.is_null() {
             return known == address;
         }
@@ -69,9 +70,14 @@ impl Real {
         if !crate::loaded::keep(address) {
             return false;
         }
-        match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => true,
-            Err(known) => known == address,
+        self.known_or(address) == address
+    }
+
+    /// What is known already, or else this from now on.
+    fn known_or(&self, address: *mut c_void) -> *mut c_void {
+        match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => address,
+            Err(known) => known,
         }
     }
 
@@ -92,7 +98,7 @@ unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *m
 
 /// Sees to it that [`DLSYM`] is there.
 pub(crate) fn find_dlsym() -> *mut c_void {
-    let known = DLSYM.load(Ordering::Relaxed);
+    let known = DLSYM.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
@@ -109,14 +115,32 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     if found.is_null() {
         found = no_dlsym as Dlsym as *mut c_void;
     }
-    DLSYM.store(found, Ordering::Relaxed);
+    DLSYM.store(found, Ordering::Release);
     found
 }
 
-pub(crate) fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+/// As in the C library, asked from here: what `RTLD_NEXT` finds comes after us.
+///
+/// # Safety
+/// The handle is one of an open library, or one of the constants.
+pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let at = find_dlsym();
     // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
     let real: Dlsym = unsafe { core::mem::transmute::<*mut c_void, Dlsym>(at) };
-    // SAFETY: the handle is the caller's or a constant; the name is a C string.
+    // SAFETY: the caller's promise; the name is a C string.
     unsafe { real(handle, name.as_ptr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_adopted_while_it_was_looked_up_stays() {
+        let real = Real::new(c"getpid");
+        let other = no_dlsym as Dlsym as *mut c_void;
+        assert!(real.adopt(other) && real.adopt(other));
+        assert_eq!([real.look_up(), real.get()], [other, other]);
+        assert!(!real.adopt(Real::new(c"getpid").get()), "of another library");
+    }
 }

@@ -2,6 +2,10 @@
 //!
 //! Whatever goes wrong here leaves everything off: the program runs as without us, and the reader says that there is no
 //! file.
+//!
+//! The file lies in a folder of others' choosing. A file system that copies on write may have no room for a page although it
+//! was taken, and whoever may write to the file may make it shorter: then the next count is a SIGBUS. The folder should be
+//! of a temporary file system, and its owner's alone.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::Ordering;
@@ -27,12 +31,15 @@ extern "C" fn start() {
     crate::real::find_dlsym();
     crate::heap::prepare();
     crate::map::prepare();
-    // SAFETY: the C library is initialised; nobody has changed the environment yet.
+    crate::registered::prepare();
+    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors of other libraries
+    // may have run, and one of them may have changed the environment; only a thread that does so at this very moment would be
+    // in the way, as it would be in the way of everybody else who starts.
     let folder = unsafe { sys::getenv(FOLDER.as_ptr()) };
     if folder.is_null() || state::on() {
         return;
     }
-    // SAFETY: a variable's value is a C string that stays.
+    // SAFETY: a variable's value is a C string, which stays as long as nobody changes it: see above.
     let folder = unsafe { CStr::from_ptr(folder) };
     let _nothing = publish(folder.to_bytes());
 }
@@ -47,6 +54,9 @@ fn publish(folder: &[u8]) -> Option<()> {
     // same number elsewhere may have it mapped.
     // SAFETY: the path ends in a zero.
     unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
+    if !may_be_as_large(FILE.max(live::BYTES)) {
+        return None;
+    }
     // SAFETY: the path ends in a zero.
     let file = mapping(unsafe { sys::open(path.as_ptr().cast::<c_char>(), flags, 0o600) }, FILE)?;
     // SAFETY: the name is a C string.
@@ -71,6 +81,13 @@ fn publish(folder: &[u8]) -> Option<()> {
     Some(())
 }
 
+/// Whether a file may have this many bytes: else the attempt would be a SIGXFSZ, which ends the program.
+fn may_be_as_large(bytes: usize) -> bool {
+    let mut limit = sys::Limit { now: 0, most: 0 };
+    // SAFETY: writes to `limit`.
+    unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
+}
+
 /// Maps a new file of this many bytes and closes it.
 fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     if file < 0 {
@@ -79,9 +96,10 @@ fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let length = core::ffi::c_long::try_from(bytes).ok()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;
-    // SAFETY: our own file, at no particular address.
+    // SAFETY: our own new file, of a size that the limit allows, at no particular address.
     let at = unsafe {
-        // The room is taken now: on a full disk a first touch of a page would be a SIGBUS in the middle of `malloc`.
+        // The room is taken now: on a full disk a first touch of a page would be a SIGBUS in the middle of `malloc`. A file
+        // system that copies on write promises less; see the module.
         let at = if sys::ftruncate(file, length) == 0 && sys::posix_fallocate(file, 0, length) == 0 {
             mmap(core::ptr::null_mut(), bytes, access, sys::MAP_SHARED, file, 0)
         } else {
@@ -125,7 +143,8 @@ fn describe(pid: u32, interval: usize) {
     put(header::STARTED, started);
     put(header::INTERVAL, interval as u64);
     // An allocator that is linked into the program comes before ours, and nobody calls ours.
-    let malloc = crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc");
+    // SAFETY: a handle that is always valid.
+    let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
     put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
     let mut exe = [0_u8; HEADER - header::EXE];
     // SAFETY: writes at most as many bytes as there are.

@@ -39,6 +39,16 @@ pub(crate) struct Timespec {
     pub(crate) nanoseconds: c_long,
 }
 
+/// The largest file that the process may make.
+pub(crate) const RLIMIT_FSIZE: c_int = 1;
+
+/// The limit that holds, and the one up to which the process may set it.
+#[repr(C)]
+pub(crate) struct Limit {
+    pub(crate) now: u64,
+    pub(crate) most: u64,
+}
+
 pub(crate) const AT_PAGESZ: core::ffi::c_ulong = 6;
 
 pub(crate) const PT_LOAD: u32 = 1;
@@ -107,7 +117,7 @@ pub(crate) type EachObject = unsafe extern "C" fn(*const LoadedObject, usize, *m
 /// What the unwinder keeps about where it is.
 pub(crate) enum UnwindContext {}
 
-pub(crate) type UnwindStep = extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
+pub(crate) type UnwindStep = unsafe extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
 /// Go on, in the words of the unwinder.
 pub(crate) const URC_NO_REASON: c_int = 0;
 /// No further.
@@ -127,6 +137,7 @@ unsafe extern "C" {
     pub(crate) fn posix_fallocate(file: c_int, offset: c_long, length: c_long) -> c_int;
     pub(crate) fn memfd_create(name: *const c_char, flags: u32) -> c_int;
     pub(crate) fn madvise(start: *mut c_void, length: usize, advice: c_int) -> c_int;
+    pub(crate) fn getrlimit(what: c_int, out: *mut Limit) -> c_int;
     pub(crate) fn getpid() -> c_int;
     pub(crate) fn getenv(name: *const c_char) -> *const c_char;
     pub(crate) fn readlink(path: *const c_char, out: *mut c_char, bytes: usize) -> isize;

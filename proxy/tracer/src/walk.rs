@@ -1,15 +1,22 @@
 //! Who called: return addresses from here outwards, by the unwinder that also handles exceptions.
 //!
-//! It reads the tables that every library has for exceptions, allocates nothing and stops where there is no table. More
-//! than [`PER_SECOND`] walks a second would be felt, so those beyond are cut short: what was allocated is still counted in
-//! full, at a place that is less exact.
+//! It reads the tables that every library has for exceptions and stops where there is no table. Three things have to be so:
+//!
+//! - **Its thread is not within the unwinder already.** That allocates only where tables were registered at run time, and may
+//!   have a lock then; from the first of those on there are no walks (`registered.rs`).
+//! - **The tables are right.** It follows them through the stack as an exception would, but also from functions that never
+//!   throw: hand-written assembly with a table that lies may end the program.
+//! - **It is libgcc's**, which the compiler links. A program that brings another one under the same names has it walk here, too.
+//!
+//! More than [`PER_SECOND`] walks a second would be felt, so those beyond are cut short: what was allocated is still counted
+//! in full, at a place that is less exact.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::layout::{FRAMES, header};
-use crate::state;
 use crate::sys::{self, UnwindContext};
+use crate::{registered, state};
 
 /// Whole walks in a second. One takes some 10 microseconds, so this is 2 % of one core at most.
 const PER_SECOND: u64 = 2000;
@@ -27,11 +34,18 @@ impl Walk {
     /// Walks the stack of this thread.
     #[inline(never)]
     pub(crate) fn here() -> Self {
-        let limit = if within_budget() { FRAMES } else { SHORT };
-        let mut walk = Self { addresses: [0; FRAMES], count: 0, limit };
-        // SAFETY: the step only writes to the walk, which outlives the call.
-        unsafe { sys::_Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        let mut walk = Self { addresses: [0; FRAMES], count: 0, limit: FRAMES };
         state::count(header::WALKS);
+        if registered::any() {
+            state::count(header::SHORT_WALKS);
+            return walk;
+        }
+        if !within_budget() {
+            walk.limit = SHORT;
+        }
+        // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right: see the module.
+        // The step only writes to the walk, which outlives the call.
+        unsafe { sys::_Unwind_Backtrace(step, (&raw mut walk).cast()) };
         walk
     }
 
@@ -40,8 +54,12 @@ impl Walk {
     }
 }
 
-extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
-    // SAFETY: the unwinder hands on what `here` gave it, and its own context.
+/// Notes one address.
+///
+/// # Safety
+/// The unwinder's own context, and a [`Walk`] that nobody else has.
+unsafe extern "C" fn step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise: the unwinder hands on what `here` gave it, and its own context.
     let (walk, address) = unsafe { (&mut *data.cast::<Walk>(), sys::_Unwind_GetIP(context)) };
     if address == 0 || walk.count >= walk.limit {
         return sys::URC_NORMAL_STOP;

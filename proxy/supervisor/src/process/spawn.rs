@@ -76,7 +76,9 @@ pub struct Succession {
 }
 
 impl Succession {
-    /// What the environment says of it; `None` for whoever succeeds nobody. Once, before anything else is opened.
+    /// What the environment says of it; `None` for whoever succeeds nobody. Once, before anything else is opened, and before there
+    /// is another thread: else it is `None`, too.
+    #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
     pub fn ours() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let told = std::env::var(SUCCEEDS).ok()?;
@@ -85,23 +87,37 @@ impl Succession {
         // What the root starts for itself inherits the words, but not the files.
         let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
         let distinct = to_root > 2 && handover > 2 && to_root != handover;
-        if !is_child || !distinct || TAKEN.swap(true, Ordering::SeqCst) {
+        if !is_child || !distinct || !is_alone() || TAKEN.swap(true, Ordering::SeqCst) {
             return None;
         }
-        let (to_root, handover) = (take(to_root)?, take(handover)?);
+        // SAFETY: once, of two files, and no other thread is there that could take or close one meanwhile.
+        let (to_root, handover) = unsafe { (take(to_root)?, take(handover)?) };
         Some(Self { root: u32::try_from(root).ok()?, to_root, handover })
     }
 }
 
-/// Takes a file that was inherited by its number, if it is a socket.
+/// Whether this process has no thread but this one.
+fn is_alone() -> bool {
+    std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
+/// Takes a file that was inherited by its number, if it is a socket. What this program opens itself is marked as not to be
+/// inherited, so that is not taken; what it was given has no mark.
+///
+/// # Safety
+/// Nobody else takes the file or closes it.
 #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
-fn take(file: RawFd) -> Option<UnixStream> {
+unsafe fn take(file: RawFd) -> Option<UnixStream> {
     // SAFETY: fcntl only looks at a number, and refuses one that is no open file.
+    if unsafe { libc::fcntl(file, libc::F_GETFD) } != 0 {
+        return None;
+    }
+    // SAFETY: as above.
     if unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return None;
     }
-    // SAFETY: the file is open, and this is called once for each of two numbers that our parent opened for us, before
-    // anything else is opened: nobody else owns it.
+    // SAFETY: the file is open, and was when this program began: our parent opened it for us. So nobody in here owns it, nor
+    // will, as the caller promises.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let is_socket = rustix::net::sockopt::socket_type(&file).is_ok();
     is_socket.then(|| UnixStream::from(file))
@@ -198,5 +214,33 @@ fn adjust_oom_score(pid: Pid, add: i32) {
     let path = format!("/proc/{}/oom_score_adj", pid.as_raw_nonzero());
     if let Err(error) = std::fs::write(Path::new(&path), score.to_string()) {
         tracing::debug!(pid = pid.as_raw_nonzero().get(), score, %error, "cannot set oom_score_adj");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    #[expect(unsafe_code, reason = "as above")]
+    fn a_file_that_this_program_opened_is_not_taken_and_one_that_was_inherited_is() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        // SAFETY: it stays where it is.
+        assert!(unsafe { take(one.as_raw_fd()) }.is_none());
+        one.write_all(b"1").unwrap();
+        other.read_exact(&mut [0]).unwrap();
+        // SAFETY: as above.
+        assert!(unsafe { take(RawFd::MAX) }.is_none());
+
+        let inherited = one.try_clone().unwrap();
+        rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
+        // SAFETY: given up to it.
+        let mut taken = unsafe { take(std::os::fd::IntoRawFd::into_raw_fd(inherited)) }.unwrap();
+        assert_eq!(rustix::io::fcntl_getfd(&taken).unwrap(), rustix::io::FdFlags::CLOEXEC);
+        taken.write_all(b"2").unwrap();
+        other.read_exact(&mut [0]).unwrap();
+        assert!(!std::thread::spawn(is_alone).join().unwrap());
     }
 }

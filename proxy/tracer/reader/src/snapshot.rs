@@ -29,7 +29,7 @@ pub struct Losses {
     pub unfollowed: u64,
     /// Samples that found no room for their call site.
     pub siteless: u64,
-    /// Walks of stacks that were cut short.
+    /// Walks of stacks that were cut short, or not begun because the program registers tables of frames.
     pub short_walks: u64,
     /// Walks in all.
     pub walks: u64,
