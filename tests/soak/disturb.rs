@@ -81,7 +81,7 @@ pub(crate) async fn disturb(
         dice: Dice::new(soak.seed),
         orders: JoinSet::new(),
         killed: None,
-        done: Done::new(),
+        done: Done::default(),
     };
     let mut reading = interval(READS);
     reading.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -108,7 +108,7 @@ pub(crate) async fn disturb(
         if told.elapsed() > Duration::from_secs(300) {
             told = Instant::now();
             let memory = readings.memory.map(|(_, last, _)| last >> 20);
-            crate::say(&format!("{} requests, {memory:?} MiB, {:?}", progress.all(), hand.done));
+            crate::say(&format!("{} requests, {memory:?} MiB, {:?}", progress.all(), hand.done.counts));
         }
     }
     // One upgrade at least, however short it was.
@@ -166,7 +166,7 @@ impl Hand<'_> {
                 "start anew"
             }
         };
-        *self.done.entry(name).or_default() += 1;
+        *self.done.counts.entry(name).or_default() += 1;
         Ok(())
     }
 
@@ -179,6 +179,7 @@ impl Hand<'_> {
         let chosen = usize::try_from(self.dice.below((backends.len() as u64).max(1)))?;
         let Some(backend) = backends.get(chosen) else { return Ok("no kill") };
         backend.signal(Signal::KILL);
+        self.done.killed.push(backend.pid);
         self.killed = Some(self.progress.each());
         Ok("kill")
     }

@@ -118,7 +118,7 @@ impl Instance {
     }
 
     /// The end of it all: nothing is left behind.
-    pub(crate) async fn end(mut self) -> Outcome {
+    pub(crate) async fn end(&mut self) -> Outcome {
         let backends = self.warden.backends();
         let code = self.warden.terminate(SOON).await?;
         Warden::until_gone(&backends, SOON).await?;

@@ -9,8 +9,8 @@
 //!      └── what each was told ──────────────────────────────────────────> books <────┘
 //! ```
 //!
-//! No request fails, none is executed twice but where its server was killed, and what llama-warden itself holds is steady by its own
-//! detector (`policy replay`). It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
+//! No request fails, none is executed twice but where its server was killed, what llama-warden itself holds is steady by its own
+//! detector (`policy replay`), and its events and its ledger account for each process, each replacement and each kill. It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
 //!
 //! ```text
 //! WARDEN_SOAK_SECONDS=7200 cargo test --profile quick -p warden-tests --locked --test soak -- --nocapture
@@ -29,6 +29,7 @@ mod clients;
 mod disturb;
 mod instance;
 mod judge;
+mod own;
 mod readings;
 
 use std::collections::BTreeMap;
@@ -94,16 +95,23 @@ async fn run(soak: Soak) -> Outcome {
     if let Some(keep) = &soak.keep {
         readings.keep(keep)?;
         let home = instance.warden().home().path();
-        for file in ["ledger.jsonl", "warden.log", "state/llama-warden/events.jsonl"] {
+        for file in [
+            "ledger.jsonl",
+            "warden.log",
+            "state/llama-warden/events.jsonl",
+            "state/llama-warden/ledger.jsonl",
+        ] {
             // Not all are there if it did not get far.
             let _copied = std::fs::copy(home.join(file), keep.join(file.replace('/', "-")));
         }
     }
-    blown?;
-    instance.end().await
+    let killed = blown?;
+    instance.end().await?;
+    own::audit(&instance.warden().home().path().join("state/llama-warden"), &killed)
 }
 
-async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> Outcome {
+/// The processes that were killed.
+async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> Result<Vec<i32>, Trouble> {
     let books = Books::of(&instance.warden().ledger());
     let progress = Arc::new(Progress::new(soak.clients));
     let (ended, results) = mpsc::unbounded_channel();
@@ -121,14 +129,15 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
     progress.end();
     asking.join_all().await;
     let account = audit.join_next().await.context("the books")???;
-    say(&format!("{}; {done:?}", account.words()));
+    let counts = done.as_ref().map(|done| &done.counts);
+    say(&format!("{}; {counts:?}", account.words()));
     // What is found of our own memory is told also where the books have a problem.
     let steady = judged(instance, readings, &progress).await;
     if let Some(problem) = account.problem() {
-        return Err(Trouble::new(format!("{problem}; {done:?}")));
+        return Err(Trouble::new(format!("{problem}; {counts:?}")));
     }
-    done?;
-    steady
+    steady?;
+    Ok(done?.killed)
 }
 
 async fn judged(instance: &Instance, readings: &mut Readings, progress: &Progress) -> Outcome {
@@ -156,8 +165,13 @@ async fn still(instance: &Instance) -> Outcome {
     .await
 }
 
-/// Counts by what was done.
-type Done = BTreeMap<&'static str, usize>;
+/// What was done.
+#[derive(Debug, Default)]
+struct Done {
+    counts: BTreeMap<&'static str, usize>,
+    /// The numbers of the processes that were killed.
+    killed: Vec<i32>,
+}
 
 /// Figures for whoever reads the log.
 #[expect(clippy::print_stderr, reason = "the seed and figures are what a run is for")]

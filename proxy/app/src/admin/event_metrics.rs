@@ -77,6 +77,7 @@ impl EventMetrics {
     pub(super) fn count(&self, event: &Event) {
         let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
         match &event.kind {
+            EventKind::RecycleDone { entry } if entry.given_up => {}
             EventKind::RecycleDone { entry } => {
                 let reason = entry.reason.as_str();
                 self.restarts.get_or_create(&ReasonLabels { model: model.clone(), reason }).inc();

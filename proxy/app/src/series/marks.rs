@@ -120,6 +120,8 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     let Some(model) = &event.model else { return Vec::new() };
     let told = || describe(&event.kind);
     let one = match &event.kind {
+        // Nothing was done.
+        EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
         EventKind::RecycleDone { entry } => Mark {
             replica: Some(entry.replica),
             memory: entry.evidence.series,

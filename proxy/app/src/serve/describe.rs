@@ -162,6 +162,9 @@ fn done(entry: &LedgerEntry) -> String {
         memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
     };
     if let Some(failed) = &entry.failed {
+        if entry.given_up {
+            return format!("recycle given up ({}): {failed}", entry.reason);
+        }
         return format!("recycle failed ({}): {failed}", entry.reason);
     }
     let vram = |all: &[Vram], gpu| {

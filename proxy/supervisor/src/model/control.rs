@@ -195,6 +195,9 @@ impl Model {
             self.step(id, Event::Down);
         }
         let replicas = self.spec.run.replicas;
+        while let Some(replacement) = self.replacements.take_surplus(replicas) {
+            self.give_up(replacement, "the replica was removed from the configuration");
+        }
         self.replacements.keep_replicas(replicas);
     }
 

@@ -220,14 +220,27 @@ impl Model {
         self.changed();
     }
 
-    /// Another command came in between: no replacement took place.
+    /// Another command came in between: the entries say so, and whoever waits for a replacement is told.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
-        self.replacements.give_up();
+        while let Some(replacement) = self.replacements.take_any() {
+            self.give_up(replacement, because);
+        }
         for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, because) = (self.spec.name.clone(), because.to_owned());
             self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));
         }
         self.changed();
+    }
+
+    /// One that will not be followed any further. Where the new process serves already it took place, if not measured to its end.
+    pub(super) fn give_up(&mut self, mut replacement: Replacement, because: &str) {
+        if replacement.took_place() {
+            let entry = self.enter(replacement, None);
+            self.replacements.completed(entry);
+        } else {
+            replacement.give_up();
+            self.enter(replacement, Some(because.to_owned()));
+        }
     }
 
     fn enter(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {

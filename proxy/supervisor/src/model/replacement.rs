@@ -153,6 +153,17 @@ impl Replacement {
         Some(clock::millis(gap.saturating_sub(theirs)))
     }
 
+    /// The new one serves: what is left is the old one's end, and what is measured of both.
+    pub(super) fn took_place(&self) -> bool {
+        self.entry.to.is_some()
+    }
+
+    /// What it is ended by is something else that was asked for.
+    pub(super) fn give_up(&mut self) {
+        self.given_up = true;
+        self.entry.given_up = true;
+    }
+
     fn is_complete(&self) -> bool {
         let gone = self.entry.from.is_none() || self.gone.is_some();
         self.entry.to.is_some() && gone && self.sampled && self.measured
@@ -242,6 +253,17 @@ impl Replacements {
         Some(self.under_way.remove(index))
     }
 
+    /// Takes out any that is under way, to end it.
+    pub(super) fn take_any(&mut self) -> Option<Replacement> {
+        self.under_way.pop()
+    }
+
+    /// Takes out one of a replica that is no longer configured, to end it.
+    pub(super) fn take_surplus(&mut self, replicas: u32) -> Option<Replacement> {
+        let index = self.under_way.iter().position(|known| known.entry.replica >= replicas)?;
+        Some(self.under_way.remove(index))
+    }
+
     /// Takes out one that is complete.
     pub(super) fn take_complete(&mut self) -> Option<Replacement> {
         let index = self.under_way.iter().position(Replacement::is_complete)?;
@@ -258,14 +280,8 @@ impl Replacements {
         self.last.push(entry);
     }
 
-    /// Forgets all that are under way.
-    pub(super) fn give_up(&mut self) {
-        self.under_way.clear();
-    }
-
-    /// Forgets those of replicas that are no longer configured.
+    /// Forgets the entries of replicas that are no longer configured.
     pub(super) fn keep_replicas(&mut self, replicas: u32) {
-        self.under_way.retain(|known| known.entry.replica < replicas);
         self.last.retain(|entry| entry.replica < replicas);
     }
 

@@ -455,6 +455,9 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
                     cut = entry.cut, warm, "replaced"
                 );
             }
+            Some(why) if entry.given_up => {
+                tracing::info!(model, reason = %entry.reason, "replacement given up: {why}");
+            }
             Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
         },
         EventKind::Reclaimed { entry } => {

@@ -152,6 +152,9 @@ pub struct LedgerEntry {
     pub warm: Option<Warmth>,
     /// Why it did not succeed; `None` if it did.
     pub failed: Option<String>,
+    /// It did not take place because something else was asked for in between, as `failed` says. Nothing is wrong.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub given_up: bool,
     /// Who asked for it, if an operator did and that is known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
@@ -186,6 +189,7 @@ impl LedgerEntry {
             helped: None,
             warm: None,
             failed: None,
+            given_up: false,
             by: None,
         }
     }

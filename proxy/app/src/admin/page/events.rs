@@ -131,6 +131,7 @@ fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
         EventKind::Failed { .. } => (Tone::Bad, "failed"),
         EventKind::DriverLeak { .. } => (Tone::Bad, "driver"),
         EventKind::RequestQuarantined { .. } => (Tone::Bad, "quarantine"),
+        EventKind::RecycleDone { entry } if entry.given_up => (Tone::Idle, "given up"),
         EventKind::RecycleDone { entry } if entry.failed.is_some() => (Tone::Bad, "not replaced"),
         EventKind::RecycleDone { .. } => (Tone::Good, "replaced"),
         EventKind::Reclaimed { .. } => (Tone::Good, "reclaimed"),

@@ -33,6 +33,7 @@ fn began_exactly(began: i64) -> f64 {
 /// What is seen in a memory: replacements, what was given back, ends, and that it began to look like a leak.
 fn mark(kind: &EventKind) -> Option<(char, Tone)> {
     match kind {
+        EventKind::RecycleDone { entry } if entry.given_up => None,
         EventKind::RecycleDone { entry } if entry.failed.is_none() => Some(('R', Tone::Good)),
         EventKind::RecycleDone { .. } | EventKind::Crashed { .. } | EventKind::Failed { .. } => {
             Some(('X', Tone::Bad))

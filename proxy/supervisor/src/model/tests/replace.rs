@@ -236,8 +236,32 @@ async fn a_drain_gives_up_a_restart_in_either_way() {
         rig.fleet.drain("m").await.unwrap();
         assert!(matches!(restart.await.unwrap(), Err(ControlError::GivenUp { .. })));
         assert_eq!(rig.script.alive(), 0);
+        let [entry] = &rig.ledger()[..] else { panic!("{:?}", rig.ledger()) };
+        assert!(entry.given_up && entry.to.is_none(), "{entry:?}");
+        assert_eq!(entry.failed.as_deref(), Some("the model was drained"));
+        assert_eq!(entry.helped, None, "it says nothing about memory");
         rig.end().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replacement_that_was_not_measured_to_its_end_stands_in_the_ledger_all_the_same() {
+    let rig = Rig::new(|config, _| config.models[0].run.replace = Replace::Overlap).await;
+    let held = rig.lease().await.unwrap();
+    let restart = rig.restart_later().await;
+    pass(secs(5)).await;
+    // The new one serves, and a request keeps the old one.
+    assert_eq!((rig.script.alive(), rig.ledger().len()), (2, 0));
+    let fleet = rig.fleet.clone();
+    let drain = begun(async move { fleet.drain("m").await }).await;
+    drop(held);
+    drain.await.unwrap().unwrap();
+    drop(restart.await.unwrap());
+    let [entry] = &rig.ledger()[..] else { panic!("{:?}", rig.ledger()) };
+    assert_eq!((entry.from, entry.to), (Some(GenerationId(1)), Some(GenerationId(2))));
+    assert!(entry.failed.is_none() && !entry.given_up, "{entry:?}");
+    assert_eq!(rig.count("recycle_began"), rig.count("recycle_done"));
+    rig.end().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,111 @@
+//! Our own books, read at the end: events and ledger, written by one program after the other. They have to account for each llama-server
+//! that was made and for each replacement that began, and for those that were killed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use serde_json::Value;
+use warden_rig::{Context as _, Outcome, Trouble};
+
+/// Contradictions that are told.
+const TOLD: usize = 12;
+
+/// A process as an instance knows it: numbers begin anew with each instance, and go on through its upgrades.
+type Generation = (u64, u64);
+
+/// What is told of one.
+#[derive(Debug, Default)]
+struct Life {
+    pid: Option<u64>,
+    /// The kinds of events in which it ends.
+    ends: Vec<String>,
+    drained: bool,
+}
+
+/// Reads them and compares. `killed`: the numbers of the processes that were ended from outside, in that order.
+///
+/// # Errors
+/// A line that cannot be read, and what is not accounted for, with its line.
+pub(crate) fn audit(state: &Path, killed: &[i32]) -> Outcome {
+    let events = lines(&state.join("events.jsonl"))?;
+    let ledger = lines(&state.join("ledger.jsonl"))?;
+    let mut wrong = processes(&events, killed);
+    let (replacements, others): (Vec<&Value>, Vec<&Value>) =
+        ledger.iter().partition(|entry| entry["kind"].is_null());
+    wrong.extend(replaced(&events, &replacements));
+    crate::say(&format!(
+        "our own books: {} events, {} replacements, {} other entries, {} kills",
+        events.len(),
+        replacements.len(),
+        others.len(),
+        killed.len()
+    ));
+    // Of a long soak the first events may be in the file before, which is given up in its turn.
+    if state.join("events.jsonl.1").exists() {
+        return Err(Trouble::new("more events than one file takes: let it be shorter, or calmer"));
+    }
+    let all = wrong.len();
+    wrong.truncate(TOLD);
+    wrong.is_empty().then_some(()).context(format!("{all} in our own books:\n{}", wrong.join("\n")))
+}
+
+fn lines(path: &Path) -> Result<Vec<Value>, Trouble> {
+    let text = std::fs::read_to_string(path).context(path.display().to_string())?;
+    text.lines()
+        .map(|line| serde_json::from_str(line).context(format!("{}: {line}", path.display())))
+        .collect()
+}
+
+/// Each process that was made ends once, and one that was killed as such.
+fn processes(events: &[Value], killed: &[i32]) -> Vec<String> {
+    let mut lives: BTreeMap<Generation, Life> = BTreeMap::new();
+    // The last process with a number, as of the moment of the kill, is not known here: numbers come again after tens of thousands.
+    let mut of_pid: HashMap<u64, Generation> = HashMap::new();
+    for event in events {
+        let (Some(instance), Some(generation)) = (event["instance"].as_u64(), event["generation"].as_u64())
+        else {
+            continue;
+        };
+        let life = lives.entry((instance, generation)).or_default();
+        match event["kind"].as_str().unwrap_or_default() {
+            "starting" => {
+                life.pid = event["pid"].as_u64();
+                of_pid.extend(life.pid.map(|pid| (pid, (instance, generation))));
+            }
+            "draining" => life.drained = true,
+            kind @ ("crashed" | "stopped") => life.ends.push(format!("{kind} {}", event["exit"])),
+            _ => {}
+        }
+    }
+    let mut wrong = Vec::new();
+    for (generation, life) in &lives {
+        if life.pid.is_none() || life.ends.len() != 1 {
+            wrong.push(format!("generation {generation:?}: {life:?}"));
+        }
+    }
+    for pid in killed {
+        let life = u64::try_from(*pid).ok().and_then(|pid| lives.get(of_pid.get(&pid)?));
+        // One that was on its way out may have gone by itself in that moment.
+        if !life.is_some_and(|life| life.drained || life.ends.iter().any(|end| end.starts_with("crashed"))) {
+            wrong.push(format!("process {pid} was killed: {life:?}"));
+        }
+    }
+    wrong
+}
+
+/// Each replacement that began has one entry, and no entry is without a beginning.
+fn replaced(events: &[Value], ledger: &[&Value]) -> Vec<String> {
+    let key = |one: &Value, from: &str| format!("{} from {} for {}", one["model"], one[from], one["reason"]);
+    let mut open: HashMap<String, i64> = HashMap::new();
+    for event in events.iter().filter(|event| event["kind"] == "recycle_began") {
+        *open.entry(key(event, "generation")).or_default() += 1;
+    }
+    for entry in ledger {
+        // What could not even begin is in the ledger alone.
+        if entry["failed"].is_null() || open.contains_key(&key(entry, "from")) {
+            *open.entry(key(entry, "from")).or_default() -= 1;
+        }
+    }
+    let odd = open.into_iter().filter(|(_, left)| *left != 0);
+    odd.map(|(key, left)| format!("{key}: {left} more beginnings than entries of the ledger")).collect()
+}
