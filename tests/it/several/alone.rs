@@ -55,7 +55,7 @@ impl Probed {
 
 #[tokio::test]
 async fn others_learn_whether_it_lives_and_takes_requests_and_can_do_nothing() -> Outcome {
-    let own = Probed::start(&json!({}), "probe.vllm = true", "").await?;
+    let own = Probed::start(&json!({}), "probe.vllm = true", "aliases = [\"org/m\"]\n").await?;
     assert_eq!(own.readyz().await?, (200, "ok\n".into()));
     assert_eq!(own.probe.get("/livez").await?.status, 200);
     wait_until("all slots are free", SOON, async || {
@@ -76,7 +76,11 @@ async fn others_learn_whether_it_lives_and_takes_requests_and_can_do_nothing() -
             "{line} is missing in {text}"
         );
     }
-    assert!(text.contains("running_lora_adapters=\"m\""), "{text}");
+    // By each of its names.
+    for metric in ["llama_warden_pool_models_info", "vllm:lora_requests_info"] {
+        let labels = "{max_lora=\"2\",running_lora_adapters=\"m,org/m\",waiting_lora_adapters=\"\"} ";
+        assert!(text.contains(&format!("{metric}{labels}")), "{metric}{labels} is missing in {text}");
+    }
     for path in ["/status", "/drain", "/models/m/restart", "/page/", "/v1/models", "/"] {
         assert_eq!(own.probe.get(path).await?.status, 404, "{path}");
         assert_eq!(own.probe.post(path, &json!({})).await?.status, 404, "{path}");

@@ -61,7 +61,7 @@ fn what_a_picker_is_told_to_scrape_is_what_is_exported() -> Outcome {
     let picker = yaml("many/epp-config.yaml")?;
     let engine = &picker["plugins"][0]["parameters"]["engineConfigs"][0];
     let exported = std::fs::read_to_string(Path::new(FOLDER).join("../metrics.md"))?;
-    for spec in ["queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"] {
+    for spec in ["queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec", "loraSpec", "cacheInfoSpec"] {
         let name = engine[spec].as_str().context(spec)?;
         assert!(exported.contains(&format!("| `{name}` | gauge |")), "{name}");
     }

@@ -109,7 +109,9 @@ enum Does {
 
 fn does(kind: &str) -> Result<Does, Trouble> {
     Ok(match kind {
-        "queue-scorer" | "kv-cache-utilization-scorer" | "prefix-cache-scorer" => Does::Scores,
+        "queue-scorer" | "kv-cache-utilization-scorer" | "prefix-cache-scorer" | "lora-affinity-scorer" => {
+            Does::Scores
+        }
         "max-score-picker" => Does::Picks,
         "single-profile-handler" => Does::Handles,
         "metrics-data-source" => Does::Reads,

@@ -35,7 +35,7 @@ use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::model_metrics::ModelMetrics;
 use super::page::tally::Tally;
-use super::pool_metrics::{Pool, PoolMetrics, VllmMetrics};
+use super::pool_metrics::{Pool, PoolMetrics, There, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
@@ -194,11 +194,12 @@ impl Metrics {
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
         let pool = lock(&self.noted).clone();
-        self.pool.read(&pool);
+        let there = There::of(&pool, view, clock::now().as_second());
+        self.pool.read(&pool, &there);
         let mut text = String::new();
         let mut encoded = Ok(());
         if pool.vllm {
-            self.vllm.read(&pool, view, clock::now().as_second());
+            self.vllm.read(&pool, &there);
             encoded = encode(&mut text, &self.foreign);
             // There is one end.
             text.truncate(text.len() - text.strip_suffix(END).map_or(0, |_| END.len()));

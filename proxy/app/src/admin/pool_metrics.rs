@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::pool::agent::Line;
 use warden_policies::pool::{Facts, ModelFacts, fill, readiness};
-use warden_supervisor::{FleetView, ModelState};
+use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{families, labels};
 use super::metrics::{ModelLabel, whole};
@@ -39,6 +39,12 @@ families! {
              quarter of their bytes) and of answers so far. No llama-server is asked. Where slots share one context (`--kv-unified`, or \
              no `--parallel`) it is counted once.";
         of_model: Family<ModelLabel, Fraction> = "kv_usage", "The same for one model.";
+        cache: Family<CacheLabels, Gauge>
+            = "pool_cache_info", "1; the context of all slots in blocks of 16 tokens, as pickers count them.";
+        models: Family<AdapterLabels, Gauge>
+            = "pool_models_info",
+            "When this was told, in seconds since 1970; the models that are loaded and that are loading, by each of their names. The labels are \
+             those of vLLM's adapters, so that a picker prefers an instance that has the model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
             = "pool_draining", "1 if it was told to leave, by `llama-warden drain --all` or SIGTERM, and still serves who comes.";
@@ -58,11 +64,9 @@ families! {
         running: Gauge = "vllm:num_requests_running", "As `llama_warden_pool_requests_running`.";
         usage: Fraction = "vllm:kv_cache_usage_perc", "As `llama_warden_pool_kv_usage`.";
         cache: Family<CacheLabels, Gauge>
-            = "vllm:cache_config_info", "1; the context of all slots in blocks of 16 tokens.";
+            = "vllm:cache_config_info", "As `llama_warden_pool_cache_info`.";
         adapters: Family<AdapterLabels, Gauge>
-            = "vllm:lora_requests_info",
-            "When this was told, in seconds since 1970; the models that are loaded and that are loading stand where vLLM has its adapters, so \
-             that a picker prefers an instance that has the model.";
+            = "vllm:lora_requests_info", "As `llama_warden_pool_models_info`.";
     }
 }
 
@@ -91,13 +95,54 @@ impl Pool {
     }
 }
 
+/// Which context there is, and which models are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct There {
+    cache: CacheLabels,
+    models: AdapterLabels,
+    /// Seconds since 1970.
+    now: i64,
+}
+
+impl There {
+    pub(super) fn of(pool: &Pool, view: &FleetView, now: i64) -> Self {
+        let blocks = pool.context().room / BLOCK;
+        // Who asks may ask by any name.
+        let all_names = |model: &ModelView| {
+            let aliases = model.aliases.iter().map(ToString::to_string);
+            std::iter::once(model.name.to_string()).chain(aliases).collect::<Vec<_>>()
+        };
+        let named = |state: ModelState| {
+            let of = view.models.iter().filter(|model| model.state == state);
+            of.flat_map(all_names).collect::<Vec<_>>().join(",")
+        };
+        Self {
+            cache: CacheLabels { block_size: BLOCK.to_string(), num_gpu_blocks: blocks.to_string() },
+            models: AdapterLabels {
+                max_lora: view.models.iter().flat_map(all_names).count().to_string(),
+                running_lora_adapters: named(ModelState::Loaded),
+                waiting_lora_adapters: named(ModelState::Loading),
+            },
+            now,
+        }
+    }
+
+    fn tell(&self, cache: &Family<CacheLabels, Gauge>, models: &Family<AdapterLabels, Gauge>) {
+        cache.clear();
+        cache.get_or_create(&self.cache).set(1);
+        models.clear();
+        models.get_or_create(&self.models).set(self.now);
+    }
+}
+
 impl PoolMetrics {
     /// For the thread that answers probes.
     pub(super) fn pace(&self) -> Pace {
         Pace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }
 
-    pub(super) fn read(&self, pool: &Pool) {
+    pub(super) fn read(&self, pool: &Pool, there: &There) {
+        there.tell(&self.cache, &self.models);
         self.waiting.set(whole(pool.sum(|model| model.waiting)));
         self.running.set(whole(pool.sum(|model| model.running)));
         self.slots.set(whole(pool.sum(|model| model.slots)));
@@ -118,27 +163,12 @@ impl PoolMetrics {
 }
 
 impl VllmMetrics {
-    /// `now`: seconds since 1970.
-    pub(super) fn read(&self, pool: &Pool, view: &FleetView, now: i64) {
+    pub(super) fn read(&self, pool: &Pool, there: &There) {
+        there.tell(&self.cache, &self.adapters);
         self.waiting.set(whole(pool.sum(|model| model.waiting)));
         self.running.set(whole(pool.sum(|model| model.running)));
         let all = pool.context();
         self.usage.set(fill(all.used, all.room));
-        self.cache.clear();
-        let labels =
-            CacheLabels { block_size: BLOCK.to_string(), num_gpu_blocks: (all.room / BLOCK).to_string() };
-        self.cache.get_or_create(&labels).set(1);
-        let named = |state: ModelState| {
-            let of = view.models.iter().filter(|model| model.state == state);
-            of.map(|model| model.name.as_str()).collect::<Vec<_>>().join(",")
-        };
-        self.adapters.clear();
-        let labels = AdapterLabels {
-            max_lora: view.models.len().to_string(),
-            running_lora_adapters: named(ModelState::Loaded),
-            waiting_lora_adapters: named(ModelState::Loading),
-        };
-        self.adapters.get_or_create(&labels).set(now);
     }
 }
 
@@ -171,8 +201,16 @@ mod tests {
         let (mut own, mut other) = (Registry::default(), Registry::default());
         ours.register(&mut own);
         theirs.register(&mut other);
-        ours.read(&pool);
-        theirs.read(&pool, &FleetView::default(), 1_800_000_000);
+        let there = There::of(&pool, &FleetView::default(), 1_800_000_000);
+        assert_eq!((there.cache.num_gpu_blocks.as_str(), there.models.max_lora.as_str()), ("50", "0"));
+        let models = AdapterLabels {
+            max_lora: "3".to_owned(),
+            running_lora_adapters: "a,org/a".to_owned(),
+            waiting_lora_adapters: "b".to_owned(),
+        };
+        let there = There { models, ..there };
+        ours.read(&pool, &there);
+        theirs.read(&pool, &there);
         let (own, other) = (text(&own), text(&other));
         for line in [
             "pool_requests_waiting 4\n",
@@ -183,6 +221,8 @@ mod tests {
             "pool_ready 1\n",
             "pool_draining 0\n",
             "pool_weight 42\n",
+            "\npool_cache_info{block_size=\"16\",num_gpu_blocks=\"50\"} 1\n",
+            "\npool_models_info{max_lora=\"3\",running_lora_adapters=\"a,org/a\",waiting_lora_adapters=\"b\"} 1800000000\n",
         ] {
             assert!(own.contains(line), "{line} is missing in {own}");
         }
@@ -191,7 +231,7 @@ mod tests {
             "\nvllm:num_requests_running 6\n",
             "\nvllm:kv_cache_usage_perc 0.125\n",
             "\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"50\"} 1\n",
-            "\nvllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} 1800000000\n",
+            "\nvllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\"a,org/a\",waiting_lora_adapters=\"b\"} 1800000000\n",
         ] {
             assert!(other.contains(line), "{line} is missing in {other}");
         }

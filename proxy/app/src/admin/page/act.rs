@@ -8,6 +8,7 @@ use warden_supervisor::{ControlError, LeaseKind};
 
 use super::guard::Refused;
 use super::hub::Outcome;
+use super::view::is_here;
 use crate::admin::answer::Admin;
 use crate::admin::query::Query;
 use crate::diagnosis::workload;
@@ -93,12 +94,6 @@ pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<
     let workload = workload(chosen).map_err(unknown)?;
     let here = form.get("back").filter(|back| is_here(back));
     Ok(Order { action, model: model.to_owned(), workload, back: here.unwrap_or("/page/").to_owned() })
-}
-
-/// Whether an address is one of the page.
-pub(super) fn is_here(back: &str) -> bool {
-    (back == "/page/" || back.starts_with("/page/"))
-        && back.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }
 
 /// Who acts, for events and ledger.

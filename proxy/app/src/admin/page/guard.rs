@@ -40,12 +40,16 @@ pub(crate) enum Refused {
     Method,
 }
 
-/// The host that a request names, without its port.
+/// The host that a request names, without its port; nothing where what follows is no port.
 fn name_of(host: &str) -> &str {
-    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((v6, _)) => v6,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
-    }
+    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((v6, rest)) => (v6, rest),
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| {
+        port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    if port.is_empty() || is_port(port) { name } else { "" }
 }
 
 /// Whether a name can only mean this machine.
@@ -165,6 +169,9 @@ mod tests {
             "10.0.0.1",
             "[::ffff:10.0.0.1]",
             "localhost@evil.example",
+            "localhost:x@evil.example",
+            "[::1].evil.example",
+            "[::1]evil.example:80",
             "evil.example:9090@localhost",
             "0.0.0.0",
             "2130706433",

@@ -32,7 +32,7 @@ pub(crate) fn folder(ledger: &str) -> PathBuf {
 }
 
 /// Whether a name can be one of a report: nothing that leads elsewhere, nothing that is hidden.
-fn is_report(name: &str) -> bool {
+pub(crate) fn is_report(name: &str) -> bool {
     name.strip_suffix(".html").is_some_and(|stem| !stem.is_empty())
         && !name.starts_with('.')
         && !name.contains(['/', '\\', '\0'])

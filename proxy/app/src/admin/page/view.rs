@@ -108,6 +108,11 @@ pub(crate) fn way(path: &str) -> Option<Way<'_>> {
     })
 }
 
+/// Whether an address that somebody is to be led to is one of the page.
+pub(crate) fn is_here(address: &str) -> bool {
+    address.starts_with("/page/") && address.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,9 +28,9 @@ use warden_gateway::{Answering, Asker, Control, KeyHash, Keys, Page};
 
 use self::attempts::Attempts;
 use self::sessions::{LASTS, Sessions};
-use super::act::is_here;
 use super::answer::{Kind, lead, plain, refuse};
 use super::guard;
+use super::view::is_here;
 use super::view::{Way, way};
 use super::{Visitor, go, read_form};
 use crate::admin::answer::{Admin, Body};

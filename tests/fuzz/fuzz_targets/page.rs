@@ -1,0 +1,80 @@
+//! Any request as one for the page: a line with method and target, and a header in each further line. Whoever is let in named this machine
+//! and, to do something, came from our own origin; a report is a file of its folder; nobody is led to another origin.
+//!
+//! The product is a program without a library, so the files that judge are taken in here as they stand.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../../proxy/app/src/admin/page/guard.rs"]
+mod guard;
+#[cfg(test)]
+#[path = "../../../proxy/app/src/mutated.rs"]
+mod mutated;
+#[path = "../../../proxy/app/src/admin/query.rs"]
+mod query;
+#[path = "../../../proxy/app/src/admin/page/reports.rs"]
+mod reports;
+#[path = "../../../proxy/app/src/admin/page/view.rs"]
+mod view;
+
+use std::path::Path;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use query::Query;
+use reqwest::Url;
+use view::{Way, is_here, way};
+
+fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> HeaderMap {
+    let pairs = lines.filter_map(|line| line.split_once(": "));
+    pairs.filter_map(|(name, value)| Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))).collect()
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Who was let in on the listener of this machine.
+fn is_ours(method: &Method, headers: &HeaderMap) {
+    let host = text(headers, &header::HOST);
+    // As a browser reads what it writes there.
+    if let Ok(read) = Url::parse(&format!("http://{host}/")) {
+        let name = read.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let ip = name.parse::<std::net::IpAddr>();
+        assert!(name == "localhost" || ip.is_ok_and(|ip| ip.is_loopback()), "{host} is {name}");
+    }
+    if *method == Method::POST {
+        let origin = text(headers, &header::ORIGIN);
+        assert!(origin.eq_ignore_ascii_case(&format!("http://{host}")), "{origin} at {host}");
+    } else {
+        assert!(method == Method::GET || method == Method::HEAD, "{method}");
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|asked: &str| {
+    let mut lines = asked.lines();
+    let (method, target) = lines.next().and_then(|line| line.split_once(' ')).unwrap_or_default();
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    let (Ok(method), headers) = (Method::from_bytes(method.as_bytes()), headers(lines)) else { return };
+    if let Some(way) = way(path) {
+        if guard::judge(&method, &headers, way.is_document()).is_ok() {
+            is_ours(&method, &headers);
+        }
+        match way {
+            Way::View(view) => assert!(view.path() == path || path == "/page/memory.html", "{path}"),
+            Way::Report(name) => {
+                let folder = Path::new("/reports");
+                if let Some(name) = warden_gateway::percent_decoded(name).filter(|name| reports::is_report(name)) {
+                    let file = folder.join(&name);
+                    assert!(file.parent() == Some(folder) && file.file_name() == Some(name.as_ref()), "{name}");
+                }
+            }
+            _ => {}
+        }
+    }
+    let asked = Query::of(query);
+    if let Some(back) = asked.get("back").filter(|back| is_here(back)) {
+        let page = Url::parse("http://127.0.0.1:9090/page/").expect("a constant");
+        let to = page.join(back).expect("an address");
+        assert_eq!(to.origin(), page.origin(), "{back}");
+    }
+});
