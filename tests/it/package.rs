@@ -289,6 +289,44 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     Ok(())
 }
 
+/// On a Debian of its own with a real systemd as process 1, where one was unpacked and namespaces can be had.
+#[tokio::test]
+async fn on_a_machine_of_its_own_a_package_serves_as_its_user_is_upgraded_under_load_and_comes_back_when_killed()
+-> Outcome {
+    let Some(machine) = std::env::var_os("WARDEN_TEST_MACHINE").filter(|_| can()) else { return Ok(()) };
+    let home = with_cargo(Home::new()?);
+    let (old, new) = (made(&home, "0.0.1", "old").await?, made(&home, "0.0.2", "new").await?);
+    let model = home.path().join("tiny.gguf");
+    home.sample_model(model.to_str().context("a path")?).await?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("it/package/machine.sh");
+    let words =
+        [script.into_os_string(), home.path().into(), machine, old[1].clone().into(), new[1].clone().into()];
+    let words = words.into_iter().chain([binaries::fake_llama()?.into(), model.into()]);
+    let ran = home.run(Path::new("/bin/bash"), words, LONG).await?;
+    let told: Vec<&str> = ran.stdout.lines().filter_map(|line| line.strip_prefix("TOLD ")).collect();
+    if told.iter().any(|line| line.starts_with("skipped")) {
+        return Ok(());
+    }
+    let exposed = told.iter().find_map(|line| line.strip_prefix("exposed ")?.parse::<f64>().ok());
+    assert!(exposed.is_some_and(|exposed| exposed < 3.0), "{told:#?}");
+    let rest: Vec<&str> = told.iter().copied().filter(|line| !line.starts_with("exposed")).collect();
+    let wanted = [
+        "installed 0.0.1",
+        "enabled enabled active as llama-warden",
+        "answers",
+        "upgraded 0.0.2",
+        "failed 0",
+        "same",
+        "anew",
+        "stopped inactive success 0 left",
+        "journal",
+        "purged 0 tiny.gguf",
+        "nothing_left",
+    ];
+    assert_eq!(rest, wanted, "{ran:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn two_builds_of_the_packages_have_one_hash_and_say_what_is_in_them() -> Outcome {
     if !can() {

@@ -55,6 +55,13 @@ const DEEDS: [Deed; 16] = [
     Deed::UpgradeUnderRestart,
 ];
 
+impl Deed {
+    /// Whether another program serves behind it.
+    const fn ends_a_program(self) -> bool {
+        matches!(self, Self::Upgrade | Self::UpgradeAndKill | Self::UpgradeUnderRestart | Self::StartAnew)
+    }
+}
+
 /// One deed in so many is a start of it all anew: what is in memory would not grow old otherwise.
 const ANEW: u64 = 60;
 
@@ -101,6 +108,9 @@ pub(crate) async fn disturb(
         } else {
             DEEDS[usize::try_from(hand.dice.below(DEEDS.len() as u64))?]
         };
+        if soak.one && deed.ends_a_program() {
+            continue;
+        }
         let at = progress.all();
         hand.act(instance, deed).await.context(format!("{deed:?} after {at} requests"))?;
         crate::say(&format!("{:?}: {deed:?} at request {at}", readings.age()));
@@ -112,7 +122,9 @@ pub(crate) async fn disturb(
         }
     }
     // One upgrade at least, however short it was.
-    hand.act(instance, Deed::Upgrade).await?;
+    if !soak.one {
+        hand.act(instance, Deed::Upgrade).await?;
+    }
     while let Some(ended) = hand.orders.join_next().await {
         ended??;
     }

@@ -22,6 +22,7 @@
 //! | `WARDEN_SOAK_SEED` | any | what is drawn; the order in which things meet still differs |
 //! | `WARDEN_SOAK_PAUSE_MS` | 2500 | mean pause between two disturbances |
 //! | `WARDEN_SOAK_CLIENTS` | 10 | clients at a time |
+//! | `WARDEN_SOAK_ONE` | 0 | 1: one program serves from beginning to end, without upgrades and without a restart of it all |
 //! | `WARDEN_SOAK_KEEP` | none | a folder for the recordings |
 
 mod books;
@@ -58,6 +59,8 @@ struct Soak {
     /// Mean pause between two disturbances, in milliseconds.
     pause_ms: u64,
     clients: u64,
+    /// One program serves from beginning to end.
+    one: bool,
     keep: Option<PathBuf>,
 }
 
@@ -73,6 +76,7 @@ impl Soak {
             seed: number("WARDEN_SOAK_SEED", any)?,
             pause_ms: number("WARDEN_SOAK_PAUSE_MS", 2500)?,
             clients: number("WARDEN_SOAK_CLIENTS", 10)?,
+            one: number("WARDEN_SOAK_ONE", 0)? > 0,
             keep: std::env::var_os("WARDEN_SOAK_KEEP").map(PathBuf::from),
         })
     }
