@@ -140,8 +140,9 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
     if let Some(problem) = account.problem() {
         return Err(Trouble::new(format!("{problem}; {counts:?}")));
     }
+    let done = done?;
     steady?;
-    Ok(done?.killed)
+    Ok(done.killed)
 }
 
 async fn judged(instance: &Instance, readings: &mut Readings, progress: &Progress) -> Outcome {

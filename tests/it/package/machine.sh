@@ -8,37 +8,44 @@ told() { echo "TOLD $*"; }
 until_so() { for _ in $(seq 300); do "$@" && return 0; sleep 0.1; done; return 1; }
 
 if [ -z "${STAGE:-}" ]; then
+    # What is mounted is seen by this script alone, and gone with it.
+    STAGE=host exec unshare --mount --propagation private bash "$0" "$@"
+fi
+
+if [ "$STAGE" = host ]; then
     root="$folder/machine" groups="$folder/groups"
-    mkdir -p "$root" "$groups" && tar -C "$root" -xf "$tar" --exclude=./dev 2>/dev/null
-    mkdir -p "$root/dev" && cp "$3" "$root/old.deb" && cp "$4" "$root/new.deb" && cp "$6" "$root/tiny.gguf" &&
-        install -m 755 "$5" "$root/usr/local/bin/llama-server" && cp "$0" "$root/steps" || { told skipped no room; exit 0; }
+    mkdir -p "$root" "$groups" && tar -C "$root" -xf "$tar" --exclude='./dev/*' && cp "$3" "$root/old.deb" && cp "$4" "$root/new.deb" &&
+        cp "$6" "$root/tiny.gguf" && install -m 755 "$5" "$root/usr/local/bin/llama-server" && cp "$0" "$root/steps" || exit 1
     # A control group of our own, so that what systemd makes is beneath it.
-    mount -t cgroup2 none "$groups" || { told skipped no control groups; exit 0; }
     own="$groups/llama-warden-machine-$$"
-    mkdir -p "$own"
+    mount -t cgroup2 none "$groups" && mkdir "$own" || { told skipped no control groups; exit 0; }
+    # It ends with this script, however that ends, and all that it started with it.
     (
-        echo "$BASHPID" >"$own/cgroup.procs"
-        STAGE=boot exec unshare --mount --pid --fork --ipc --uts --net --cgroup --kill-child bash "$0" "$root" </dev/null >"$folder/boot.log" 2>&1
+        echo "$BASHPID" >"$own/cgroup.procs" &&
+            STAGE=boot exec setpriv --pdeathsig KILL unshare --mount --pid --fork --ipc --uts --net --cgroup --kill-child bash "$0" "$root" </dev/null >"$folder/boot.log" 2>&1
     ) &
     boot=$!
-    first() { pgrep -P "$boot"; }
-    within() { nsenter --target "$(first)" --all --root env -i -C / PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin STAGE=steps "$@"; }
+    within() { nsenter --target "$(pgrep -P "$boot")" --all --root env -i -C / PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin STAGE=steps "$@"; }
     up() { within systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded'; }
-    if until_so up; then within bash /steps; else told skipped no systemd "$(tail -n 3 "$folder/boot.log")"; fi
-    kill -9 "$(first)"
+    refused() { ! kill -0 "$boot" 2>/dev/null; }
+    until_so eval 'up || refused'
+    if up; then within bash /steps; elif refused; then told skipped no namespaces: "$(tail -n 3 "$folder/boot.log")"; else told never up: "$(tail -n 3 "$folder/boot.log")"; fi
+    kill -9 "$boot" 2>/dev/null
     wait "$boot" 2>/dev/null
     for _ in $(seq 100); do
         find "$own" -depth -type d -exec rmdir {} + 2>/dev/null
         [ -d "$own" ] || break
         sleep 0.1
     done
-    umount "$groups"
     exit 0
 fi
 
 if [ "$STAGE" = boot ]; then
     root=$1
+    # The settings of the kernel are everybody's: nothing in here may write them.
     mount --make-rprivate / && mount --bind "$root" "$root" && mount -t proc proc "$root/proc" && mount -t sysfs -o ro sysfs "$root/sys" &&
+        mount --bind "$root/proc/sys" "$root/proc/sys" && mount -o remount,bind,ro "$root/proc/sys" &&
+        mount --bind "$root/proc/sysrq-trigger" "$root/proc/sysrq-trigger" && mount -o remount,bind,ro "$root/proc/sysrq-trigger" &&
         { [ -d "$root/sys/fs/cgroup" ] && mount -t cgroup2 none "$root/sys/fs/cgroup"; } &&
         mount -t tmpfs none "$root/run" && mount -t tmpfs none "$root/tmp" && mount -t tmpfs none "$root/dev" || exit 1
     for device in null zero full random urandom tty; do

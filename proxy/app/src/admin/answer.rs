@@ -302,7 +302,8 @@ impl Admin {
         }
     }
 
-    /// All metrics, in the format of `OpenMetrics`; those of keys, which are somebody's names, only if they are wanted.
+    /// All metrics, in the format of `OpenMetrics`; those of keys, which are somebody's names, only if they are wanted, and the one for pickers
+    /// where those are not.
     pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
         let budgets = self.told.borrow().budgets.clone();
         let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
@@ -310,7 +311,7 @@ impl Admin {
         let facts = self.facts_of(&view);
         let line = Some(agent::line(&facts, self.probe.horizon.as_secs_f64()));
         let contexts = facts::contexts(&view, &self.requests.held());
-        self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm });
+        self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm, pickers: !of_keys });
         self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }

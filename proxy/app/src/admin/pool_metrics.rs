@@ -43,7 +43,7 @@ families! {
             = "pool_cache_info", "1; the context of all slots in blocks of 16 tokens, as pickers count them.";
         models: Family<AdapterLabels, Gauge>
             = "pool_models_info",
-            "When this was told, in seconds since 1970; the models that are loaded and that are loading, by each of their names. The labels are \
+            "When this was told, in seconds since 1970; the models that are loaded and that are loading, by each of their names (but those with a comma). On the listener for probes alone. The labels are \
              those of vLLM's adapters, so that a picker prefers an instance that has the model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
@@ -79,6 +79,8 @@ pub(crate) struct Pool {
     pub(crate) line: Option<Line>,
     /// Whether there are the names of vLLM, too.
     pub(crate) vllm: bool,
+    /// Whether pickers read it: what is loaded is a label, of which each change is another series, and nobody else needs it so.
+    pub(crate) pickers: bool,
 }
 
 impl Pool {
@@ -110,7 +112,9 @@ impl There {
         // Who asks may ask by any name.
         let all_names = |model: &ModelView| {
             let aliases = model.aliases.iter().map(ToString::to_string);
-            std::iter::once(model.name.to_string()).chain(aliases).collect::<Vec<_>>()
+            let all = std::iter::once(model.name.to_string()).chain(aliases);
+            // It would be read as two.
+            all.filter(|name| !name.contains(',')).collect::<Vec<_>>()
         };
         let named = |state: ModelState| {
             let of = view.models.iter().filter(|model| model.state == state);
@@ -143,6 +147,9 @@ impl PoolMetrics {
 
     pub(super) fn read(&self, pool: &Pool, there: &There) {
         there.tell(&self.cache, &self.models);
+        if !pool.pickers {
+            self.models.clear();
+        }
         self.waiting.set(whole(pool.sum(|model| model.waiting)));
         self.running.set(whole(pool.sum(|model| model.running)));
         self.slots.set(whole(pool.sum(|model| model.slots)));
@@ -196,6 +203,7 @@ mod tests {
             contexts: contexts.into(),
             line: Some(Line::Up { weight: 42, connections: None }),
             vllm: true,
+            pickers: true,
         };
         let (ours, theirs) = (PoolMetrics::default(), VllmMetrics::default());
         let (mut own, mut other) = (Registry::default(), Registry::default());

@@ -120,7 +120,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
     let Some(model) = &event.model else { return Vec::new() };
     let told = || describe(&event.kind);
     let one = match &event.kind {
-        // Nothing was done.
+        // Nothing else took its place: what ended it has a mark of its own.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
         EventKind::RecycleDone { entry } => Mark {
             replica: Some(entry.replica),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use warden_gateway::{Observer, Record};
@@ -70,7 +70,12 @@ pub(crate) async fn events(
                 metrics.fleet_changed(&view);
                 continue;
             }
-            () = stop.cancelled() => return,
+            // What was told before the end is not left out.
+            () = stop.cancelled() => match receiver.try_recv() {
+                Ok(event) => Ok(event),
+                Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
+            },
         };
         match next {
             Ok(event) => see(&event),

@@ -18,7 +18,7 @@ use warden_policies::{MemoryKind, ModelName};
 use super::recipe::recipe;
 use super::unit::{Role, Unit, UnitId};
 use super::{Control, End, Message, Model};
-use crate::error::{ControlError, Denied, FailureKind};
+use crate::error::{Denied, FailureKind};
 use crate::memory::leak_history;
 use crate::memory::loading::{Told, Word};
 use crate::view::event::EventKind;
@@ -186,11 +186,7 @@ impl Model {
         self.leases.dismiss(&denied);
         self.leases.give_up_elsewhere();
         self.context.turn_away_before_us(&self.spec.name, &denied);
-        let model = self.spec.name.clone();
-        for restart in std::mem::take(&mut self.operators.restarts) {
-            let because = format!("it cannot be loaded: {why}");
-            self.answer(restart.reply, Err(ControlError::GivenUp { model: model.clone(), because }));
-        }
+        self.give_up_replacements(&format!("it cannot be loaded: {why}"));
         // Its next request asks anew, for all that it needs. Nothing of it may come up meanwhile that nobody wants.
         self.wanted = false;
         self.all_down();

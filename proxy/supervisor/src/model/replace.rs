@@ -187,7 +187,7 @@ impl Model {
              and is drained again later"
         );
         if let Some(mut replacement) = self.replacements.take(replica) {
-            replacement.given_up = true;
+            replacement.tells_nothing = true;
             self.enter(replacement, Some(message));
         }
         self.changed();
@@ -225,6 +225,7 @@ impl Model {
         while let Some(replacement) = self.replacements.take_any() {
             self.give_up(replacement, because);
         }
+        self.answer_done_restarts();
         for restart in std::mem::take(&mut self.operators.restarts) {
             let (model, because) = (self.spec.name.clone(), because.to_owned());
             self.answer(restart.reply, Err(ControlError::GivenUp { model, because }));

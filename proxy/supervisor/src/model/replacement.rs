@@ -39,8 +39,8 @@ pub(super) struct Replacement {
     sampled: bool,
     /// What came back of the old one's memory is known.
     measured: bool,
-    /// It says nothing about memory, because the old process serves on.
-    pub(super) given_up: bool,
+    /// It says nothing about memory: the old process serves on, or whether it does was not waited for.
+    pub(super) tells_nothing: bool,
     /// Others wait as long as this is held.
     pub(super) permit: Option<Permit>,
     /// What the next process is made warm with.
@@ -82,7 +82,7 @@ impl Replacement {
             start: None,
             sampled: false,
             measured: live.is_none(),
-            given_up: false,
+            tells_nothing: false,
             permit,
             luggage: None,
             no_file: None,
@@ -102,12 +102,14 @@ impl Replacement {
     pub(super) fn end(self, failed: Option<String>) -> LedgerEntry {
         // One that did not begin says nothing about memory.
         let began = self.closed.is_some() || failed.is_none() || self.entry.mode == Mode::Overlap;
-        let helped = self.helped(failed.is_some()).filter(|_| began && !self.given_up);
+        let helped = self.helped(failed.is_some()).filter(|_| began && !self.tells_nothing);
         let ours_ms = self.ours();
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
-        let drained = u64::from(self.running_at_close).saturating_sub(self.entry.cut);
+        // Of a drain that is not followed to its end nobody knows who ends by himself.
+        let ended = self.drained.map_or(0, |_| u64::from(self.running_at_close));
+        let drained = ended.saturating_sub(self.entry.cut);
         LedgerEntry {
             to: self.entry.to.filter(|_| failed.is_none()),
             drained,
@@ -160,7 +162,7 @@ impl Replacement {
 
     /// What it is ended by is something else that was asked for.
     pub(super) fn give_up(&mut self) {
-        self.given_up = true;
+        self.tells_nothing = true;
         self.entry.given_up = true;
     }
 

@@ -244,33 +244,32 @@ impl Model {
     /// Restarts that operators asked for: done when every replica has a younger process that serves.
     fn settle_restarts(&mut self) {
         let Some(oldest) = self.operators.restarts.first().map(|restart| restart.after) else { return };
-        let todo = |after: GenerationId| {
-            move |unit: &&Unit| {
-                unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
-            }
-        };
-        let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
-        if self.replacements.is_empty() && self.units.iter().all(serves) {
-            let done = |after| !self.units.iter().any(|unit| todo(after)(&unit));
-            let count = self.operators.restarts.iter().take_while(|restart| done(restart.after)).count();
-            for restart in self.operators.restarts.drain(..count).collect::<Vec<_>>() {
-                let current = |id| self.units.iter().any(|unit| unit.generation() == id);
-                let entries =
-                    self.replacements.last.iter().filter(|entry| entry.to.is_some() && current(entry.to));
-                let entries = entries.cloned().collect();
-                self.answer(restart.reply, Ok(entries));
-            }
-            if count > 0 {
-                return;
-            }
+        if self.answer_done_restarts() || !self.replacements.is_empty() {
+            return;
         }
-        if self.replacements.is_empty()
-            && let Some(replica) = self.units.iter().find(todo(oldest)).map(|unit| unit.replica)
-        {
+        if let Some(replica) = self.units.iter().find(is_to_go(oldest)).map(|unit| unit.replica) {
             self.replace(replica, Reason::Operator);
             let by = self.operators.restarts.first().and_then(|restart| restart.by.as_deref());
             self.replacements.note_who(replica, by);
         }
+    }
+
+    /// Answers those that are done. Returns whether one was.
+    pub(super) fn answer_done_restarts(&mut self) -> bool {
+        let serves = |unit: &Unit| unit.role != Role::Current || unit.phase() == Phase::Ready;
+        if !self.replacements.is_empty() || !self.units.iter().all(serves) {
+            return false;
+        }
+        let done = |after| !self.units.iter().any(|unit| is_to_go(after)(&unit));
+        let count = self.operators.restarts.iter().take_while(|restart| done(restart.after)).count();
+        for restart in self.operators.restarts.drain(..count).collect::<Vec<_>>() {
+            let current = |id| self.units.iter().any(|unit| unit.generation() == id);
+            let entries =
+                self.replacements.last.iter().filter(|entry| entry.to.is_some() && current(entry.to));
+            let entries = entries.cloned().collect();
+            self.answer(restart.reply, Ok(entries));
+        }
+        count > 0
     }
 
     /// Drains that operators asked for: done when the processes of that time are gone.
@@ -309,4 +308,9 @@ impl Model {
             }
         }
     }
+}
+
+/// Whether it is no younger than a restart that was asked for.
+fn is_to_go(after: GenerationId) -> impl Fn(&&Unit) -> bool {
+    move |unit| unit.role == Role::Current && unit.generation().is_none_or(|generation| generation <= after)
 }

@@ -43,7 +43,7 @@ pub(crate) enum Refused {
 /// The host that a request names, without its port; nothing where what follows is no port.
 fn name_of(host: &str) -> &str {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((v6, rest)) => (v6, rest),
+        Some((v6, rest)) => (if v6.parse::<std::net::Ipv6Addr>().is_ok() { v6 } else { "" }, rest),
         None => host.split_at(host.find(':').unwrap_or(host.len())),
     };
     let is_port = |port: &str| {
@@ -171,6 +171,8 @@ mod tests {
             "localhost@evil.example",
             "localhost:x@evil.example",
             "[::1].evil.example",
+            "[localhost]",
+            "[127.0.0.1]",
             "[::1]evil.example:80",
             "evil.example:9090@localhost",
             "0.0.0.0",

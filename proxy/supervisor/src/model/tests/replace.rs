@@ -256,10 +256,12 @@ async fn a_replacement_that_was_not_measured_to_its_end_stands_in_the_ledger_all
     let drain = begun(async move { fleet.drain("m").await }).await;
     drop(held);
     drain.await.unwrap().unwrap();
-    drop(restart.await.unwrap());
+    let told = restart.await.unwrap().unwrap();
+    assert_eq!(told[0].to, Some(GenerationId(2)), "it was restarted: {told:?}");
     let [entry] = &rig.ledger()[..] else { panic!("{:?}", rig.ledger()) };
     assert_eq!((entry.from, entry.to), (Some(GenerationId(1)), Some(GenerationId(2))));
     assert!(entry.failed.is_none() && !entry.given_up, "{entry:?}");
+    assert_eq!((entry.drained, entry.cut, entry.exit_ms), (0, 0, None), "what still ran then is not known");
     assert_eq!(rig.count("recycle_began"), rig.count("recycle_done"));
     rig.end().await;
 }

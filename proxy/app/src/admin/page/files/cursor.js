@@ -43,6 +43,7 @@ document.addEventListener("pointermove", ({ clientX: x, clientY: y, target }) =>
   pointer = { x, y };
   follow(target);
 }, { passive: true });
-document.documentElement.addEventListener("pointerleave", () => follow((pointer = null)));
+// A finger that is lifted leaves what it pointed at.
+document.documentElement.addEventListener("pointerleave", ({ pointerType }) => pointerType !== "touch" && follow((pointer = null)));
 // What is drawn anew has no line: the pointer may rest.
 addEventListener("page:changed", () => pointer && follow(document.elementFromPoint(pointer.x, pointer.y)));
