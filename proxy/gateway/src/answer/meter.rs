@@ -7,6 +7,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use aho_corasick::Span;
 use aho_corasick::packed::{Config, Searcher};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -178,8 +179,12 @@ impl Meter {
 
     /// Reads all complete objects in `bytes`; where an incomplete one begins, if there is one.
     fn search(&mut self, bytes: &[u8]) -> Option<usize> {
-        for found in SEARCHER.find_iter(bytes) {
+        let mut start = 0;
+        while let Some(found) = SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
             let at = found.start();
+            // In what is no JSON the quotation mark that ends a name may begin another one, which would be found where a piece ends between
+            // them, and nowhere else.
+            start = found.end() - 1;
             // In generated text the quotes are escaped.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
             if before == Some(b'\\') {
@@ -324,6 +329,7 @@ mod tests {
             ),
             (r#"{"content":"\"usage\":{\"prompt_tokens\":99}","usage":null}"#, (0, 0)),
             (r#"{"usage":"none","timings":3}"#, (0, 0)),
+            (r#"{"usage"timings":{"prompt_n":3,"predicted_n":4}}"#, (3, 4)),
             // Embeddings and rerank: the counters stand in front of the data or behind it.
             (
                 r#"{"model":"m","object":"list","data":[{"embedding":[0.5]}],"usage":{"prompt_tokens":6,"total_tokens":6}}"#,

@@ -280,6 +280,15 @@ mod tests {
         "event: error\r\ndata: {\"error\":{\"message\":\"Compute error.\"}}\r\n\r\n: ping\r\r",
     ];
 
+    /// Found by fuzzing.
+    #[test]
+    fn a_name_that_shares_its_quotation_mark_with_another_counts_alike_in_any_pieces() {
+        let bytes = b"\"usage\"timings\":{,\"timings\"A{\"s\"x:[ata: {\"usage\":{\"prompt_tokens\":6,\"completion_tokens\":2},\"timings\":{\"prs\":{\"promps\":[]}\n\ndatn\":2}}\n\n";
+        for size in 1..40 {
+            events(bytes, &[size, 7, 16, 1], 93);
+        }
+    }
+
     /// A text with some of its bytes replaced, doubled, dropped, or moved.
     fn mutated(from: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
         let odd = select(&b"\r\n\t \0:;,#%\"\\{}[]x0\x7f\xff"[..]);
