@@ -1,6 +1,7 @@
 //! NVIDIA GPUs by NVML, opened when the program runs: a machine without the library is normal. MIG instances are devices
 //! of their own here, because that is what a process gets.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
 
@@ -77,7 +78,7 @@ impl Nvidia {
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
         for library in libraries {
-            match Nvml::builder().lib_path(library).init() {
+            match opened(library) {
                 Ok(nvml) => return Self::list(nvml),
                 // Not there, or not a library: the next place.
                 Err(NvmlError::LibloadingError(_)) => {}
@@ -90,9 +91,7 @@ impl Nvidia {
         })
     }
 
-    fn list(nvml: Nvml) -> Result<Self, String> {
-        // The library stays loaded until the program ends, as events and devices refer to it; it is opened once.
-        let nvml: &'static Nvml = Box::leak(Box::new(nvml));
+    fn list(nvml: &'static Nvml) -> Result<Self, String> {
         let count = nvml
             .device_count()
             .map_err(|error| format!("the NVIDIA driver does not count its GPUs: {}", in_words(&error)))?;
@@ -116,6 +115,19 @@ impl Nvidia {
     pub(super) fn read(&self) -> Vec<Told> {
         self.devices.iter().map(One::read).collect()
     }
+}
+
+/// A library, opened once and for good: events and devices refer to it as long as they live, and who looks at GPUs again, as each reload and
+/// each look at a folder of models does, gets the same.
+pub(super) fn opened(library: &OsString) -> Result<&'static Nvml, NvmlError> {
+    static OPENED: Mutex<BTreeMap<OsString, &'static Nvml>> = Mutex::new(BTreeMap::new());
+    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = all.get(library) {
+        return Ok(known);
+    }
+    let nvml: &'static Nvml = Box::leak(Box::new(Nvml::builder().lib_path(library).init()?));
+    all.insert(library.clone(), nvml);
+    Ok(nvml)
 }
 
 /// A GPU, or, where it is split, the instances that exist.
