@@ -14,8 +14,8 @@ use crate::clients::Ended;
 
 /// A process has written its last line of a request by then.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Contradictions that are told.
-const TOLD: usize = 12;
+/// How many contradictions are printed.
+pub(crate) const TOLD: usize = 12;
 
 /// A process that executed something: of two with the same number, another one.
 type Process = usize;

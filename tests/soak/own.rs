@@ -7,13 +7,12 @@ use std::path::Path;
 use serde_json::Value;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-/// Contradictions that are told.
-const TOLD: usize = 12;
+use crate::books::TOLD;
 
 /// A process as an instance knows it: numbers begin anew with each instance, and go on through its upgrades.
 type Generation = (u64, u64);
 
-/// What is told of one.
+/// What the events say of one process.
 #[derive(Debug, Default)]
 struct Life {
     pid: Option<u64>,

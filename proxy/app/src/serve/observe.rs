@@ -70,7 +70,7 @@ pub(crate) async fn events(
                 metrics.fleet_changed(&view);
                 continue;
             }
-            // What was told before the end is not left out.
+            // Events that came before the end are still written.
             () = stop.cancelled() => match receiver.try_recv() {
                 Ok(event) => Ok(event),
                 Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),

@@ -220,7 +220,7 @@ impl Model {
         self.changed();
     }
 
-    /// Another command came in between: the entries say so, and whoever waits for a replacement is told.
+    /// Ends all replacements under way because of another command. The ledger says why, and operators who wait for a restart get an answer.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.give_up(replacement, because);

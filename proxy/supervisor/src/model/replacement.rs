@@ -251,7 +251,11 @@ impl Replacements {
 
     /// Takes out the one of a replica, to end it.
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
-        let index = self.under_way.iter().position(|known| known.entry.replica == replica)?;
+        self.take_first(|known| known.entry.replica == replica)
+    }
+
+    fn take_first(&mut self, wanted: impl Fn(&Replacement) -> bool) -> Option<Replacement> {
+        let index = self.under_way.iter().position(wanted)?;
         Some(self.under_way.remove(index))
     }
 
@@ -262,14 +266,12 @@ impl Replacements {
 
     /// Takes out one of a replica that is no longer configured, to end it.
     pub(super) fn take_surplus(&mut self, replicas: u32) -> Option<Replacement> {
-        let index = self.under_way.iter().position(|known| known.entry.replica >= replicas)?;
-        Some(self.under_way.remove(index))
+        self.take_first(|known| known.entry.replica >= replicas)
     }
 
     /// Takes out one that is complete.
     pub(super) fn take_complete(&mut self) -> Option<Replacement> {
-        let index = self.under_way.iter().position(Replacement::is_complete)?;
-        Some(self.under_way.remove(index))
+        self.take_first(Replacement::is_complete)
     }
 
     /// Remembers the entry of a complete one.
