@@ -72,6 +72,7 @@ impl Model {
     }
 
     pub(super) fn give_room_back(&mut self) {
+        self.replacements.give_turns_back();
         self.stand = Stand::Out;
         self.tell_loading(Told::Gone);
         self.changed();

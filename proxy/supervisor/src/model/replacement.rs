@@ -189,6 +189,13 @@ impl Replacements {
         self.under_way.is_empty()
     }
 
+    /// The processes that follow wait for room, however long that takes: no other replacement is to wait for that.
+    pub(super) fn give_turns_back(&mut self) {
+        for known in &mut self.under_way {
+            drop(known.permit.take());
+        }
+    }
+
     pub(super) fn begin(&mut self, replacement: Replacement) {
         self.under_way.push(replacement);
     }

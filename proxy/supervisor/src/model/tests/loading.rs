@@ -12,6 +12,8 @@ use super::*;
 use crate::spec::Fallback;
 use crate::view::pin_entry::PinView;
 
+#[path = "roomless.rs"]
+mod roomless;
 #[path = "stays.rs"]
 mod stays;
 
