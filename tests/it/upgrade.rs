@@ -279,7 +279,12 @@ impl Client {
 
     /// Up to the head of the answer.
     async fn begin(&mut self, id: &str, body: &Value) -> Result<Response<Incoming>, Trouble> {
-        let mut request = json_request(CHAT, body)?;
+        self.post(CHAT, id, body).await
+    }
+
+    /// The same to another route.
+    async fn post(&mut self, target: &str, id: &str, body: &Value) -> Result<Response<Incoming>, Trouble> {
+        let mut request = json_request(target, body)?;
         request.headers_mut().insert(HOST, "localhost".parse()?);
         self.sender.send_request(request).await.context(id.to_owned())
     }

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
@@ -110,19 +111,26 @@ async fn another_model_leaves_for_who_asks_an_old_program() -> Outcome {
 #[tokio::test]
 async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_keeps_nobody_busy() -> Outcome
 {
-    let mut setup = Setup::new()?.top("loading.max_loaded = 1");
+    let mut setup = Setup::new()?.top(&format!("loading.max_loaded = 1\n{STAY}"));
     for (name, more) in [("a", "pin = true\n"), ("b", "preload = false\nqueue.wait = \"1h\"\n")] {
         setup = setup.fake(name, &json!({}), more)?;
     }
     let warden = setup.start().await?;
     warden.until_ready(1).await?;
-    let mut client = kept(&warden).await?;
-    ask(&mut client, "first", "a").await?;
+    let mut clients = Vec::new();
+    for number in 0..4 {
+        let mut client = kept(&warden).await?;
+        ask(&mut client, &format!("first-{number}"), "a").await?;
+        clients.push(client);
+    }
     upgrade(&warden).await?;
     let serving = until_alone(&warden).await?;
     let before = cpu_time(serving.pid)?;
-    let refused = ask(&mut client, "second", "b").await.err().context("it is never loaded")?.to_string();
-    assert!(refused.contains("503") && refused.contains("cannot be loaded"), "{refused}");
+    // One right behind the other: the new program hears of both as of one who waits.
+    for (number, client) in clients.iter_mut().enumerate() {
+        let (status, told) = refused(client, &format!("second-{number}"), "b").await?;
+        assert!(status == 503 && told.to_string().contains("cannot be loaded"), "{number}: {status} {told}");
+    }
     let spent = cpu_time(serving.pid)?.saturating_sub(before);
     assert!(
         spent < Duration::from_millis(1500),
@@ -179,6 +187,37 @@ async fn who_waits_in_an_old_program_for_a_model_that_fails_hears_what_the_new_o
         warden.restart("b", 1).await?;
         assert!(ask(&mut clients[1], "later", "b").await?, "{upgrades}: by the old one");
         until_alone(&warden).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_set_over_a_connection_that_an_old_program_keeps_is_set_in_all_and_in_those_that_follow()
+-> Outcome {
+    for upgrades in [1, 2] {
+        let setup = Setup::new()?.top(STAY).fake("m", &json!({}), "replicas = 2\n")?;
+        let warden = setup.start().await?;
+        let first = warden.until_ready(2).await?;
+        let mut client = kept(&warden).await?;
+        ask(&mut client, "first", "m").await?;
+        for _ in 0..upgrades {
+            upgrade(&warden).await?;
+        }
+        let adapters = json!([{ "id": 0, "scale": 0.25 }]);
+        let answer = timeout(SOON, client.post("/lora-adapters", "set", &adapters)).await;
+        assert!(answer.context("no answer in time")??.status().is_success());
+        let has = async |process: &ProcessId| {
+            let Some(http) = process.http() else { return false };
+            let got = http.get("/lora-adapters").await.ok().and_then(|answer| answer.json().ok());
+            got.is_some_and(|got| got == adapters)
+        };
+        wait_until("both replicas have it", SOON, async || has(&first[0]).await && has(&first[1]).await)
+            .await?;
+        warden.restart("m", 1).await?;
+        let last = warden.until_ready(2).await?;
+        assert!(last.iter().all(|process| !first.contains(process)), "{last:?}");
+        // Before anybody could use them, so at once.
+        assert!(has(&last[0]).await && has(&last[1]).await, "{upgrades}: in those that follow");
     }
     Ok(())
 }

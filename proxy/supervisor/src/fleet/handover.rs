@@ -8,12 +8,13 @@
 //!
 //! Between the freezing and the letting go nobody decides anything; requests go on here as ever.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -31,6 +32,7 @@ use crate::model::bequeath::{ModelWill, WillRecord};
 use crate::model::context::Since;
 use crate::model::{Control, Message};
 use crate::process::heir::{Gate, Heir, HeirRecord};
+use crate::process::settings::SetElsewhere;
 use crate::sync::lock;
 
 /// How often a fleet is asked again that is busy.
@@ -128,6 +130,15 @@ pub struct Count {
     work: Work,
 }
 
+/// What was set in processes of a model over there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Touched {
+    model: String,
+    /// What of it is kept, unless the next instance knows it anyway.
+    #[serde(default)]
+    settings: Vec<SetElsewhere>,
+}
+
 /// What an instance that has let go of its processes still has to do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Remains {
@@ -135,6 +146,12 @@ pub struct Remains {
     /// Callers who wait, by model: whoever starts processes now has to know that somebody needs one.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
+    /// How many have had to wait for those so far: one who comes while another one leaves is not seen otherwise.
+    #[serde(default)]
+    came: BTreeMap<String, u64>,
+    /// Models in whose processes clients have set something, which is to be set in all of them, and in those that follow.
+    #[serde(default)]
+    touched: Vec<Touched>,
     /// There is an instance before it, which has not ended and tells it, too, what it still has to do.
     #[serde(default)]
     elders: bool,
@@ -152,6 +169,10 @@ impl Remains {
 pub struct Shares {
     fleet: Fleet,
     held: HashMap<GenerationId, (Vec<Lease>, Work)>,
+    /// The last number of what was set there, by model and route.
+    set: HashMap<(String, String), u64>,
+    /// Models that were found touched there: what follows after all that was unloaded is as its command made it.
+    touched: HashSet<String>,
     /// Models that were told.
     known: Vec<Arc<Handle>>,
 }
@@ -322,11 +343,22 @@ impl Fleet {
             };
             handle.leases.counts().into_iter().map(count)
         };
-        let waits = |handle: &Arc<Handle>| (handle.leases.name().to_string(), handle.leases.waiting());
         let own = self.own();
-        let waiting = own.iter().map(waits).filter(|(_, callers)| *callers > 0).collect();
+        let (mut waiting, mut came) = (BTreeMap::new(), BTreeMap::new());
+        for leases in own.iter().map(|handle| &handle.leases) {
+            let callers = leases.waiting();
+            if callers > 0 {
+                waiting.insert(leases.name().to_string(), callers);
+                came.insert(leases.name().to_string(), leases.came());
+            }
+        }
+        let touched =
+            own.iter().map(|handle| &handle.leases).filter(|leases| !leases.settings.are_untouched());
+        let touched = touched
+            .map(|leases| Touched { model: leases.name().to_string(), settings: leases.settings.untold() })
+            .collect();
         let elders = *self.inner.elders.borrow() > 0;
-        Remains { counts: own.into_iter().flat_map(of).collect(), waiting, elders }
+        Remains { counts: own.into_iter().flat_map(of).collect(), waiting, came, touched, elders }
     }
 
     /// Waits until no instance before us has anything to do any more.
@@ -405,7 +437,8 @@ impl Fleet {
     /// Keeps places for what runs in the instance before us.
     pub fn shares(&self) -> Shares {
         self.inner.elders.send_modify(|elders| *elders += 1);
-        Shares { fleet: self.clone(), held: HashMap::new(), known: Vec::new() }
+        let (held, set, touched) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Shares { fleet: self.clone(), held, set, touched, known: Vec::new() }
     }
 }
 
@@ -433,6 +466,22 @@ impl Shares {
                 leases.push(lease);
             }
         }
+        for Touched { model, settings } in &remains.touched {
+            let roster = self.fleet.inner.roster.load();
+            let own = roster.get(&ModelName::new(model.as_str())).filter(|handle| !handle.is_remote);
+            let Some(leases) = own.map(|handle| &handle.leases) else { continue };
+            if self.touched.insert(model.clone()) {
+                leases.settings.touch();
+            }
+            for SetElsewhere { generation, number, path, body } in settings {
+                // Once: what a client sets here later counts more, however often this is said.
+                let last = self.set.entry((model.clone(), path.clone())).or_default();
+                if number > last {
+                    *last = *number;
+                    leases.note_setting(*generation, path, Bytes::from(body.clone()));
+                }
+            }
+        }
         self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
         // Last: a process that drains waits for what was just counted.
         let roster = self.fleet.inner.roster.load();
@@ -440,8 +489,10 @@ impl Shares {
             let name = handle.leases.name();
             let is_ours = roster.get(name).is_some_and(|own| Arc::ptr_eq(own, handle));
             let waiting = remains.waiting.get(name.as_str()).copied().filter(|_| is_ours);
+            let came = remains.came.get(name.as_str()).copied().filter(|_| is_ours);
             let open = remains.counts.iter().filter(|count| count.open).map(|count| count.generation);
-            handle.leases.set_elsewhere(Elsewhere::new(waiting.unwrap_or_default(), open.collect()));
+            let (waiting, came) = (waiting.unwrap_or_default(), came.unwrap_or_default());
+            handle.leases.set_elsewhere(Elsewhere::new(waiting, came, open.collect()));
         }
         *lock(&self.fleet.inner.awaited) = remains.waiting.keys().cloned().collect();
     }

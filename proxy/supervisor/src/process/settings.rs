@@ -5,6 +5,7 @@
 use std::sync::Mutex;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use warden_policies::GenerationId;
 
 use crate::sync::lock;
@@ -22,6 +23,23 @@ impl std::fmt::Debug for Setting {
     }
 }
 
+/// What was set here in a process that another instance has by now.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SetElsewhere {
+    /// The process that has it.
+    pub(crate) generation: GenerationId,
+    /// The later one has the higher number.
+    pub(crate) number: u64,
+    pub(crate) path: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl std::fmt::Debug for SetElsewhere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SetElsewhere({}, {} bytes, {})", self.path, self.body.len(), self.number)
+    }
+}
+
 /// All that is set in the processes of one model, in the order in which it was set. One for each route: llama-server takes
 /// each as the whole of what it is about.
 #[derive(Debug, Default)]
@@ -30,8 +48,10 @@ pub(crate) struct Settings(Mutex<Kept>);
 #[derive(Debug, Default)]
 struct Kept {
     all: Vec<Setting>,
-    /// Routes of what was set in one process and the others do not know yet.
-    fresh: Vec<(GenerationId, String)>,
+    /// Routes of what was set in one process and the others do not know yet, each with its number.
+    fresh: Vec<(GenerationId, String, u64)>,
+    /// How often something was set.
+    sets: u64,
     /// Something was set, kept or not, since all was forgotten.
     touched: bool,
 }
@@ -52,14 +72,28 @@ impl Settings {
             return false;
         }
         kept.all.push(Setting { path: path.to_owned(), body });
-        kept.fresh.retain(|(_, known)| known != path);
-        kept.fresh.push((by, path.to_owned()));
+        kept.fresh.retain(|(_, known, _)| known != path);
+        kept.sets += 1;
+        let number = kept.sets;
+        kept.fresh.push((by, path.to_owned(), number));
         true
     }
 
     /// What was set since this was asked last: by which process, and by which route.
     pub(crate) fn take_fresh(&self) -> Vec<(GenerationId, String)> {
-        std::mem::take(&mut lock(&self.0).fresh)
+        let fresh = std::mem::take(&mut lock(&self.0).fresh);
+        fresh.into_iter().map(|(by, path, _)| (by, path)).collect()
+    }
+
+    /// What the others do not know yet, for whoever goes on with the processes: nobody here tells them any more.
+    pub(crate) fn untold(&self) -> Vec<SetElsewhere> {
+        let kept = lock(&self.0);
+        let of = |(generation, path, number): &(GenerationId, String, u64)| {
+            let setting = kept.all.iter().find(|setting| setting.path == *path)?;
+            let (generation, number) = (*generation, *number);
+            Some(SetElsewhere { generation, number, path: path.clone(), body: setting.body.to_vec() })
+        };
+        kept.fresh.iter().filter_map(of).collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Setting> {
@@ -96,9 +130,12 @@ mod tests {
         assert!(set("/lora-adapters", "[1]") && set("/props", "{}") && set("/lora-adapters", "[2]"));
         let kept: Vec<_> = settings.all().into_iter().map(|one| (one.path, one.body)).collect();
         assert_eq!(kept, [("/props".into(), "{}".into()), ("/lora-adapters".into(), "[2]".into())]);
+        let untold: Vec<_> =
+            settings.untold().into_iter().map(|one| (one.path, one.number, one.body)).collect();
+        assert_eq!(untold, [("/props".into(), 2, b"{}".into()), ("/lora-adapters".into(), 3, b"[2]".into())]);
         let fresh = |path: &str| (GenerationId(1), path.to_owned());
         assert_eq!(settings.take_fresh(), [fresh("/props"), fresh("/lora-adapters")]);
-        assert_eq!(settings.take_fresh(), []);
+        assert_eq!((settings.take_fresh(), settings.untold()), (vec![], vec![]));
         assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
         assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
         assert_eq!(settings.all().len(), 1, "the older one is not what is set");

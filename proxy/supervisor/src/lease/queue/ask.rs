@@ -242,6 +242,7 @@ impl Leases {
             Answer::Queued(ticket) => {
                 let (sender, answer) = oneshot::channel();
                 state.waiters.insert(ticket, Waiter { answer: sender, since: now, tokens });
+                state.queued += 1;
                 let limit = Limit { since: now, wait: state.wait, stood: state.stood() };
                 drop(state);
                 if !open {

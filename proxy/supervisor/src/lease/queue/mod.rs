@@ -78,6 +78,8 @@ pub(crate) struct Leases {
 pub(crate) struct Elsewhere {
     /// Callers who wait there, and get their leases there. They have no place in our queue.
     waiting: usize,
+    /// All callers who have had to wait there so far.
+    came: u64,
     /// Generations that may be given to somebody there.
     open: BTreeSet<GenerationId>,
     /// How many of those who wait cannot be helped.
@@ -85,8 +87,8 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    pub(crate) fn new(waiting: usize, open: BTreeSet<GenerationId>) -> Self {
-        Self { waiting, open, hopeless: 0 }
+    pub(crate) fn new(waiting: usize, came: u64, open: BTreeSet<GenerationId>) -> Self {
+        Self { waiting, came, open, hopeless: 0 }
     }
 
     /// Who needs a process.
@@ -119,6 +121,8 @@ struct State {
     refusal: Option<Refusal>,
     /// Callers so far.
     asked: u64,
+    /// Those of them who had to wait.
+    queued: u64,
     /// When the last of those generations that are gone had its last lease.
     rested: Option<Instant>,
     /// Since when nothing is open, after something was.
@@ -184,6 +188,7 @@ impl Leases {
             generations: QuickMap::default(),
             refusal: None,
             asked: 0,
+            queued: 0,
             rested: None,
             gap: None,
             full_told: false,
@@ -388,15 +393,25 @@ impl Leases {
         state.waiting() + state.elsewhere.waiting
     }
 
+    /// All who have had to wait so far, here or in the instance before us.
+    pub(crate) fn came(&self) -> u64 {
+        let state = lock(&self.state);
+        state.queued + state.elsewhere.came
+    }
+
     /// Notes what the instance before us says of itself. It starts no process any more, and it says what it does some milliseconds after it
     /// has done it.
     pub(crate) fn set_elsewhere(&self, elsewhere: Elsewhere) {
         let mut state = lock(&self.state);
-        let comes = elsewhere.waiting > state.elsewhere.waiting;
-        let closed = !state.elsewhere.open.is_subset(&elsewhere.open);
+        let known = &state.elsewhere;
+        // Who comes in the moment in which another one leaves is one more, too.
+        let instead = elsewhere.waiting > 0 && elsewhere.came > known.came;
+        let comes = elsewhere.waiting > known.waiting || instead;
+        let closed = !known.open.is_subset(&elsewhere.open);
         // One more is a reason to try again.
-        let hopeless = if comes { 0 } else { state.elsewhere.hopeless.min(elsewhere.waiting) };
-        state.elsewhere = Elsewhere { hopeless, ..elsewhere };
+        let hopeless = if comes { 0 } else { known.hopeless.min(elsewhere.waiting) };
+        let came = elsewhere.came.max(known.came);
+        state.elsewhere = Elsewhere { came, hopeless, ..elsewhere };
         drop(state);
         if comes || closed {
             self.wake.notify_one();

@@ -1,5 +1,6 @@
 //! The queue, leases and gates of one model, under one lock, tried from several tasks and threads.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -312,11 +313,9 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
 #[tokio::test]
 async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_may_be_given_up() {
     let leases = leases(1);
-    let elsewhere = |waiting, open: &[u64]| {
-        leases.set_elsewhere(Elsewhere::new(waiting, open.iter().copied().map(GenerationId).collect()));
-    };
+    let elsewhere = |waiting, came| leases.set_elsewhere(Elsewhere::new(waiting, came, BTreeSet::new()));
     assert!(!leases.in_need());
-    elsewhere(2, &[]);
+    elsewhere(2, 2);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("somebody came");
     assert!(leases.in_need() && leases.waiting() == 2 && leases.seen().waiting == 2);
     let _own = queued(&leases, LeaseKind::Slot).await;
@@ -325,11 +324,22 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     leases.dismiss(&Denied::NeverLoaded("too large".to_owned()));
     leases.give_up_elsewhere();
     assert!(!leases.in_need() && leases.seen().waiting == 0);
-    elsewhere(1, &[]);
+    elsewhere(1, 2);
     assert!(!leases.in_need(), "one of them has left");
-    elsewhere(2, &[]);
+    elsewhere(2, 3);
     assert!(leases.in_need(), "another one has come");
-    elsewhere(0, &[]);
+    leases.give_up_elsewhere();
+    elsewhere(2, 3);
+    assert!(!leases.in_need(), "they are the same");
+    elsewhere(2, 4);
+    assert!(
+        leases.in_need() && leases.came() == 5,
+        "one has come while another one left, and one of ours had to wait"
+    );
+    leases.give_up_elsewhere();
+    elsewhere(1, 0);
+    assert!(!leases.in_need(), "it does not say how many came");
+    elsewhere(0, 0);
     assert!(!leases.in_need() && leases.seen().idle_for < WAIT);
 }
 
@@ -359,7 +369,7 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
     let cell = cell(1);
     leases.open(&cell, 1);
     let elsewhere = |open: &[u64]| {
-        leases.set_elsewhere(Elsewhere::new(0, open.iter().copied().map(GenerationId).collect()));
+        leases.set_elsewhere(Elsewhere::new(0, 0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
     assert!(!leases.is_unused(cell.id), "it may be given to somebody there");

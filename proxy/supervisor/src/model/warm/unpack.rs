@@ -324,6 +324,8 @@ impl Unpacked {
             self.used = holds.to_vec();
         } else {
             self.warmth.without(NoFile::Failed);
+            // A conversation may be there that was evaluated just now.
+            self.used.extend_from_slice(holds);
         }
     }
 }
