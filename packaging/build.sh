@@ -101,7 +101,7 @@ size="$(du -k -s --apparent-size --exclude=DEBIAN "$stage" | cut -f1)"
 sed -e "s/@VERSION@/$version/; s/@ARCH@/$arch/; s/@SIZE@/$size/; s/@LIBRARIES@/$libraries/" packaging/deb/control >"$stage/DEBIAN/control"
 (cd "$stage" && find etc -type f | sort | sed 's|^|/|') >"$stage/DEBIAN/conffiles"
 (cd "$stage" && find . -path ./DEBIAN -prune -o -type f -printf '%P\n' | sort | xargs -d '\n' md5sum) >"$stage/DEBIAN/md5sums"
-for script in postinst prerm postrm; do put "packaging/deb/$script" "$stage/DEBIAN/$script" 755; done
+for script in preinst postinst prerm postrm; do put "packaging/deb/$script" "$stage/DEBIAN/$script" 755; done
 find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group "-Z$format" "-z$level" --threads-max=1 --build "$stage" "$out/llama-warden_${version}_$arch.deb" >/dev/null
 

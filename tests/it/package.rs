@@ -141,7 +141,7 @@ async fn configured_under_load(home: &Home, root: &Path, kid: &Kid, http: &Http)
     let tools = home.path().join("tools");
     std::fs::create_dir_all(&tools)?;
     let said = home.path().join("tools.log");
-    for tool in ["systemctl", "deb-systemd-invoke", "deb-systemd-helper", "systemd-sysusers"] {
+    for tool in ["systemctl", "deb-systemd-invoke", "deb-systemd-helper", "systemd-sysusers", "runuser"] {
         home.program(
             &format!("tools/{tool}"),
             format!("#!/bin/sh\necho {tool} \"$@\" >>'{}'\n", said.display()),
@@ -325,8 +325,10 @@ async fn on_a_machine_of_its_own_a_package_serves_as_its_user_is_upgraded_under_
         "failed 0",
         "same",
         "anew",
+        "patient",
         "stopped inactive success 0 left",
         "journal",
+        "again active root 755",
         "purged 0 tiny.gguf",
         "nothing_left",
     ];

@@ -292,12 +292,12 @@ async fn a_unit_is_installed_shown_and_taken_away_and_nobodys_change_is_lost() -
     let text = std::fs::read_to_string(&unit)?;
     assert!(text.contains("TimeoutStopSec=335\n"), "300 s, 20 s and 15 s: {text}");
     assert_eq!(run(&["service", "show", "--user", "--config", config]).await?.stdout, text);
-    std::fs::write(&unit, text.replace("RestartSec=1", "RestartSec=7"))?;
+    std::fs::write(&unit, text.replace("Restart=on-failure", "Restart=always"))?;
     let refused = run(&["service", "install", "--user", "--config", config]).await?;
     assert!(refused.code == 1 && refused.stderr.contains("--force"), "{refused:?}");
     let forced = run(&["service", "install", "--user", "--config", config, "--force"]).await?;
     assert!(forced.code == 0 && forced.stdout.contains("llama-warden.service.old"), "{forced:?}");
-    assert!(std::fs::read_to_string(unit.with_extension("service.old"))?.contains("RestartSec=7"));
+    assert!(std::fs::read_to_string(unit.with_extension("service.old"))?.contains("Restart=always"));
     assert_eq!(std::fs::read_to_string(&unit)?, text);
     let gone = run(&["service", "uninstall", "--user"]).await?;
     assert!(gone.code == 0 && !unit.exists(), "{gone:?}");

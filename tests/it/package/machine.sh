@@ -97,8 +97,19 @@ kill -9 "$first"
 until_so eval 'is NRestarts 1 && is ActiveState active' && until_so answered && told anew
 for server in $before; do kill -0 "$server" 2>/dev/null && told left "$server"; done
 
+# It dies, and the folder of its models comes late, as from a mount: however often it fails, it is started once more.
+state=/var/lib/llama-warden
+mv $state/models $state/late && kill -9 "$(asked MainPID)"
+until_so eval '[ "$(asked NRestarts)" -ge 7 ]' && mv $state/late $state/models && until_so answered && told patient
+
 systemctl stop $unit && told stopped "$(asked ActiveState)" "$(asked Result)" "$(pgrep -u llama-warden | wc -l)" left
 journalctl --no-pager -q -o cat _SYSTEMD_UNIT=$unit MODEL=tiny | grep -q 'ready after' && told journal
+
+# Removed and installed again it serves, and what its user has put there meanwhile is given to nobody.
+dpkg --remove llama-warden >>/tmp/dpkg 2>&1
+mkdir /somebodys && runuser -u llama-warden -- sh -c "mv $state/models $state/kept && ln -s /somebodys $state/models"
+dpkg -i /new.deb >>/tmp/dpkg 2>&1 && told again "$(asked ActiveState)" "$(stat -c '%U %a' /somebodys)"
+systemctl stop $unit && rm $state/models && mv $state/kept $state/models
 dpkg --purge llama-warden >>/tmp/dpkg 2>&1 && told purged "$(systemctl list-unit-files 'llama-warden*' --no-legend | wc -l)" "$(ls /var/lib/llama-warden/models)"
 [ -d /etc/llama-warden ] || [ -d /var/log/llama-warden ] || told nothing_left
 cat /tmp/dpkg >&2

@@ -143,7 +143,7 @@ fn lines_of(log: &Path) -> Result<Vec<String>, Trouble> {
 fn snippet(log: &Path, pid: i32) -> Result<String, Trouble> {
     const OURS: [&str; 4] = [
         "/var/log/llama-warden/*.log",
-        "systemctl kill --signal=HUP --kill-whom=main llama-warden.service",
+        "systemctl reload llama-warden.service",
         "create 0640 llama-warden llama-warden",
         "\tsu llama-warden llama-warden\n",
     ];

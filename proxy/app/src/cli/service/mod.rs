@@ -298,5 +298,6 @@ fn uninstall(args: &UninstallArgs, machine: &Machine) -> Result<(), Failure> {
     if !any {
         return out::line(&format!("there is no unit of ours in {}", folder.display()));
     }
-    out::line(&format!("next:\n  {control} daemon-reload"))
+    // Where it still runs, and without its unit, systemd would end it by rules of its own: llama-servers in the middle of requests.
+    out::line(&format!("next:\n  {control} stop {NAME}\n  {control} daemon-reload"))
 }

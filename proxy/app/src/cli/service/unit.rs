@@ -9,6 +9,8 @@ use sha2::{Digest as _, Sha256};
 pub(super) const NAME: &str = "llama-warden";
 /// The first systemd that knows `Type=notify-reload`.
 const RELOADS: u32 = 253;
+/// The first one that waits longer from one failed start to the next.
+const WAITS_LONGER: u32 = 254;
 /// For what comes after requests and processes have ended: the last lines of logs.
 const REST: Duration = Duration::from_secs(15);
 /// How the first line begins; the checksum of what follows it is its last word.
@@ -49,6 +51,11 @@ pub(super) fn service(facts: &Facts<'_>) -> String {
             "# To us alone: llama-server processes have nothing to reload.\nExecReload=/bin/kill -HUP $MAINPID",
         )
     };
+    let restart = if facts.systemd.is_some_and(|version| version >= WAITS_LONGER) {
+        "RestartSec=1\nRestartSteps=5\nRestartMaxDelaySec=30"
+    } else {
+        "RestartSec=2"
+    };
     let seconds = |time: Duration| time.as_secs() + u64::from(time.subsec_nanos() > 0);
     let (drain, grace, rest) = (seconds(facts.drain), seconds(facts.grace), seconds(REST));
     let sum = format!(
@@ -64,6 +71,7 @@ pub(super) fn service(facts: &Facts<'_>) -> String {
         &[
             ("@TYPE@", kind),
             ("@RELOAD@", reload),
+            ("@RESTART@", restart),
             ("@PROGRAM@", &word(facts.program)),
             ("@CONFIG@", &word(facts.config)),
             ("@USER@", facts.user),
@@ -176,7 +184,7 @@ mod tests {
         assert_eq!(judge(Some(&new), &new), Found::Same);
         assert_eq!(judge(Some(&old), &new), Found::Ours);
         for theirs in [
-            old.replace("RestartSec=1", "RestartSec=2"),
+            old.replace("RestartSec=2", "RestartSec=9"),
             "[Service]\n".into(),
             String::new(),
             old[..200].into(),
