@@ -229,6 +229,39 @@ async fn behind_envoy_a_drain_an_upgrade_and_a_kill_cost_64_clients_no_request()
     troubles(group).await
 }
 
+/// A prompt as long as a book is as safe as a short one: who has it dies before there is an answer, and another one is asked.
+async fn long_prompt(mut group: Group) -> Outcome {
+    let text = "word ".repeat(800 * 1024 / 5);
+    let (http, request) = (group.http.clone(), chat("long", "m", &text, 400, false));
+    let asking = http.post(CHAT, &request);
+    let killing = async {
+        wait_until("somebody has it", SOON, async || group.executed("long").is_ok_and(|at| at.len() == 1))
+            .await?;
+        let at = group.executed("long")?[0];
+        group.all[at].warden.kid.signal(Signal::KILL);
+        Ok::<_, Trouble>(at)
+    };
+    let (answer, first) = tokio::join!(asking, killing);
+    let (answer, first) = (answer?, first?);
+    assert!(answer.status.is_success(), "{}: {}", answer.status, answer.text());
+    assert!(answer.answer()?.is_whole());
+    let executed = group.executed("long")?;
+    assert!(executed.len() == 2 && executed.contains(&first), "{executed:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn behind_haproxy_a_long_prompt_is_sent_again() -> Outcome {
+    let Some(group) = Group::haproxy().await? else { return Ok(()) };
+    long_prompt(group).await
+}
+
+#[tokio::test]
+async fn behind_envoy_a_long_prompt_is_sent_again() -> Outcome {
+    let Some(group) = Group::envoy().await? else { return Ok(()) };
+    long_prompt(group).await
+}
+
 /// A conversation stays where it is, and after a drain it stays at another place.
 async fn conversation(mut group: Group, from_the_first: bool) -> Outcome {
     let word = group.turn("t0", "a long prompt", None).await?;
