@@ -1,7 +1,8 @@
 //! The thread that answers probes and `HAProxy`, with a runtime of its own: whatever else is busy, it is not.
 //!
 //! Anybody may connect. So all is bounded: how many, for how long, how much of a head. When too many are connected the oldest one goes:
-//! a crowd that holds connections keeps no probe out.
+//! a crowd that holds connections keeps no probe out. Nor does one that connects again and again: whoever is let in is answered before
+//! many more are.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,6 +26,8 @@ use crate::sync::lock;
 
 /// Ten times the weight of the usual level.
 const NICE: i32 = -10;
+/// After so many steps the runtime looks who has sent something: a few, so that those who were let in first are not sent away before.
+const LOOKS: u32 = 8;
 
 /// Sockets that listen.
 #[derive(Debug, Default)]
@@ -77,7 +80,9 @@ impl Listeners {
         }
         let cannot =
             |problem: io::Error| Failure::failed(format!("cannot start the thread for probes: {problem}"));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().event_interval(LOOKS).enable_all().build();
+        let runtime = runtime.map_err(cannot)?;
         let work = async move {
             let tasks = TaskTracker::new();
             tokio::select! {
@@ -154,6 +159,8 @@ async fn accept(listener: Option<StdListener>, kind: Kind, board: &Arc<Board>, t
                     }
                     drop(place);
                 });
+                // Its turn comes before the next one's, however many wait outside.
+                tokio::task::yield_now().await;
             }
             Err(problem) => {
                 tracing::debug!(%problem, "a probe could not be accepted");
