@@ -11,8 +11,8 @@ use warden_rig::{Context as _, Outcome, Trouble};
 use crate::instance::Instance;
 use crate::readings::Readings;
 
-/// Fewer readings say nothing.
-const ENOUGH: usize = 150;
+/// Fewer readings say nothing: in five minutes a program has been through what it keeps, and a verdict on less may be one on its warm-up.
+const ENOUGH: usize = 300;
 /// As many floors as a verdict takes, with what comes before them.
 const PLANTED: usize = 600;
 /// What counts as growth, in MiB: a program of ours holds some 20.

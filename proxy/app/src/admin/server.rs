@@ -64,11 +64,17 @@ pub(crate) struct Given {
     pub(crate) tcp: Option<std::net::TcpListener>,
 }
 
-/// Asks whether the listener turns.
+/// Asks whether a loop turns.
 #[derive(Clone, Debug)]
 pub(crate) struct Asking(UnboundedSender<oneshot::Sender<()>>);
 
 impl Asking {
+    /// And where the loop hears it.
+    pub(crate) fn new() -> (Self, UnboundedReceiver<oneshot::Sender<()>>) {
+        let (asking, asked) = unbounded_channel();
+        (Self(asking), asked)
+    }
+
     /// Resolves when it does; fails when it has ended.
     pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
         let (question, answer) = oneshot::channel();
@@ -166,9 +172,9 @@ impl Listeners {
         tcp: Option<TcpListener>,
         pause: Duration,
     ) -> Self {
-        let (asking, asked) = unbounded_channel();
+        let (asking, asked) = Asking::new();
         let stays = CancellationToken::new();
-        Self { path, file, pause, unix, tcp, stays, asking: Asking(asking), asked }
+        Self { path, file, pause, unix, tcp, stays, asking, asked }
     }
 
     /// The TCP address, with the port that was really bound.

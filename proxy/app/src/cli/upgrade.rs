@@ -1,9 +1,11 @@
 //! `llama-warden upgrade`: another program takes the place of a running instance, with its clients and its llama-servers.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use reqwest::Method;
+use warden_policies::defaults::parse_duration;
 use warden_policies::units::exact;
 
 use super::block_on;
@@ -11,6 +13,11 @@ use super::control::InstanceArgs;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::upgrade::order::Upgraded;
+
+/// What an instance takes beside the waiting: the other program's version, and its beginning.
+const BESIDE: Duration = Duration::from_secs(60);
+/// An instance that does not answer for so long will not.
+const LONGEST: Duration = Duration::from_secs(15 * 60);
 
 /// What `upgrade` takes.
 #[derive(Debug, Args)]
@@ -43,13 +50,39 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), Failure> {
     }
     query.extend(args.wait.clone().map(|wait| ("wait", wait)));
     let client = args.instance.client()?;
-    let upgraded: Upgraded = block_on(client.json_with(Method::POST, &["upgrade"], &query))??;
+    let asked = client.json_with(Method::POST, &["upgrade"], &query);
+    let limit = limit(args.wait.as_deref());
+    let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
+    let upgraded: Upgraded = answered.map_err(|_| {
+        Failure::hinted(
+            format!("no answer within {} s: whether it comes to an upgrade is not known", limit.as_secs()),
+            "`llama-warden status` says which version serves, the log what it waits for",
+        )
+    })??;
     if args.json {
         return out::json(&upgraded);
     }
-    let Upgraded { from, to, processes, frozen_ms } = upgraded;
+    let Upgraded { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
     let seconds = exact(frozen_ms) / 1000.0;
     out::line(&format!(
         "upgraded from {from} to {to}: {processes} llama-servers went along; nothing was decided for {seconds:.1} s, and requests went on"
-    ))
+    ))?;
+    if same {
+        out::line(&format!("note: it is the program that ran before, {program}"))?;
+    }
+    if let Some(other) = restart_starts {
+        out::line(&format!(
+            "note: a restart would start {other} again; have {program} started instead, or put it there"
+        ))?;
+    }
+    Ok(())
+}
+
+/// How long we wait for the answer. What is no time is for the instance to refuse.
+fn limit(wait: Option<&str>) -> Duration {
+    match wait.map(parse_duration) {
+        Some(Ok(wait)) => wait.saturating_add(BESIDE),
+        // As long as the instance is configured to wait, which is not known here.
+        Some(Err(_)) | None => LONGEST,
+    }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::config::model_files::Stamp;
 use crate::config::source::folder;
 
@@ -14,6 +16,8 @@ type Files = BTreeMap<PathBuf, Stamp>;
 pub(super) struct Folders {
     dirs: Vec<PathBuf>,
     every: Duration,
+    /// When they are looked at next.
+    next: Instant,
     /// As they were when they were taken over.
     taken: Files,
     /// As they were when they were looked at last.
@@ -24,7 +28,7 @@ impl Folders {
     /// What was read of the folders just now is taken over.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
         let taken = look(dirs.clone()).await.unwrap_or_default();
-        Self { dirs, every, seen: taken.clone(), taken }
+        Self { dirs, every, next: Instant::now() + every, seen: taken.clone(), taken }
     }
 
     /// Resolves when models have come or gone, and the folders have come to rest: a file that is being written is not whole yet.
@@ -33,9 +37,11 @@ impl Folders {
             return std::future::pending().await;
         }
         loop {
-            tokio::time::sleep(self.every).await;
+            tokio::time::sleep_until(self.next).await;
             // What cannot be read now says nothing of what is there.
-            let Some(now) = look(self.dirs.clone()).await else { continue };
+            let now = look(self.dirs.clone()).await;
+            self.next = Instant::now() + self.every;
+            let Some(now) = now else { continue };
             let rests = now == self.seen;
             self.seen = now;
             if rests && self.seen != self.taken {

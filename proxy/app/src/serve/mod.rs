@@ -10,7 +10,7 @@
 //!   HUP              read the configuration again; what is wrong keeps the old one. The end of our terminal: as TERM
 //! ```
 
-use std::path::PathBuf;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use warden_supervisor::nursery::{self, Nursery, NurseryHandle};
 use warden_supervisor::{Succession, instance};
 
+use crate::admin::server::Asking;
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
 use crate::config::needs;
@@ -38,6 +39,7 @@ mod live;
 pub(crate) mod manager;
 mod measure;
 mod observe;
+mod reading;
 mod reload;
 mod renewing;
 mod server;
@@ -48,6 +50,7 @@ pub(crate) use describe::describe;
 use folders::Folders;
 use manager::Manager;
 pub(crate) use manager::Sockets;
+use reading::{Read, Reading};
 use renewing::Renewing;
 pub(crate) use server::Server;
 use signals::Asked;
@@ -110,6 +113,7 @@ impl Plan {
 
 /// Serves until told to end. Call it on the main thread, before there is another one.
 pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
+    upgrade::program::note_own_name();
     let (sockets, both, root, predecessor) = match Succession::ours() {
         None => (Sockets::take()?, nursery::channel(), None, None),
         Some(Succession { root, to_root, handover }) => {
@@ -138,6 +142,9 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
 /// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
 /// everything else.
 const CONTROL_THREADS: usize = 2;
+/// Threads that read files and `/proc` for them end when they have had nothing to do for so long. Whoever waits longest is woken first, so
+/// with the runtime's own ten seconds a burst's threads never end where something is read every second: each keeps 0.6 MiB of heap.
+const IDLE: Duration = Duration::from_millis(200);
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
 pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), Failure>
@@ -156,6 +163,7 @@ where
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
+        .thread_keep_alive(IDLE)
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
@@ -222,12 +230,14 @@ async fn serve(
     } else {
         tell_where(&server);
     }
-    server.attend(&manager);
+    let (turns, mut asked_whether) = Asking::new();
+    server.attend(&manager, turns);
     manager.ready().await;
     let first =
         async { if drop_in { first_start::failed(views).await } else { std::future::pending().await } };
     tokio::pin!(first);
     let mut orders = server.orders();
+    let mut reading = Reading::new(&plan, machine);
     loop {
         let order = tokio::select! {
             problem = &mut first => {
@@ -237,8 +247,7 @@ async fn serve(
             asked = signals.next() => match asked {
                 Asked::End => break,
                 Asked::Reload => {
-                    folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
-                    renewing.set(server.renews_every());
+                    read_again(&mut reading, &manager, &server).await;
                     continue;
                 }
                 Asked::Upgrade => {
@@ -249,13 +258,41 @@ async fn serve(
             () = renewing.go_on() => continue,
             () = folders.changed() => {
                 tracing::info!("models have come or gone in a folder: the configuration is read again");
-                folders.set(&Box::pin(reload(&plan, machine, &manager, &mut server)).await);
+                read_again(&mut reading, &manager, &server).await;
+                continue;
+            }
+            read = reading.read() => {
+                match read {
+                    Read::Done(read) => {
+                        Box::pin(take_over(*read, machine, &mut server)).await;
+                        folders.set(server.folders());
+                        renewing.set(server.renews_every());
+                    }
+                    Read::Late(time) => {
+                        tracing::error!(
+                            "reading the configuration again takes longer than {time:?}: does a disk hang? All goes on as it was, and what is read is taken when it comes"
+                        );
+                        manager.ready().await;
+                    }
+                }
+                if !reading.is_under_way() {
+                    manager.ready().await;
+                }
+                continue;
+            }
+            Some(question) = asked_whether.recv() => {
+                // Whoever asked may have left.
+                let _left = question.send(());
                 continue;
             }
             problem = server.ended() => return Err(problem),
             Some(order) = ordered(orders.as_mut()) => order,
         };
-        match upgrade(&server, order, &mut signals).await {
+        let upgraded = tokio::select! {
+            upgraded = upgrade(&server, order, &mut signals) => upgraded,
+            never = turning(&mut asked_whether) => match never {},
+        };
+        match upgraded {
             Ok(retired) => {
                 renewing.leave();
                 return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
@@ -351,11 +388,28 @@ async fn stop(
     }
 }
 
-/// Returns the folders of models that there are now.
-async fn reload(plan: &Plan, machine: &Machine, manager: &Manager, server: &mut Server) -> Vec<PathBuf> {
+/// Answers whoever asks whether we turn, while something else is waited for.
+async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
+    loop {
+        match asked.recv().await {
+            Some(question) => {
+                let _left = question.send(());
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Begins to read the configuration. Log files are opened anew at once.
+async fn read_again(reading: &mut Reading, manager: &Manager, server: &Server) {
     manager.reloading().await;
     server.reopen_logs();
-    match plan.resolve(machine).await {
+    reading.begin();
+}
+
+/// What was read is the configuration from now on, if it is one.
+async fn take_over(read: Result<Resolved, Failure>, machine: &Machine, server: &mut Server) {
+    match read {
         Ok(resolved) => {
             warn(&resolved.warnings);
             if let Err(problem) = server.reload(resolved, machine).await {
@@ -371,8 +425,6 @@ async fn reload(plan: &Plan, machine: &Machine, manager: &Manager, server: &mut 
             }
         }
     }
-    manager.ready().await;
-    server.folders().to_vec()
 }
 
 /// Every client takes a file, and often a second one to its backend: the soft limit of 1024 that shells give is for

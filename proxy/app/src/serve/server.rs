@@ -346,10 +346,15 @@ impl Server {
     }
 
     /// Tells the service manager how we are from now on, and that all of us turns.
-    pub(crate) fn attend(&self, manager: &Arc<Manager>) {
+    /// `signals`: asks the loop that hears signals and orders.
+    pub(crate) fn attend(&self, manager: &Arc<Manager>, signals: Asking) {
         let told = manager.clone().follow(self.fleet.clone(), self.gauges.clone(), self.stop.clone());
         self.tasks.spawn(told);
         let all = loops(&self.pulse, &self.admin_pulse, &self.fleet);
+        let all = move || {
+            let hears = ("the loop that hears signals".to_owned(), signals.ask());
+            std::iter::once(hears).chain(all()).collect()
+        };
         self.tasks.spawn(manager.clone().feed(all, self.retiring.clone()));
     }
 

@@ -25,6 +25,6 @@ pub(super) mod inquiry;
 pub(super) mod new;
 pub(super) mod old;
 pub(crate) mod order;
-mod program;
+pub(super) mod program;
 pub(super) mod retired;
 pub(super) mod talk;

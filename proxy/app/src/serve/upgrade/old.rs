@@ -55,6 +55,8 @@ pub(in crate::serve) async fn hand_over(
     };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
+    let same = program::is_ours(&binary);
+    let restart_starts = program::would_be_started(&binary).map(|path| path.display().to_string());
     let next = program::called_as_we_are(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
     // Dropped, it is killed: whatever goes wrong from here on, nothing of it stays.
@@ -66,7 +68,8 @@ pub(in crate::serve) async fn hand_over(
         () = signals.end() => return Err(Stays::Ends),
     };
     let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let upgraded = Upgraded { from: env!("CARGO_PKG_VERSION").to_owned(), to, processes, frozen_ms };
+    let from = env!("CARGO_PKG_VERSION").to_owned();
+    let upgraded = Upgraded { from, to, processes, frozen_ms, program: shown, same, restart_starts };
     Ok((upgraded, go(server, talk, child).await))
 }
 

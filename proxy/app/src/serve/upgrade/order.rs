@@ -31,6 +31,15 @@ pub(crate) struct Upgraded {
     pub(crate) processes: usize,
     /// How long nobody decided anything, in milliseconds; requests went on.
     pub(crate) frozen_ms: u64,
+    /// The program.
+    #[serde(default)]
+    pub(crate) program: String,
+    /// It is the file that ran before.
+    #[serde(default)]
+    pub(crate) same: bool,
+    /// Who starts the instance anew as it was started gets this other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) restart_starts: Option<String>,
 }
 
 /// Where orders are given.

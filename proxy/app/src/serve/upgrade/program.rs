@@ -1,10 +1,11 @@
-//! Whether a file may take our place: a program that only we or root can change, and that says it is llama-warden.
+//! Which file takes our place, and whether it may: a program that only we or root can change, and that says it is llama-warden.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use warden_supervisor::Program;
@@ -24,7 +25,48 @@ pub(super) fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     Ok(path)
 }
 
+/// The name by which we were found when we began: a link that is led elsewhere for the next version, for example.
+static NAME: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Notes under which name we were found. Call it at the start: later another program may lie there.
+pub(in crate::serve) fn note_own_name() {
+    NAME.get_or_init(|| {
+        let exe = std::env::current_exe().ok()?.canonicalize().ok()?;
+        found_as().filter(|name| name.canonicalize().is_ok_and(|path| path == exe))
+    });
+}
+
+/// Where whoever starts us as we were started finds the program.
+fn found_as() -> Option<PathBuf> {
+    let name = std::env::args_os().next()?;
+    found(&name, &std::env::var_os("PATH").unwrap_or_default())
+}
+
+/// Where a program is found that is called by this name: by a shell, or by a service manager, which says a path.
+fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return std::path::absolute(name).ok();
+    }
+    let runs =
+        |path: &PathBuf| path.metadata().is_ok_and(|facts| facts.is_file() && facts.mode() & 0o111 != 0);
+    std::env::split_paths(search).map(|folder| folder.join(name)).find(runs)
+}
+
+/// What a start anew would start instead of the program that has taken our place, if it is another one.
+pub(super) fn would_be_started(next: &Path) -> Option<PathBuf> {
+    found_as().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
+}
+
+/// Whether it is the file that runs here.
+pub(super) fn is_ours(next: &Path) -> bool {
+    let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    std::fs::metadata("/proc/self/exe").ok().zip(next.metadata().ok()).is_some_and(|(a, b)| same(a, b))
+}
+
 fn own_path() -> Option<PathBuf> {
+    if let Some(name) = NAME.get().cloned().flatten() {
+        return Some(name);
+    }
     let path = std::env::current_exe().ok()?.into_os_string().into_vec();
     let path = path.strip_suffix(DELETED).map(<[u8]>::to_vec).unwrap_or(path);
     Some(PathBuf::from(OsString::from_vec(path)))
@@ -92,6 +134,20 @@ mod tests {
         assert!(with(0o757).unwrap_err().contains("others can write"));
         assert_eq!(with(0o755).unwrap(), file.canonicalize().unwrap());
         assert!(choose(Some(dir.path().to_owned())).unwrap_err().contains("no file"));
+    }
+
+    #[test]
+    fn a_program_is_found_by_its_path_or_where_a_shell_finds_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let search = std::env::join_paths([dir.path().join("none"), dir.path().to_owned()]).unwrap();
+        let find = |name: &str| found(OsStr::new(name), &search);
+        assert_eq!(find("/opt/current/a"), Some(PathBuf::from("/opt/current/a")));
+        assert!(find("./a").unwrap().is_absolute());
+        let file = dir.path().join("a");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(find("a"), None, "nobody can run it");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(find("a"), Some(file));
     }
 
     #[test]
