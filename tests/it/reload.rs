@@ -1,10 +1,14 @@
 //! SIGHUP takes over a new configuration and restarts only those backends whose own settings changed.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::json;
+use tokio::time::timeout;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Outcome, Warden, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 /// The backend process of a model, by its alias flag.
 fn backend_of(warden: &Warden, alias: &str) -> Option<warden_rig::process::ProcessId> {
@@ -82,5 +86,60 @@ async fn a_new_budget_alone_restarts_nothing() -> Outcome {
     })
     .await?;
     assert_eq!(warden.backends(), before);
+    Ok(())
+}
+
+/// In the place of the configuration: whoever reads it waits until somebody writes, as for a disk that hangs.
+fn hang(warden: &Warden) -> Result<std::path::PathBuf, Trouble> {
+    let path = warden.home().path().join("warden.toml");
+    std::fs::remove_file(&path)?;
+    let made = std::process::Command::new("mkfifo").arg(&path).status()?;
+    made.success().then_some(path).context("mkfifo")
+}
+
+#[tokio::test]
+async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_last_is_taken() -> Outcome {
+    let mut warden = Setup::new()?.fake("a", &json!({}), &args("nick-a", 1024))?.start().await?;
+    let before = warden.until_ready(1).await?;
+    let path = hang(&warden)?;
+    warden.kid.signal(Signal::HUP);
+    // Somebody reads: the other end can be opened.
+    let (config, writing) = (warden.setup.config(), path.clone());
+    let writer =
+        timeout(SOON, tokio::task::spawn_blocking(move || File::options().write(true).open(writing)));
+    let mut writer = writer.await.context("nobody reads it")???;
+    let answer = warden.http.post(CHAT, &chat("x", "a", "hi", 4, false)).await?;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    let program = warden_rig::binaries::llama_warden()?.display().to_string();
+    let refused = warden.cli(&["upgrade", "--to", &program, "--wait", "1s"]).await?;
+    assert!(refused.code == 1 && refused.all().contains("did not start in time"), "{refused:?}");
+    let renamed = config.replace("[models.\"a\"]", "[models.\"c\"]");
+    // Somewhere else by now, for who reads it next.
+    std::fs::rename(&path, path.with_extension("fifo"))?;
+    std::fs::write(&path, &renamed)?;
+    writer.write_all(renamed.as_bytes())?;
+    drop(writer);
+    wait_until("c is served", SOON, async || {
+        let answer = warden.http.post(CHAT, &chat("y", "c", "hi", 4, false)).await;
+        answer.is_ok_and(|answer| answer.status.is_success())
+    })
+    .await?;
+    Warden::until_gone(&before, SOON).await
+}
+
+#[tokio::test]
+async fn while_the_configuration_cannot_be_read_it_ends_when_it_is_told_to() -> Outcome {
+    let mut warden = Setup::new()?.fake("a", &json!({"ms_per_token": 10}), "")?.start().await?;
+    warden.until_ready(1).await?;
+    let path = hang(&warden)?;
+    warden.kid.signal(Signal::HUP);
+    let writer = timeout(SOON, tokio::task::spawn_blocking(move || File::options().write(true).open(path)));
+    let _open = writer.await.context("nobody reads it")???;
+    let mut stream = warden.http.stream(CHAT, &chat("x", "a", "hi", 60, true)).await?;
+    stream.event().await?.context("it has begun")?;
+    warden.kid.signal(Signal::TERM);
+    let (answer, end) = stream.rest().await;
+    assert!(end.is_ok() && answer.is_whole(), "it may end: {answer:?}");
+    assert_eq!(warden.kid.exit(SOON).await?, 0);
     Ok(())
 }

@@ -8,6 +8,7 @@ mod refused;
 mod told;
 mod waiting;
 mod ways;
+mod where_it_lies;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
