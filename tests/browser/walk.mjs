@@ -3,7 +3,8 @@
 //
 //   node walk.mjs URL FOLDER-OF-PACKAGES CHROMIUM MODEL [FOLDER-FOR-PICTURES]
 //
-// Words on its input drive it from outside, each answered by a line of JSON on its output: `again` looks whether the page, never loaded
+// Words on its input drive it from outside, each answered by a line of JSON on its output: `leaving` says that we will be gone, `away` waits
+// until the page says so, `again` looks whether the page, never loaded
 // again, follows an instance that was started anew; `diagnose` begins a diagnosis, looks at it and ends it; `end` ends it all.
 
 import { readFile } from "node:fs/promises";
@@ -187,14 +188,18 @@ for await (const word of words) {
     const ended = { text: await other.locator("main").innerText(), violations: await judged(other) };
     await other.context().close();
     tell({ running, chosen, ended, complaints, elsewhere });
-  } else if (word === "away") {
-    await memory.context().close();
+  } else if (word === "leaving") {
+    // From now on whoever asks may be refused.
     all.away = true;
-    await page.waitForSelector("#live[data-state=lost]");
+    await memory.context().close();
     tell({ away: all.away });
+  } else if (word === "away") {
+    await page.waitForSelector("#live[data-state=lost]");
+    tell({ lost: true });
   } else if (word === "again") {
     const before = await page.evaluate(() => performance.timeOrigin);
     await page.waitForSelector("#live[data-state=live]", { timeout: 60000 });
+    all.away = false;
     const token = await page.evaluate(() => document.querySelector("#act input[name=token]").value);
     const answer = await page.evaluate(async (name) => {
       const form = document.getElementById("act");

@@ -112,6 +112,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     assert!((-5..2000).contains(&late) && (-5..2000).contains(&marked), "{late} and {marked} ms");
     // We end and begin again; nobody loads the page anew.
     away.store(true, Ordering::SeqCst);
+    walk.asked("leaving").await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
     walk.asked("away").await?;
     let warden = warden.again().await?;

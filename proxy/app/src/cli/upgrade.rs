@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
     after_help = "No request fails, no stream is cut and no model is loaded anew. If the new program does not come up, the old one goes on."
 )]
 pub(crate) struct UpgradeArgs {
-    /// The program to go on with. Default: what lies at the instance's own path now.
+    /// The program to go on with. Default: what lies now where the instance's own was found when it began.
     #[arg(long, value_name = "PROGRAM")]
     to: Option<PathBuf>,
     /// How long it may take, loads that are under way included (60s).

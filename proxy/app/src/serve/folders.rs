@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::model_files::Stamp;
@@ -12,12 +14,18 @@ use crate::config::source::folder;
 /// All files of all folders.
 type Files = BTreeMap<PathBuf, Stamp>;
 
+/// Looks at folders. `None`: they cannot be read.
+type Look = Arc<dyn Fn(&[PathBuf]) -> Option<Files> + Send + Sync>;
+
 /// Watches folders.
 pub(super) struct Folders {
     dirs: Vec<PathBuf>,
+    look: Look,
     every: Duration,
     /// When they are looked at next.
     next: Instant,
+    /// A look that is under way: one that hangs stays the only one.
+    looking: Option<JoinHandle<Option<Files>>>,
     /// As they were when they were taken over.
     taken: Files,
     /// As they were when they were looked at last.
@@ -27,11 +35,18 @@ pub(super) struct Folders {
 impl Folders {
     /// What was read of the folders just now is taken over.
     pub(super) async fn new(dirs: Vec<PathBuf>, every: Duration) -> Self {
-        let taken = look(dirs.clone()).await.unwrap_or_default();
-        Self { dirs, every, next: Instant::now() + every, seen: taken.clone(), taken }
+        Self::looked_at(dirs, every, Arc::new(|dirs| folder::files(dirs).ok())).await
+    }
+
+    async fn looked_at(dirs: Vec<PathBuf>, every: Duration, look: Look) -> Self {
+        let (next, nothing) = (Instant::now() + every, Files::new());
+        let mut new = Self { dirs, look, every, next, looking: None, taken: nothing.clone(), seen: nothing };
+        new.taken = new.look().await.ok().flatten().unwrap_or_default();
+        Self { next: Instant::now() + every, seen: new.taken.clone(), ..new }
     }
 
     /// Resolves when models have come or gone, and the folders have come to rest: a file that is being written is not whole yet.
+    /// May be dropped at any point.
     pub(super) async fn changed(&mut self) {
         if self.dirs.is_empty() {
             return std::future::pending().await;
@@ -39,7 +54,9 @@ impl Folders {
         loop {
             tokio::time::sleep_until(self.next).await;
             // What cannot be read now says nothing of what is there.
-            let now = look(self.dirs.clone()).await;
+            let looking = self.looking.take().unwrap_or_else(|| self.look());
+            let now = self.looking.insert(looking).await.ok().flatten();
+            self.looking = None;
             self.next = Instant::now() + self.every;
             let Some(now) = now else { continue };
             let rests = now == self.seen;
@@ -51,17 +68,67 @@ impl Folders {
         }
     }
 
+    /// Disks may hang, and then nothing changes.
+    fn look(&self) -> JoinHandle<Option<Files>> {
+        let (look, dirs) = (self.look.clone(), self.dirs.clone());
+        tokio::task::spawn_blocking(move || look(&dirs))
+    }
+
     /// The folders from now on.
     pub(super) fn set(&mut self, dirs: &[PathBuf]) {
         if self.dirs != dirs {
             self.dirs = dirs.to_vec();
+            self.looking = None;
             // Looked at anew: at worst one reload that changes nothing.
             (self.taken, self.seen) = (Files::new(), Files::new());
         }
     }
 }
 
-async fn look(dirs: Vec<PathBuf>) -> Option<Files> {
-    // Disks may hang, and then nothing changes.
-    tokio::task::spawn_blocking(move || folder::files(&dirs).ok()).await.ok()?
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::sync::lock;
+
+    #[tokio::test]
+    #[expect(clippy::await_holding_lock, reason = "nobody waits for it but the look that hangs")]
+    async fn a_disk_that_hangs_is_looked_at_once_however_often_the_loop_turns() {
+        let (looks, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
+        let look: Look = {
+            let (looks, hangs) = (looks.clone(), hangs.clone());
+            Arc::new(move |_| {
+                looks.fetch_add(1, Ordering::SeqCst);
+                drop(lock(&hangs));
+                Some(Files::new())
+            })
+        };
+        let every = Duration::from_millis(1);
+        let mut folders = Folders::looked_at(vec![PathBuf::from("/models")], every, look).await;
+        let looked = |so_far| {
+            let looks = looks.clone();
+            async move {
+                while looks.load(Ordering::SeqCst) < so_far {
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        let hung = lock(&hangs);
+        // The loop turns for other reasons again and again.
+        for _ in 0..20 {
+            let turned = timeout(Duration::from_millis(5), folders.changed()).await;
+            assert!(turned.is_err(), "nothing has changed");
+        }
+        looked(2).await;
+        assert_eq!(looks.load(Ordering::SeqCst), 2, "the first, and the one that hangs");
+        drop(hung);
+        tokio::select! {
+            () = folders.changed() => panic!("nothing has changed"),
+            () = looked(4) => {}
+        }
+    }
 }

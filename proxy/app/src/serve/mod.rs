@@ -295,6 +295,7 @@ async fn serve(
         match upgraded {
             Ok(retired) => {
                 renewing.leave();
+                drop(reading);
                 return Box::pin(retired.see_off(server, deadline, &mut signals)).await;
             }
             Err(old::Stays::Cannot(_)) => {}
@@ -302,8 +303,12 @@ async fn serve(
         }
     }
     renewing.leave();
+    drop(reading);
     let in_flight = server.in_flight();
-    Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))).await?;
+    tokio::select! {
+        done = Box::pin(stop(server, deadline, &mut signals, manager.stopping(in_flight, longest))) => done?,
+        never = turning(&mut asked_whether) => match never {},
+    }
     tokio::select! {
         () = renewing.ended() => {}
         () = signals.end() => {}
@@ -403,8 +408,7 @@ async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> In
 /// Begins to read the configuration. Log files are opened anew at once.
 async fn read_again(reading: &mut Reading, manager: &Manager, server: &Server) {
     manager.reloading().await;
-    server.reopen_logs();
-    reading.begin();
+    reading.begin(server.reopen_logs());
 }
 
 /// What was read is the configuration from now on, if it is one.

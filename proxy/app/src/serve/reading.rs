@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::Plan;
 use crate::config::machine::Machine;
@@ -13,6 +14,8 @@ use crate::exit::Failure;
 
 /// Files of configuration and the heads of models take milliseconds, a llama-server that is asked for its version some seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Log files are opened anew by then, or by a disk that hangs.
+const OPENS: Duration = Duration::from_secs(2);
 
 /// Reads, one at a time.
 pub(super) struct Reading {
@@ -21,10 +24,12 @@ pub(super) struct Reading {
     under_way: Option<UnderWay>,
     /// What is under way may have begun before the last change: it is read once more.
     again: bool,
+    /// Nobody wants what is read any more.
+    ends: CancellationToken,
 }
 
 struct UnderWay {
-    task: JoinHandle<Result<Resolved, Failure>>,
+    task: JoinHandle<Option<Result<Resolved, Failure>>>,
     since: Instant,
     told: bool,
 }
@@ -38,18 +43,34 @@ pub(super) enum Read {
 
 impl Reading {
     pub(super) fn new(plan: &Plan, machine: &Machine) -> Self {
-        Self { plan: plan.clone(), machine: machine.clone(), under_way: None, again: false }
+        let (plan, machine, ends) = (plan.clone(), machine.clone(), CancellationToken::new());
+        Self { plan, machine, under_way: None, again: false, ends }
     }
 
-    /// Reads all anew; once more behind what is under way, if something is.
-    pub(super) fn begin(&mut self) {
-        if self.under_way.is_some() {
+    /// Reads all anew; once more behind what is under way, if something is. It is done when logs are opened anew, too.
+    pub(super) fn begin(&mut self, logs: JoinHandle<()>) {
+        if let Some(under_way) = &mut self.under_way {
             self.again = true;
+            // Whoever asked for this one hears as much of it as of the first.
+            (under_way.since, under_way.told) = (Instant::now(), false);
             return;
         }
-        let (plan, machine, here) = (self.plan.clone(), self.machine.clone(), Handle::current());
+        self.start(Some(logs));
+    }
+
+    fn start(&mut self, logs: Option<JoinHandle<()>>) {
+        let (plan, machine, ends) = (self.plan.clone(), self.machine.clone(), self.ends.clone());
+        let reads = async move {
+            let read = plan.resolve(&machine).await;
+            if let Some(logs) = logs {
+                // Late or not, what was read is taken.
+                let _opened = timeout(OPENS, logs).await;
+            }
+            read
+        };
+        let here = Handle::current();
         // On a thread of its own: a read from a disk cannot be given up.
-        let task = tokio::task::spawn_blocking(move || here.block_on(plan.resolve(&machine)));
+        let task = tokio::task::spawn_blocking(move || here.block_on(ends.run_until_cancelled(reads)));
         self.under_way = Some(UnderWay { task, since: Instant::now(), told: false });
     }
 
@@ -70,9 +91,55 @@ impl Reading {
         };
         self.under_way = None;
         if std::mem::take(&mut self.again) {
-            self.begin();
+            self.start(None);
         }
-        let panicked = |_| Err(Failure::failed("reading it ended because of the internal error above"));
-        Read::Done(Box::new(done.unwrap_or_else(panicked)))
+        let ended = || Err(Failure::failed("reading it ended because of the internal error above"));
+        Read::Done(Box::new(done.ok().flatten().unwrap_or_else(ended)))
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // A llama-server that is asked for its version, for example, does not outlive us.
+        self.ends.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::cli::ConfigArgs;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_who_asks_while_a_disk_hangs_hears_so_and_all_is_read_once_more_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("warden.toml");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let config = ConfigArgs { config: Some(path.clone()), set: Vec::new() };
+        let plan = Plan { config, flags: Vec::new(), server_flags: Vec::new(), any_name: false };
+        let mut reading = Reading::new(&plan, &Machine::read());
+        let opened = || tokio::task::spawn_blocking(|| ());
+        for _ in 0..3 {
+            reading.begin(opened());
+            advance(PATIENCE + Duration::from_secs(1)).await;
+            assert!(matches!(reading.read().await, Read::Late(_)) && reading.is_under_way());
+        }
+        // Somebody reads, so it can be opened.
+        let mut disk = File::options().write(true).open(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("fifo")).unwrap();
+        std::fs::write(&path, "later = 1\n").unwrap();
+        disk.write_all(b"nonsense = 1\n").unwrap();
+        drop(disk);
+        for word in ["nonsense", "later"] {
+            let Read::Done(read) = reading.read().await else { panic!("it was told already") };
+            let told = format!("{:?}", read.unwrap_err());
+            assert!(told.contains(word), "{told}");
+        }
+        assert!(!reading.is_under_way());
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
@@ -379,8 +380,10 @@ impl Server {
     }
 
     /// Opens the file of the access log anew, for whoever has renamed it.
-    pub(crate) fn reopen_logs(&self) {
-        self.access.reopen();
+    /// Its disk may hang, which is no reason to wait.
+    pub(crate) fn reopen_logs(&self) -> JoinHandle<()> {
+        let access = self.access.clone();
+        tokio::task::spawn_blocking(move || access.reopen())
     }
 
     /// Takes over a new configuration, as far as that goes without a restart.
@@ -413,8 +416,8 @@ impl Server {
             configuration: shown(&new, machine, kept_back),
         });
         self.gateway.update(live(&new, &self.recorders));
-        if let Some(tls) = &self.tls {
-            certificate::read(tls).await;
+        if let Some(tls) = self.tls.clone() {
+            self.tasks.spawn(async move { certificate::read(&tls).await });
         }
         self.resolved.fleet = fleet;
         self.resolved.dirs.models.clone_from(&new.dirs.models);

@@ -6,7 +6,7 @@
 //! | another one within a second | the same one: `timeout` and shells send to the process and to its group |
 //! | another one later | end at once |
 //! | HUP | reload; but with the terminal that we were started on just gone, end, as llama-server does |
-//! | USR2 | the program that lies at our own path takes our place, as by `llama-warden upgrade` |
+//! | USR2 | the program that lies where ours was found takes our place, as by `llama-warden upgrade` |
 //!
 //! A service has no terminal, so for it HUP is always a reload; so it is under `nohup`, and for whoever sends it by hand
 //! while the terminal is there.
@@ -32,7 +32,7 @@ const JUST: Duration = Duration::from_secs(5);
 pub(crate) enum Asked {
     End,
     Reload,
-    /// The program that lies at our own path is to take our place.
+    /// The program that lies where ours was found is to take our place.
     Upgrade,
 }
 

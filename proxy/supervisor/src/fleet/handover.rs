@@ -474,11 +474,15 @@ impl Shares {
                 leases.settings.touch();
             }
             for SetElsewhere { generation, number, path, body } in settings {
-                // Once: what a client sets here later counts more, however often this is said.
+                // Once, however often this is said: a client may set something else here. Whoever does so in the moment in which this is on
+                // its way is overtaken by it.
                 let last = self.set.entry((model.clone(), path.clone())).or_default();
                 if number > last {
                     *last = *number;
-                    leases.note_setting(*generation, path, Bytes::from(body.clone()));
+                    match body.clone() {
+                        Some(body) => leases.note_setting(*generation, path, Bytes::from(body)),
+                        None => leases.lose_setting(*generation, path),
+                    }
                 }
             }
         }

@@ -31,12 +31,14 @@ pub(crate) struct SetElsewhere {
     /// The later one has the higher number.
     pub(crate) number: u64,
     pub(crate) path: String,
-    pub(crate) body: Vec<u8>,
+    /// `None`: it is too large to be kept, and what was kept of the route is not what is set any more.
+    pub(crate) body: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for SetElsewhere {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SetElsewhere({}, {} bytes, {})", self.path, self.body.len(), self.number)
+        let bytes = self.body.as_ref().map(Vec::len);
+        write!(f, "SetElsewhere({}, {bytes:?} bytes, {})", self.path, self.number)
     }
 }
 
@@ -61,22 +63,33 @@ const ROUTES: usize = 4;
 /// Bytes of one: a list of a hundred adapters takes 4 KB, and what is larger is no setting.
 pub(crate) const MOST: u64 = 64 * 1024;
 
+impl Kept {
+    /// Something was set by a route: what was kept of that is not what is set any more.
+    fn note(&mut self, by: GenerationId, path: &str) {
+        self.touched = true;
+        self.all.retain(|known| known.path != path);
+        self.fresh.retain(|(_, known, _)| known != path);
+        self.sets += 1;
+        self.fresh.push((by, path.to_owned(), self.sets));
+    }
+}
+
 impl Settings {
     /// A process has taken this. False if it is too large to be kept; then what was kept of its route is gone, too, because
     /// it is not what is set any more.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
-        kept.touched = true;
-        kept.all.retain(|known| known.path != path);
-        if body.len() as u64 > MOST || kept.all.len() >= ROUTES {
-            return false;
+        kept.note(by, path);
+        let fits = body.len() as u64 <= MOST && kept.all.len() < ROUTES;
+        if fits {
+            kept.all.push(Setting { path: path.to_owned(), body });
         }
-        kept.all.push(Setting { path: path.to_owned(), body });
-        kept.fresh.retain(|(_, known, _)| known != path);
-        kept.sets += 1;
-        let number = kept.sets;
-        kept.fresh.push((by, path.to_owned(), number));
-        true
+        fits
+    }
+
+    /// A process has taken something that is too large to be kept.
+    pub(crate) fn lose(&self, by: GenerationId, path: &str) {
+        lock(&self.0).note(by, path);
     }
 
     /// What was set since this was asked last: by which process, and by which route.
@@ -89,11 +102,11 @@ impl Settings {
     pub(crate) fn untold(&self) -> Vec<SetElsewhere> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
-            let setting = kept.all.iter().find(|setting| setting.path == *path)?;
-            let (generation, number) = (*generation, *number);
-            Some(SetElsewhere { generation, number, path: path.clone(), body: setting.body.to_vec() })
+            let setting = kept.all.iter().find(|setting| setting.path == *path);
+            let body = setting.map(|setting| setting.body.to_vec());
+            SetElsewhere { generation: *generation, number: *number, path: path.clone(), body }
         };
-        kept.fresh.iter().filter_map(of).collect()
+        kept.fresh.iter().map(of).collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Setting> {
@@ -132,13 +145,17 @@ mod tests {
         assert_eq!(kept, [("/props".into(), "{}".into()), ("/lora-adapters".into(), "[2]".into())]);
         let untold: Vec<_> =
             settings.untold().into_iter().map(|one| (one.path, one.number, one.body)).collect();
-        assert_eq!(untold, [("/props".into(), 2, b"{}".into()), ("/lora-adapters".into(), 3, b"[2]".into())]);
+        let of = |path: &str, number, body: &[u8]| (path.to_owned(), number, Some(body.to_vec()));
+        assert_eq!(untold, [of("/props", 2, b"{}"), of("/lora-adapters", 3, b"[2]")]);
         let fresh = |path: &str| (GenerationId(1), path.to_owned());
         assert_eq!(settings.take_fresh(), [fresh("/props"), fresh("/lora-adapters")]);
         assert_eq!((settings.take_fresh(), settings.untold()), (vec![], vec![]));
         assert!(!format!("{settings:?}").contains("[2]"), "nothing of it is shown");
         assert!(!set("/lora-adapters", &"x".repeat(64 * 1024 + 1)));
         assert_eq!(settings.all().len(), 1, "the older one is not what is set");
+        assert!(
+            matches!(&settings.untold()[..], [one] if one.path == "/lora-adapters" && one.body.is_none())
+        );
         assert!(!settings.are_untouched());
         assert_eq!((settings.clear(), settings.all().len()), (vec!["/props".to_owned()], 0));
         assert!(settings.are_untouched());

@@ -285,19 +285,19 @@ fn uninstall(args: &UninstallArgs, machine: &Machine) -> Result<(), Failure> {
             format!("first `{control} disable --now {}`", names.join(" ")),
         ));
     }
-    let mut any = false;
+    let mut gone = Vec::new();
     for name in names {
-        let path = folder.join(name);
+        let path = folder.join(&name);
         match file::remove(&path, args.force)? {
             None => continue,
             Some(Done::Kept(copy)) => out::line(&format!("{} is now {}", path.display(), copy.display()))?,
             Some(_) => out::line(&format!("removed {}", path.display()))?,
         }
-        any = true;
+        gone.push(name);
     }
-    if !any {
+    if gone.is_empty() {
         return out::line(&format!("there is no unit of ours in {}", folder.display()));
     }
     // Where it still runs, and without its unit, systemd would end it by rules of its own: llama-servers in the middle of requests.
-    out::line(&format!("next:\n  {control} stop {NAME}\n  {control} daemon-reload"))
+    out::line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
 }

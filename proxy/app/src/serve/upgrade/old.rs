@@ -48,15 +48,20 @@ pub(in crate::serve) async fn hand_over(
     signals: &mut Signals,
 ) -> Result<(Upgraded, Retired), Stays> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
-    let binary = program::choose(to)?;
+    // Its disk may hang, too.
+    let choosing = tokio::task::spawn_blocking(move || program::Next::choose(to));
+    let next = tokio::select! {
+        next = choosing => next.map_err(|error| error.to_string())??,
+        () = signals.end() => return Err(Stays::Ends),
+        () = tokio::time::sleep_until(until) => return Err("the program could not be looked at in time: does its disk hang?".to_owned().into()),
+    };
+    let program::Next { binary, same, restart_starts } = next;
     let to = tokio::select! {
         version = program::version(&binary, server.version_timeout()) => version?,
         () = signals.end() => return Err(Stays::Ends),
     };
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("cannot make a socket: {error}"))?;
     let shown = binary.display().to_string();
-    let same = program::is_ours(&binary);
-    let restart_starts = program::would_be_started(&binary).map(|path| path.display().to_string());
     let next = program::called_as_we_are(binary);
     tracing::info!(program = %shown, version = %to, "upgrade: starting the next program");
     // Dropped, it is killed: whatever goes wrong from here on, nothing of it stays.

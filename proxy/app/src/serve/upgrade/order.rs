@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 /// An order to let another program take our place.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// The file; our own path if there is none.
+    /// The file; where ours was found if there is none.
     pub(crate) to: Option<PathBuf>,
     /// How long it may take; as long as usual if there is nothing.
     pub(crate) wait: Option<Duration>,

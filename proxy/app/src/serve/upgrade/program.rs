@@ -13,8 +13,26 @@ use warden_supervisor::Program;
 /// What the kernel writes behind the path of a program whose file was replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// The file to go on with: the one that is named, or the one that lies at our own path now.
-pub(super) fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
+/// The program to go on with.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub(super) binary: PathBuf,
+    /// It is the file that runs here.
+    pub(super) same: bool,
+    /// What a start anew would start instead, if that is another one.
+    pub(super) restart_starts: Option<String>,
+}
+
+impl Next {
+    pub(super) fn choose(named: Option<PathBuf>) -> Result<Self, String> {
+        let binary = choose(named)?;
+        let restart_starts = would_be_started(&binary).map(|path| path.display().to_string());
+        Ok(Self { same: is_ours(&binary), restart_starts, binary })
+    }
+}
+
+/// The file to go on with: the one that is named, or the one that lies now where ours was found when we began.
+fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let path = match named {
         Some(path) => path,
         None => own_path().ok_or("it is not known where our own program is: name one with --to")?,
@@ -53,12 +71,12 @@ fn found(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
 }
 
 /// What a start anew would start instead of the program that has taken our place, if it is another one.
-pub(super) fn would_be_started(next: &Path) -> Option<PathBuf> {
+fn would_be_started(next: &Path) -> Option<PathBuf> {
     found_as().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
 }
 
 /// Whether it is the file that runs here.
-pub(super) fn is_ours(next: &Path) -> bool {
+fn is_ours(next: &Path) -> bool {
     let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     std::fs::metadata("/proc/self/exe").ok().zip(next.metadata().ok()).is_some_and(|(a, b)| same(a, b))
 }

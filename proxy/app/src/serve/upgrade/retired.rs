@@ -86,7 +86,7 @@ impl Retired {
                     }
                     Asked::Reload => {
                         // The lines of what still runs here belong into the new file, too.
-                        server.reopen_logs();
+                        drop(server.reopen_logs());
                         nursery.reload_successors();
                     }
                     Asked::Upgrade => nursery.upgrade_successor(),

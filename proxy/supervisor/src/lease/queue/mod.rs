@@ -255,8 +255,18 @@ impl Leases {
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
-            return;
+        } else {
+            self.tell_lost(generation, path);
         }
+    }
+
+    /// A process has taken something in another instance that was too large to be kept there.
+    pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
+        self.settings.lose(generation, path);
+        self.tell_lost(generation, path);
+    }
+
+    fn tell_lost(&self, generation: GenerationId, path: &str) {
         let message = format!(
             "what was set by `POST {path}` is larger than {} and is set in no other process, nor again in the next one",
             ByteSize(settings::MOST)
