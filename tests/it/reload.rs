@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -89,9 +90,9 @@ async fn a_new_budget_alone_restarts_nothing() -> Outcome {
     Ok(())
 }
 
-/// In the place of the configuration: whoever reads it waits until somebody writes, as for a disk that hangs.
-fn hang(warden: &Warden) -> Result<std::path::PathBuf, Trouble> {
-    let path = warden.home().path().join("warden.toml");
+/// In the place of a file: whoever opens it waits until somebody opens the other end, as for a disk that hangs.
+fn hang(warden: &Warden, file: &str) -> Result<PathBuf, Trouble> {
+    let path = warden.home().path().join(file);
     std::fs::remove_file(&path)?;
     let made = std::process::Command::new("mkfifo").arg(&path).status()?;
     made.success().then_some(path).context("mkfifo")
@@ -101,7 +102,7 @@ fn hang(warden: &Warden) -> Result<std::path::PathBuf, Trouble> {
 async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_last_is_taken() -> Outcome {
     let mut warden = Setup::new()?.fake("a", &json!({}), &args("nick-a", 1024))?.start().await?;
     let before = warden.until_ready(1).await?;
-    let path = hang(&warden)?;
+    let path = hang(&warden, "warden.toml")?;
     warden.kid.signal(Signal::HUP);
     // Somebody reads: the other end can be opened.
     let (config, writing) = (warden.setup.config(), path.clone());
@@ -131,7 +132,7 @@ async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_la
 async fn while_the_configuration_cannot_be_read_it_ends_when_it_is_told_to() -> Outcome {
     let mut warden = Setup::new()?.fake("a", &json!({"ms_per_token": 10}), "")?.start().await?;
     warden.until_ready(1).await?;
-    let path = hang(&warden)?;
+    let path = hang(&warden, "warden.toml")?;
     warden.kid.signal(Signal::HUP);
     let writer = timeout(SOON, tokio::task::spawn_blocking(move || File::options().write(true).open(path)));
     let _open = writer.await.context("nobody reads it")???;
@@ -141,5 +142,23 @@ async fn while_the_configuration_cannot_be_read_it_ends_when_it_is_told_to() -> 
     let (answer, end) = stream.rest().await;
     assert!(end.is_ok() && answer.is_whole(), "it may end: {answer:?}");
     assert_eq!(warden.kid.exit(SOON).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn while_the_access_log_cannot_be_opened_anew_the_rest_is_read_and_it_ends_when_it_is_told_to()
+-> Outcome {
+    let top = "log.access = \"access.log\"";
+    let mut warden = Setup::new()?.top(top).fake("a", &json!({}), &args("nick-a", 1024))?.start().await?;
+    warden.until_ready(1).await?;
+    hang(&warden, "access.log")?;
+    let renamed = warden.setup.config().replace("[models.\"a\"]", "[models.\"c\"]");
+    warden.reload(&renamed)?;
+    wait_until("c is served", SOON, async || {
+        let answer = warden.http.post(CHAT, &chat("x", "c", "hi", 4, false)).await;
+        answer.is_ok_and(|answer| answer.status.is_success())
+    })
+    .await?;
+    assert_eq!(warden.terminate(SOON).await?, 0);
     Ok(())
 }
