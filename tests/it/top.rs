@@ -112,6 +112,16 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     is_given_back(&terminal).await
 }
 
+/// The shell has its terminal back, and asks: what is typed before may be thrown away when the terminal is set to rights.
+async fn waits_for_a_command(terminal: &Terminal) -> Outcome {
+    wait_until("the shell asks for a command", SOON, async || {
+        let screen = terminal.screen();
+        let last = screen.lines().map(str::trim_end).rfind(|line| !line.is_empty()).unwrap_or_default();
+        !screen.contains("MODEL") && (last.ends_with('#') || last.ends_with('$'))
+    })
+    .await
+}
+
 #[tokio::test]
 async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     let warden = running().await?;
@@ -120,7 +130,7 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     terminal.press(&format!("'{}' top --interval 100ms\n", program.display()))?;
     terminal.shows(&["MODEL", "loaded"], SOON).await?;
     terminal.press("\x1a")?;
-    wait_until("the shell has its screen back", SOON, async || !terminal.screen().contains("MODEL")).await?;
+    waits_for_a_command(&terminal).await?;
     terminal.press("echo $((40 + 2))\n")?;
     terminal.shows(&["42"], SOON).await?;
     terminal.press("fg\n")?;
@@ -130,7 +140,7 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     terminal.press("?")?;
     terminal.shows(&["any key closes it"], SOON).await?;
     terminal.press("xq")?;
-    wait_until("it has left", SOON, async || !terminal.screen().contains("MODEL")).await?;
+    waits_for_a_command(&terminal).await?;
     terminal.press("echo $((40 + 3)); exit\n")?;
     terminal.shows(&["43"], SOON).await?;
     terminal.exit(SOON).await?;

@@ -94,7 +94,7 @@ async fn under_everything_that_happens_nothing_fails_and_nothing_grows() -> Outc
 
 async fn run(soak: Soak) -> Outcome {
     let mut instance = Instance::start().await?;
-    let mut readings = Readings::new(instance.warden().home().path().join("readings"))?;
+    let mut readings = Readings::new(instance.warden().home().path().join("readings"), soak.one)?;
     let blown = blow(&mut instance, &mut readings, &soak).await;
     if let Some(keep) = &soak.keep {
         readings.keep(keep)?;

@@ -66,18 +66,21 @@ impl Held {
 /// All recordings of a soak.
 pub(crate) struct Readings {
     folder: PathBuf,
+    /// One program serves from beginning to end.
+    one: bool,
     begun: Instant,
     series: BTreeMap<String, Series>,
-    /// Files and threads of all programs, where one serves and none is on its way out.
+    /// Files and threads of all programs, where one serves and none is on its way out: beside the first one, unless it is that.
     held: Vec<(usize, Held)>,
     /// The first and the last memory in bytes, and the most.
     pub(crate) memory: Option<(u64, u64, u64)>,
 }
 
 impl Readings {
-    pub(crate) fn new(folder: PathBuf) -> Result<Self, Trouble> {
+    pub(crate) fn new(folder: PathBuf, one: bool) -> Result<Self, Trouble> {
         std::fs::create_dir_all(&folder)?;
-        Ok(Self { folder, begun: Instant::now(), series: BTreeMap::new(), held: Vec::new(), memory: None })
+        let (begun, series) = (Instant::now(), BTreeMap::new());
+        Ok(Self { folder, one, begun, series, held: Vec::new(), memory: None })
     }
 
     /// For how long it goes on.
@@ -111,6 +114,10 @@ impl Readings {
     /// Reads all programs of ours, once.
     pub(crate) fn take(&mut self, instance: &Instance, progress: &Progress) {
         let programs = instance.programs();
+        // What is being forked is a copy of us until it is a llama-server.
+        if self.one && programs.len() > 1 {
+            return;
+        }
         let (done, start) = (progress.all(), instance.starts);
         let mut sum = Held::default();
         for (index, program) in programs.iter().enumerate() {
@@ -127,7 +134,7 @@ impl Readings {
         self.note(&format!("instance-{start}"), sum, done);
         let (first, _, most) = self.memory.unwrap_or((sum.anon, 0, 0));
         self.memory = Some((first, sum.anon, most.max(sum.anon)));
-        if programs.len() == 2 {
+        if programs.len() == if self.one { 1 } else { 2 } {
             self.held.push((start, sum));
         }
     }
