@@ -280,11 +280,7 @@ async fn serve(
                 }
                 continue;
             }
-            Some(question) = asked_whether.recv() => {
-                // Whoever asked may have left.
-                let _left = question.send(());
-                continue;
-            }
+            never = turning(&mut asked_whether) => match never {},
             problem = server.ended() => return Err(problem),
             Some(order) = ordered(orders.as_mut()) => order,
         };
@@ -395,14 +391,11 @@ async fn stop(
 
 /// Answers whoever asks whether we turn, while something else is waited for.
 async fn turning(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>) -> Infallible {
-    loop {
-        match asked.recv().await {
-            Some(question) => {
-                let _left = question.send(());
-            }
-            None => std::future::pending().await,
-        }
+    while let Some(question) = asked.recv().await {
+        // Whoever asked may have left.
+        let _left = question.send(());
     }
+    std::future::pending().await
 }
 
 /// Begins to read the configuration. Log files are opened anew at once.

@@ -1,4 +1,4 @@
-//! The configuration, read again beside everything else: a disk that hangs keeps nobody from hearing what we are told.
+//! Reads the configuration again on a thread of its own. If a disk hangs, only that thread waits for it; signals and orders are heard all the while.
 
 use std::time::Duration;
 

@@ -379,8 +379,7 @@ impl Server {
         Failure::failed("the listener ended unexpectedly")
     }
 
-    /// Opens the file of the access log anew, for whoever has renamed it.
-    /// Its disk may hang, which is no reason to wait.
+    /// Opens the file of the access log anew, for whoever has renamed it: on a thread of its own, because its disk may hang.
     pub(crate) fn reopen_logs(&self) -> JoinHandle<()> {
         let access = self.access.clone();
         tokio::task::spawn_blocking(move || access.reopen())
