@@ -42,6 +42,7 @@ pub mod admission;
 pub mod backoff;
 pub mod book;
 pub mod canary;
+pub mod client_network;
 pub mod cooldown;
 pub mod declared_memory;
 pub mod defaults;
@@ -76,6 +77,7 @@ pub mod warmth;
 mod words;
 pub mod world;
 
+pub use client_network::client_network;
 pub use defaults::defaults;
 pub use hosts::Names;
 pub use names::{GenerationId, ModelName, QuickMap};

@@ -61,7 +61,7 @@ section!(
         retry_after: Duration = "duration",
         /// Connections in all.
         pub connections: usize,
-        /// Connections from one address.
+        /// Connections from one address, or from one network of version 6 (64 bits).
         pub connections_per_peer: usize,
         /// Bytes a second with which a client earns back the time that it let us wait for its body: a pause is forgiven, a trickle ends like silence after `body_timeout`. 0: any byte earns it all back.
         pub body_rate: ByteSize,

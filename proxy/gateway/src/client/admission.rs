@@ -1,9 +1,11 @@
-//! Who may have a connection: in all, and from one address.
+//! Who may have a connection: in all, and from one address, where a network of version 6 counts as one.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use warden_policies::client_network;
 
 use crate::body::budget::{Peer, Share};
 use crate::config::GatewayConfig;
@@ -16,6 +18,7 @@ pub(crate) struct Admission {
     gauges: Arc<Gauges>,
     connections: usize,
     connections_per_peer: usize,
+    /// By what counts as one client.
     peers: Mutex<HashMap<IpAddr, Known>>,
 }
 
@@ -44,7 +47,8 @@ impl Admission {
     pub(crate) fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<Admitted> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let open = &self.gauges.connections;
-        let of_peer = peers.get(&ip).map_or(0, |known| known.open);
+        let network = client_network(ip);
+        let of_peer = peers.get(&network).map_or(0, |known| known.open);
         if open.load(Ordering::Relaxed) >= self.connections {
             self.gauges.limited.note(Limit::Connections);
             return None;
@@ -54,7 +58,7 @@ impl Admission {
             return None;
         }
         open.fetch_add(1, Ordering::Relaxed);
-        let known = peers.entry(ip).or_default();
+        let known = peers.entry(network).or_default();
         known.open += 1;
         let held = known.held.clone();
         drop(peers);
@@ -73,11 +77,39 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         self.admission.gauges.connections.fetch_sub(1, Ordering::Relaxed);
         let mut peers = self.admission.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = peers.get_mut(&self.peer.ip) {
+        let network = client_network(self.peer.ip);
+        if let Some(known) = peers.get_mut(&network) {
             known.open -= 1;
             if known.open == 0 {
-                peers.remove(&self.peer.ip);
+                peers.remove(&network);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::defaults;
+
+    use super::*;
+
+    #[test]
+    fn a_network_of_version_6_is_one_client_and_a_mapped_address_is_that_of_version_4() {
+        let mut config = GatewayConfig::new(&defaults().server, &defaults().upstream);
+        config.server.connections_per_peer = 2;
+        let gauges = Arc::new(Gauges::default());
+        let admission = Admission::new(&config, gauges.clone());
+        let admit = |address: &str| admission.admit(address.parse().unwrap());
+        let (one, two) = (admit("2001:db8:0:1::1").unwrap(), admit("2001:db8:0:1:ffff::2").unwrap());
+        assert!(Arc::ptr_eq(&one.peer().held, &two.peer().held), "one share of what is held");
+        assert_eq!(two.peer().ip.to_string(), "2001:db8:0:1:ffff::2", "shown as it is");
+        assert!(admit("2001:db8:0:1::3").is_none(), "the same network");
+        assert!(admit("2001:db8:0:2::1").is_some(), "another one");
+        let _both = (admit("10.0.0.1").unwrap(), admit("::ffff:10.0.0.1").unwrap());
+        assert!(admit("10.0.0.1").is_none());
+        assert!(admit("10.0.0.2").is_some(), "addresses of version 4 count each");
+        drop(one);
+        assert!(admit("2001:db8:0:1::3").is_some());
+        assert_eq!(gauges.limited.count(Limit::ConnectionsPerPeer), 2);
     }
 }

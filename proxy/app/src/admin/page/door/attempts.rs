@@ -2,13 +2,13 @@
 //! that was wrong too often is not even looked at, so a right key has to wait there, too; others are not held up by it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::Rate;
 use warden_policies::rate::{Nanos, nanos};
+use warden_policies::{Rate, client_network};
 
 use crate::sync::lock;
 
@@ -37,7 +37,7 @@ impl Attempts {
     /// Not before this time has passed.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
         let (used, now) = (lock(&self.used), self.since(now));
-        let known = used.get(&Some(network(from)));
+        let known = used.get(&Some(client_network(from)));
         // Who is not told apart counts with all those.
         let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= ADDRESSES));
         let Some(rate) = Rate::new(MOST, PER) else { return Ok(()) };
@@ -47,7 +47,7 @@ impl Attempts {
     /// A key from there was wrong.
     pub(super) fn wrong(&self, from: IpAddr, now: Instant) {
         let (mut used, now) = (lock(&self.used), self.since(now));
-        let mut place = Some(network(from));
+        let mut place = Some(client_network(from));
         if !used.contains_key(&place) && used.len() >= ADDRESSES {
             used.retain(|_, until| *until > now);
             if used.len() >= ADDRESSES {
@@ -63,17 +63,6 @@ impl Attempts {
 
     fn since(&self, now: Instant) -> Nanos {
         nanos(now.saturating_duration_since(self.base))
-    }
-}
-
-/// Whoever has one address of version 6 has its whole network.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
