@@ -3,6 +3,7 @@
 pub(crate) mod body_rate;
 pub(crate) mod budget;
 pub(crate) mod fingerprint;
+pub(crate) mod gist;
 pub(crate) mod intake;
 pub(crate) mod json_index;
 pub(crate) mod limits;

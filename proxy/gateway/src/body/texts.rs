@@ -1,6 +1,8 @@
 //! The texts of a prompt, taken out of a JSON body. Images and recordings are no text: their base64 says nothing about tokens.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Texts beyond this are not sent to be counted: they are longer than any context, and the bound says enough.
 pub(crate) const TEXT: usize = 8 << 20;
@@ -30,38 +32,14 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    /// Of a JSON body; `None` if it is none, or holds too much text.
+    /// Of a JSON body; `None` if it is none, or holds too much text. Read as it stands: as values of a parser, a
+    /// prompt of numbers would take many times its bytes.
     pub(crate) fn of(body: &[u8]) -> Option<Self> {
-        let body: Value = serde_json::from_slice(body).ok()?;
         let mut texts = Self::default();
-        for name in PROMPTS {
-            if let Some(value) = body.get(name) {
-                texts.add(value, name == "tools");
-            }
-        }
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        Members { texts: &mut texts }.deserialize(&mut reader).ok()?;
+        reader.end().ok()?;
         (texts.text.len() <= TEXT).then_some(texts)
-    }
-
-    fn add(&mut self, value: &Value, keys: bool) {
-        match value {
-            Value::String(text) => self.push(text),
-            Value::Number(_) => self.tokens += 1,
-            Value::Array(items) => items.iter().for_each(|item| self.add(item, keys)),
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    if keys {
-                        self.push(name);
-                    }
-                    // Of an image or a recording.
-                    let media =
-                        matches!(name.as_str(), "data" | "url" | "image_url" | "input_audio" | "source");
-                    if !media || keys {
-                        self.add(value, keys);
-                    }
-                }
-            }
-            Value::Bool(_) | Value::Null => {}
-        }
     }
 
     fn push(&mut self, text: &str) {
@@ -70,9 +48,113 @@ impl Texts {
     }
 }
 
+/// The outermost object.
+struct Members<'t> {
+    texts: &'t mut Texts,
+}
+
+impl<'de> DeserializeSeed<'de> for Members<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Members<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(name) = members.next_key::<String>()? {
+            if PROMPTS.contains(&name.as_str()) {
+                members.next_value_seed(Part { texts: &mut *self.texts, keys: name == "tools" })?;
+            } else {
+                members.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A part of a prompt: its texts and numbers are added as they are read.
+struct Part<'t> {
+    texts: &'t mut Texts,
+    /// Names of members count, too.
+    keys: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Part<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        self.texts.tokens += 1;
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        self.texts.tokens += 1;
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        self.texts.tokens += 1;
+        Ok(())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        self.texts.push(text);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while items.next_element_seed(Part { texts: &mut *self.texts, keys: self.keys })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(name) = members.next_key::<String>()? {
+            if self.keys {
+                self.texts.push(&name);
+            }
+            // Of an image or a recording.
+            let is_media = matches!(name.as_str(), "data" | "url" | "image_url" | "input_audio" | "source");
+            if is_media && !self.keys {
+                members.next_value::<IgnoredAny>()?;
+            } else {
+                members.next_value_seed(Part { texts: &mut *self.texts, keys: self.keys })?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -94,7 +176,7 @@ mod tests {
                     {"type": "input_audio", "input_audio": {"data": "AAAA"}},
                     {"type": "image", "source": {"type": "base64", "data": "AAAA"}},
                 ]}]}),
-                "user|text|see|image_url|input_audio|image|be brief|",
+                "be brief|user|text|see|image_url|input_audio|image|",
                 0,
             ),
             (

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use warden_policies::ByteSize;
 
 use super::peer::{EVENTS, Upstream, json_answer, post};
+use super::slow::{anonymous, is_alone};
 use super::{Plan, Rig, eventually};
 use crate::limits::Limit;
 use crate::{Live, ModelRules, Outcome};
@@ -193,4 +194,41 @@ async fn a_client_has_its_time_for_a_large_answer() {
     assert_eq!(rig.gauges.limited.count(Limit::Overdue), 0);
     drop(client);
     rig.is_clean().await;
+}
+
+#[tokio::test]
+async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
+    if !is_alone(module_path!(), "no_body_costs_many_times_its_own_bytes_when_it_is_looked_at").await {
+        return;
+    }
+    // It reads nothing of them, and counts no tokens.
+    let upstream = Upstream::answering(|_, _| json_answer(r#"{"tokens":[]}"#));
+    let rig = rig(&upstream, 1 << 20).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    for (begin, element, end) in [
+        (r#"{"stop":["#, "0,", "0]}"),
+        (r#"{"messages":["#, "{},", "{}]}"),
+        (r#"{"input":["#, "{},", "{}]}"),
+        (r#"{"tool_choice":["#, "{},", "{}]}"),
+        (r#"{"prompt":["#, "0,", "0]}"),
+        (r#"{"tools":["#, "{},", "{}]}"),
+    ] {
+        // Small enough to have its tokens counted, too.
+        let body = format!("{begin}{}{end}", element.repeat(7_500_000 / element.len()));
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = anonymous();
+        let (head, _) = rig.ask(&post("/v1/chat/completions", &body)).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let cost = most().saturating_sub(before);
+        // Held once, joined once to be read, and once more by either end in this process.
+        assert!(cost < 9 * body.len(), "{begin}: {} MiB for {} MB", cost >> 20, body.len() / 1_000_000);
+    }
+    rig.is_clean().await;
+}
+
+/// The most memory that this process has held since that was forgotten, bytes.
+fn most() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }

@@ -9,61 +9,48 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
 
 use super::Kind;
+use crate::body::gist::{Gist, LastRole};
 use crate::body::intake::Intake;
 use crate::body::json_index::JsonIndex;
 use crate::body::splice::{self, Edit};
 use crate::refusal::Refusal;
 
-/// What of a body decides.
+/// What of a body decides. Nothing of it is built: a client may send megabytes of any of these.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Asked {
-    stream: Option<Value>,
+    stream: Option<Gist>,
     stream_options: Option<IgnoredAny>,
     // A stream holds back what may be the beginning of a stop word, and never sends it if the limit comes first.
-    stop: Option<Value>,
-    stop_sequences: Option<Value>,
+    stop: Option<Gist>,
+    stop_sequences: Option<Gist>,
     // Lines cut off afterwards were streamed before.
-    n_indent: Option<Value>,
+    n_indent: Option<Gist>,
     // A chat stream leaves out the probabilities of tokens that are no text.
-    logprobs: Option<Value>,
-    top_logprobs: Option<Value>,
-    n_probs: Option<Value>,
+    logprobs: Option<Gist>,
+    top_logprobs: Option<Gist>,
+    n_probs: Option<Gist>,
     // A stream reports one token for each piece of text, and a piece may take several.
-    return_tokens: Option<Value>,
+    return_tokens: Option<Gist>,
     // The last event has only these.
     response_fields: Option<IgnoredAny>,
     // Holds the raw text, which is in no stream.
-    verbose: Option<Value>,
+    verbose: Option<Gist>,
     // The answer then begins with the end of the prompt, a stream does not.
     continue_final_message: Option<IgnoredAny>,
-    messages: Option<Vec<Message>>,
-    input: Option<Input>,
-    reasoning_format: Option<Value>,
+    messages: Option<LastRole>,
+    input: Option<LastRole>,
+    reasoning_format: Option<Gist>,
     // What breaks off in the middle of a prescribed form is raw text without a stream, and nothing in one.
-    response_format: Option<Value>,
+    response_format: Option<Gist>,
     json_schema: Option<IgnoredAny>,
-    grammar: Option<Value>,
-    tool_choice: Option<Value>,
-    text: Option<Value>,
-    n: Option<Value>,
-    n_cmpl: Option<Value>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Message {
-    role: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Input {
-    Items(Vec<Message>),
-    Other(IgnoredAny),
+    grammar: Option<Gist>,
+    tool_choice: Option<Gist>,
+    text: Option<Gist>,
+    n: Option<Gist>,
+    n_cmpl: Option<Gist>,
 }
 
 /// Turns a request whose answer can be put together, of this kind, into one for a stream. Says whose dialect it is, if it was
@@ -82,7 +69,7 @@ fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
     if !can_be_told(kind, &asked) {
         return None;
     }
-    if !matches!(asked.stream, None | Some(Value::Bool(false))) {
+    if !matches!(asked.stream, None | Some(Gist::Bool(false))) {
         return None;
     }
     let index = JsonIndex::of([body], &["stream"]).ok()?;
@@ -107,23 +94,14 @@ fn streamed(kind: Kind, body: &Bytes) -> Option<VecDeque<Bytes>> {
 
 fn can_be_told(kind: Kind, asked: &Asked) -> bool {
     let is_text = matches!(kind, Kind::Text | Kind::Native);
-    let on = |value: &Option<Value>| match value {
-        None | Some(Value::Bool(false)) => false,
-        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
-        Some(Value::Array(all)) => !all.is_empty(),
-        Some(Value::String(text)) => !text.is_empty(),
-        Some(_) => true,
+    let on = |value: &Option<Gist>| value.as_ref().is_some_and(Gist::is_on);
+    let is_plain = |format: Option<&Gist>| {
+        let of_text = |format: &Gist| format.kind().is_some_and(|kind| kind.is_word("text"));
+        is_text || format.is_none_or(of_text)
     };
-    let is_plain = |format: Option<&Value>| is_text || format.is_none_or(|format| format["type"] == "text");
-    let is_one = |value: &Option<Value>| value.as_ref().is_none_or(|value| value.as_u64() == Some(1));
-    let begun = |messages: &[Message]| {
-        messages.last().is_some_and(|last| last.role.as_deref().is_some_and(|role| role == "assistant"))
-    };
-    let is_begun = match (&asked.messages, &asked.input) {
-        (Some(messages), _) => begun(messages),
-        (None, Some(Input::Items(items))) => begun(items),
-        (None, _) => false,
-    };
+    let is_one = |value: &Option<Gist>| value.as_ref().is_none_or(|value| *value == Gist::Number(1.0));
+    let messages = asked.messages.as_ref().or(asked.input.as_ref());
+    let is_begun = messages.is_some_and(|messages| messages.0.as_deref() == Some("assistant"));
     !is_begun
         && !on(&asked.stop)
         && !on(&asked.stop_sequences)
@@ -135,21 +113,23 @@ fn can_be_told(kind: Kind, asked: &Asked) -> bool {
         && (is_text || !(asked.json_schema.is_some() || on(&asked.grammar)))
         && !is_forced(asked.tool_choice.as_ref())
         && is_plain(asked.response_format.as_ref())
-        && is_plain(asked.text.as_ref().and_then(|text| text.get("format")))
+        && is_plain(asked.text.as_ref().and_then(Gist::format))
         && asked.response_fields.is_none()
         && asked.continue_final_message.is_none()
         && asked.stream_options.is_none()
-        && asked.reasoning_format.as_ref().is_none_or(|format| format != "deepseek-legacy")
+        && asked.reasoning_format.as_ref().is_none_or(|format| !format.is_word("deepseek-legacy"))
 }
 
 /// Whether a tool has to be called.
-fn is_forced(choice: Option<&Value>) -> bool {
-    let word = choice.map(|choice| choice.get("type").unwrap_or(choice));
-    word.is_some_and(|word| word != "auto" && word != "none")
+fn is_forced(choice: Option<&Gist>) -> bool {
+    let word = choice.map(|choice| choice.kind().unwrap_or(choice));
+    word.is_some_and(|word| !(word.is_word("auto") || word.is_word("none")))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn asked(kind: Kind, body: &str) -> Option<String> {

@@ -1,0 +1,268 @@
+//! What a JSON value is, as far as rules about requests ask, read without building it: a list of ten million numbers
+//! is a list that is not empty, and costs no memory.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Longest text that is told apart from others: words of the API are shorter.
+const WORD: usize = 32;
+
+/// What a value is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Gist {
+    Null,
+    Bool(bool),
+    Number(f64),
+    /// A text; `None` if it is longer than any word of the API.
+    Text(Option<Box<str>>),
+    List {
+        is_empty: bool,
+    },
+    /// An object, with its members `type` and `format`.
+    Object {
+        kind: Option<Box<Gist>>,
+        format: Option<Box<Gist>>,
+    },
+}
+
+impl Gist {
+    /// Whether it asks for something: not `false`, nothing, zero, or empty.
+    pub(crate) fn is_on(&self) -> bool {
+        match self {
+            Self::Null | Self::Bool(false) => false,
+            Self::Number(number) => *number != 0.0,
+            Self::List { is_empty } => !is_empty,
+            Self::Text(Some(text)) => !text.is_empty(),
+            Self::Bool(true) | Self::Text(None) | Self::Object { .. } => true,
+        }
+    }
+
+    /// Whether it is this word.
+    pub(crate) fn is_word(&self, word: &str) -> bool {
+        matches!(self, Self::Text(Some(text)) if **text == *word)
+    }
+
+    /// Its member `type`, if it is an object that has one.
+    pub(crate) fn kind(&self) -> Option<&Self> {
+        match self {
+            Self::Object { kind, .. } => kind.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Its member `format`, if it is an object that has one.
+    pub(crate) fn format(&self) -> Option<&Self> {
+        match self {
+            Self::Object { format, .. } => format.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Gist;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Gist, E> {
+        Ok(Gist::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Gist, E> {
+        Ok(Gist::Bool(value))
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "only 0 and 1 are told apart from others")]
+    fn visit_u64<E>(self, value: u64) -> Result<Gist, E> {
+        Ok(Gist::Number(value as f64))
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "only 0 and 1 are told apart from others")]
+    fn visit_i64<E>(self, value: i64) -> Result<Gist, E> {
+        Ok(Gist::Number(value as f64))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Gist, E> {
+        Ok(Gist::Number(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Gist, E> {
+        Ok(Gist::Text((value.len() <= WORD).then(|| value.into())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Gist, A::Error> {
+        let is_empty = items.next_element::<IgnoredAny>()?.is_none();
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Gist::List { is_empty })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Gist, A::Error> {
+        let (mut kind, mut format) = (None, None);
+        while let Some(name) = members.next_key::<Word>()? {
+            match name.0.as_deref() {
+                // Of several the last counts, as for llama-server's parser.
+                Some("type") => kind = Some(Box::new(members.next_value()?)),
+                Some("format") => format = Some(Box::new(members.next_value()?)),
+                _ => drop(members.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(Gist::Object { kind, format })
+    }
+}
+
+impl<'de> Deserialize<'de> for Gist {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Reader)
+    }
+}
+
+/// A short text, of which a longer one is none.
+struct Word(Option<Box<str>>);
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Gist::deserialize(from)? {
+            Gist::Text(word) => Ok(Self(word)),
+            _ => Ok(Self(None)),
+        }
+    }
+}
+
+/// The role of the last message of a list; `None` if it has none, or this is no list. Nothing is kept of the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
+
+impl<'de> Deserialize<'de> for LastRole {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Listed;
+
+        impl<'de> Visitor<'de> for Listed {
+            type Value = LastRole;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_unit<E>(self) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<LastRole, E> {
+                Ok(LastRole(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<LastRole, A::Error> {
+                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(LastRole(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<LastRole, A::Error> {
+                let mut last = None;
+                while let Some(Role(role)) = messages.next_element()? {
+                    last = role;
+                }
+                Ok(LastRole(last))
+            }
+        }
+
+        from.deserialize_any(Listed)
+    }
+}
+
+/// The role of one message.
+struct Role(Option<Box<str>>);
+
+impl<'de> Deserialize<'de> for Role {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Message;
+
+        impl<'de> Visitor<'de> for Message {
+            type Value = Role;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a message")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Role, A::Error> {
+                let mut role = None;
+                while let Some(name) = members.next_key::<Word>()? {
+                    if name.0.as_deref() == Some("role") {
+                        role = members.next_value::<Word>()?.0;
+                    } else {
+                        members.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(Role(role))
+            }
+        }
+
+        from.deserialize_map(Message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gist(json: &str) -> Gist {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn a_value_is_told_by_what_it_asks_for() {
+        for off in ["null", "false", "0", "0.0", "-0", "[]", "\"\""] {
+            assert!(!gist(off).is_on(), "{off}");
+        }
+        for on in ["true", "1", "-1", "1e300", "18446744073709551616", "[0]", "[[]]", "\"x\"", "{}"] {
+            assert!(gist(on).is_on(), "{on}");
+        }
+        assert!(gist(&format!("\"{}\"", "x".repeat(100))).is_on());
+        assert!(gist("\"au\\u0074o\"").is_word("auto") && !gist("\"none\"").is_word("auto"));
+        let object =
+            gist(r#"{"x":[{"type":1}],"type":"json_object","format":{"type":"text"},"t\u0079pe":"any"}"#);
+        assert!(object.kind().is_some_and(|kind| kind.is_word("any")), "{object:?}");
+        assert!(object.format().and_then(Gist::kind).is_some_and(|kind| kind.is_word("text")), "{object:?}");
+        assert_eq!(gist("{}").kind(), None);
+        assert!(serde_json::from_str::<Gist>("[1,").is_err());
+    }
+
+    #[test]
+    fn the_last_message_says_its_role_and_what_is_no_list_has_none() {
+        let last =
+            |json: &str| serde_json::from_str::<LastRole>(json).ok().map(|last| last.0.map(String::from));
+        for (json, role) in [
+            (r#"[{"role":"user"},{"content":[1,{"role":"x"}],"role":"assistant"}]"#, Some("assistant")),
+            (r#"[{"role":"assistant"},{}]"#, None),
+            (r#"[{"role":null}]"#, None),
+            ("[]", None),
+            (r#""text""#, None),
+            ("7", None),
+            (r#"{"role":"assistant"}"#, None),
+            ("null", None),
+        ] {
+            assert_eq!(last(json), Some(role.map(str::to_owned)), "{json}");
+        }
+        assert_eq!(last("[1]"), None, "no list of messages");
+    }
+}
