@@ -145,3 +145,25 @@ async fn routes_that_need_no_slot_are_answered_while_all_slots_are_busy() -> Out
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn an_upload_holds_no_slot_before_its_last_byte_nor_does_a_bare_head() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({}), ONE_SLOT)?.start().await?;
+    warden.until_ready(1).await?;
+    let mut upload = warden.http.raw().await?;
+    upload.write(b"POST /completion HTTP/1.1\r\nHost: h\r\nContent-Length: 400000\r\n\r\n").await?;
+    let mut bare = warden.http.raw().await?;
+    bare.write(b"POST /completion?model=m HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n").await?;
+    let begun = [br#"{"model":"m","n_predict":2,"prompt":""#.as_slice(), &vec![b'x'; 300_000]].concat();
+    upload.write(&begun).await?;
+    for n in 0..5 {
+        let body = chat(&format!("r-{n}"), "m", "hi", 2, false);
+        let asked = warden.http.post(CHAT, &body);
+        assert!(timeout(SOON, asked).await??.answer()?.is_whole(), "{n}");
+    }
+    let rest = [vec![b'x'; 400_000 - begun.len() - 2].as_slice(), br#""}"#].concat();
+    upload.write(&rest).await?;
+    let answer = upload.read(SOON).await?;
+    assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
+    Ok(())
+}

@@ -35,7 +35,8 @@ section!(
         /// Bytes in a body that tells the server itself something, as for `/slots` and `/props`; never more than
         /// `body_bytes`.
         pub control_body_bytes: ByteSize,
-        /// Bytes of bodies held in memory while their model is looked for, all requests together. No client, by address and by key, holds more than twice what is left.
+        /// Bytes of bodies, and of answers that their clients do not read, held in memory, all requests together. No
+        /// client, by address and by key, holds more than twice what is left.
         pub buffered_bytes: ByteSize,
         /// Bytes of a body read in search of `model`.
         pub model_scan_bytes: ByteSize,
@@ -65,6 +66,10 @@ section!(
         pub connections_per_peer: usize,
         /// Bytes a second with which a client earns back the time that it let us wait for its body: a pause is forgiven, a trickle ends like silence after `body_timeout`. 0: any byte earns it all back.
         pub body_rate: ByteSize,
+        /// A body that is sent on while it still comes, with a slot that waits for it, may pause so long.
+        slot_body_pause: Duration = "duration" where Takes::AtLeast("1ms"),
+        /// So many bytes a second such a body comes with at least.
+        slot_body_rate: ByteSize,
         /// A client that takes no byte of a waiting answer for this long is cut.
         pub send_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Bytes that may wait in the kernel for a client that does not take them, beside those that are under way to it.
@@ -281,6 +286,8 @@ section!(
         tail_bytes: ByteSize,
         /// Bytes of a request body that are read before it is sent, and kept so that it can be sent again.
         pub replay_bytes: ByteSize,
+        /// Bytes of a stream that are read ahead of a client that does not read, so that its end frees the slot.
+        unread_bytes: ByteSize,
         /// Bytes of an incomplete event of a stream that are held until the event is complete.
         event_bytes: ByteSize,
         /// A stream whose server died, or whose model is loaded, gets a comment this often, while it waits.

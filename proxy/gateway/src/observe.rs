@@ -175,7 +175,7 @@ pub struct Gauges {
     pub connections: AtomicUsize,
     /// Requests between their head and the end of their answer.
     pub in_flight: AtomicUsize,
-    /// Bytes of request bodies held in memory.
+    /// Bytes of request bodies, and of answers that their clients do not read, held in memory.
     pub held_bytes: AtomicUsize,
     /// When the certificate ends, seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,

@@ -62,7 +62,7 @@ families! {
         tls_not_after: Gauge
             = "tls_certificate_expiry_timestamp" in Unit::Seconds,
             "When the certificate in use ends, in seconds since 1970; 0 without TLS.";
-        held_bytes: Gauge = "held" in Unit::Bytes, "Bytes of request bodies held in memory.";
+        held_bytes: Gauge = "held" in Unit::Bytes, "Bytes of request bodies, and of answers that their clients do not read, held in memory.";
         lost_access_lines: Counter
             = "access_log_lost_lines",
             "Lines that are missing in the file of the access log (`log.access`): the disk was full, or did not keep up.";

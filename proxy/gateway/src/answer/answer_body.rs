@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,8 +13,10 @@ use http_body_util::combinators::UnsyncBoxBody;
 use crate::answer::flight::Flight;
 use crate::answer::interim::Interim;
 use crate::answer::relay::Relay;
+use crate::answer::unread::UnreadAnswer;
+use crate::body::budget::Held;
 use crate::observe::Outcome;
-use crate::protocol::conn_state::Busy;
+use crate::protocol::conn_state::{Busy, ReadAhead};
 
 /// Our own words go out in portions of this size: with the last one the exchange is over for us, and the clock of an idle
 /// connection runs. What is put together can be large, and a slow client needs its time for it.
@@ -28,7 +31,7 @@ pub(crate) struct AnswerBody {
 enum Kind {
     Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
     Page { body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight> },
-    Relay(Box<Relay>),
+    Relay(Arc<UnreadAnswer>),
     Interim(Box<Interim>),
 }
 
@@ -42,8 +45,15 @@ impl AnswerBody {
         Self { kind: Kind::Page { body, flight }, busy: Some(busy) }
     }
 
-    pub(crate) fn relay(relay: Box<Relay>, busy: Busy) -> Self {
-        Self { kind: Kind::Relay(relay), busy: Some(busy) }
+    /// Of what its client does not read, so many bytes at most are read ahead into `held`; with none, it is never
+    /// read ahead.
+    pub(crate) fn relay(relay: Box<Relay>, held: Held, ahead: u64, busy: Busy) -> Self {
+        let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
+        if ahead > 0 {
+            let answer: Arc<dyn ReadAhead> = answer.clone();
+            busy.answers(Arc::downgrade(&answer));
+        }
+        Self { kind: Kind::Relay(answer), busy: Some(busy) }
     }
 
     /// The answer that is inside knows that the connection is busy.
@@ -84,7 +94,11 @@ impl Body for AnswerBody {
             }
             Kind::Relay(relay) => {
                 let cancelled = busy.as_ref().is_some_and(Busy::takes_cancel).then(|| relay.cancel(context));
-                cancelled.flatten().unwrap_or_else(|| relay.poll(context))
+                let polled = cancelled.flatten().unwrap_or_else(|| relay.poll(context));
+                if let Some(busy) = busy {
+                    busy.passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
+                }
+                polled
             }
             Kind::Interim(interim) => interim.poll(context),
         }

@@ -20,6 +20,8 @@ pub(crate) struct Flight {
     pub(crate) pass: Option<Pass>,
     /// Bytes of prompt and answer whose tokens nobody has counted.
     pub(crate) untold: u64,
+    /// Bytes of text in the prompt that a backend was sent, as long as nobody has said how many tokens it has.
+    pub(crate) prompt_bytes: u64,
     /// How it is shown to an operator.
     pub(crate) progress: Progress,
     /// Its place among those in flight.
@@ -72,6 +74,7 @@ impl Flight {
             record,
             pass: None,
             untold: 0,
+            prompt_bytes: 0,
             progress,
             ticket,
             started,
@@ -126,7 +129,10 @@ impl Flight {
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
-                pass.done(self.record.work, self.untold);
+                // A client that leaves before its prompt is counted has had it evaluated all the same.
+                let uncounted =
+                    if self.record.outcome == Outcome::ClientGone { self.prompt_bytes } else { 0 };
+                pass.done(self.record.work, self.untold.saturating_add(uncounted));
             }
             if let Some(ticket) = self.ticket.take() {
                 ticket.end(&self.record);

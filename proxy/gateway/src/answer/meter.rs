@@ -1,5 +1,6 @@
-//! Reads from an answer as it passes how much work it was and how it went: the objects `usage`, `timings` and `error`, in a
-//! JSON body and in the events of a stream alike. It may give up (an object larger than its bound), it never delays or changes a byte.
+//! Reads from an answer as it passes how much work it was and how it went: the objects `usage`, `timings`,
+//! `prompt_progress` and `error`, in a JSON body and in the events of a stream alike. It may give up (an object
+//! larger than its bound), it never delays or changes a byte.
 //!
 //! A field given several times counts with its last value: a stream repeats its counters as they grow. The answer to an
 //! array of prompts repeats them per prompt and is therefore undercounted.
@@ -17,12 +18,12 @@ use warden_supervisor::Outcome;
 
 use crate::trace::Trace;
 
-const NAMES: [&str; 3] = ["\"usage\"", "\"timings\"", "\"error\""];
+const NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
 /// Finds the names of the objects, all in one go, sixteen bytes at a time where the processor can.
 static SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
     let plain = || Config::new().only_rabin_karp(true).builder().extend(NAMES).build();
-    Searcher::new(NAMES).or_else(plain).unwrap_or_else(|| unreachable!("three short words"))
+    Searcher::new(NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
 });
 
 /// llama-server's words for a failure of its own to compute, in lower case: what `llama_decode` returned, and what became
@@ -32,7 +33,7 @@ const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
 /// Longest of the names, and the byte before it.
-const SEAM: usize = 10;
+const SEAM: usize = 18;
 
 /// The counters of one answer.
 #[derive(Debug, Default)]
@@ -43,6 +44,8 @@ pub(crate) struct Meter {
     before: Option<u8>,
     usage: Usage,
     timings: Timings,
+    /// Of the prompt, as far as it was evaluated when that was told last: all, and what of it was cached.
+    evaluated: Option<(u64, u64)>,
     compute_error: bool,
 }
 
@@ -72,6 +75,14 @@ struct Timings {
     prompt_ms: Option<f64>,
     predicted_n: Option<u64>,
     predicted_ms: Option<f64>,
+}
+
+/// How far a prompt is, which a client may ask for (`return_progress`).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PromptProgress {
+    processed: u64,
+    cache: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -133,7 +144,8 @@ impl Meter {
             .timings
             .prompt_n
             .or_else(|| Some(usage.prompt_tokens?.saturating_sub(cached(&usage.prompt_tokens_details))))
-            .or_else(|| Some(usage.input_tokens?.saturating_sub(cached(&usage.input_tokens_details))));
+            .or_else(|| Some(usage.input_tokens?.saturating_sub(cached(&usage.input_tokens_details))))
+            .or_else(|| self.evaluated.map(|(processed, cached)| processed.saturating_sub(cached)));
         let told = self.timings.predicted_n.or(usage.completion_tokens).or(usage.output_tokens);
         Work {
             requests: 1,
@@ -149,6 +161,12 @@ impl Meter {
         let (usage, timings) = (&self.usage, &self.timings);
         let told = [timings.prompt_n, timings.predicted_n, usage.prompt_tokens, usage.completion_tokens];
         told.into_iter().chain([usage.input_tokens, usage.output_tokens]).any(|told| told.is_some())
+    }
+
+    /// Whether the answer reports how large its prompt was, or how much of it was evaluated.
+    pub(crate) fn tells_prompt(&self) -> bool {
+        let told = [self.timings.prompt_n, self.usage.prompt_tokens, self.usage.input_tokens];
+        self.evaluated.is_some() || told.iter().any(Option::is_some)
     }
 
     /// How the answer with this status ended for its backend.
@@ -194,7 +212,10 @@ impl Meter {
             let is_complete = match found.pattern().as_usize() {
                 0 => self.read(rest, Self::used),
                 1 => self.read(rest, Self::timed),
-                _ => self.read(rest, Self::failed),
+                2 => self.read(rest, Self::failed),
+                _ => self.read(rest, |meter, progress: &PromptProgress| {
+                    meter.evaluated = Some((progress.processed, progress.cache));
+                }),
             };
             if !is_complete {
                 return Some(at.saturating_sub(1));
@@ -359,6 +380,16 @@ mod tests {
             (
                 "event: response.completed\ndata: {\"response\":{\"usage\":{\"input_tokens\":5,\"output_tokens\":7,\"total_tokens\":12}}}\n\n",
                 (5, 7),
+            ),
+            // A stream that was asked to tell how far it is, and left before its first token.
+            (
+                "data: {\"choices\":[],\"prompt_progress\":{\"total\":900,\"cache\":100,\"processed\":300,\"time_ms\":5}}\n\n\
+                 data: {\"choices\":[],\"prompt_progress\":{\"total\":900,\"cache\":100,\"processed\":600,\"time_ms\":9}}\n\n",
+                (500, 0),
+            ),
+            (
+                r#"{"prompt_progress":{"total":9,"cache":0,"processed":9},"timings":{"prompt_n":8,"predicted_n":1}}"#,
+                (8, 1),
             ),
             ("no json", (0, 0)),
         ] {

@@ -10,3 +10,4 @@ pub(crate) mod relay;
 pub(crate) mod remember;
 mod resuming;
 pub(crate) mod teller;
+mod unread;

@@ -116,6 +116,10 @@ impl Held {
         self.bytes
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
     /// Whether no more than half of the budget is used: what could do without goes first.
     pub(crate) fn is_ample(&self) -> bool {
         self.budget.gauges.held_bytes.load(Ordering::Relaxed) <= self.budget.limit / 2

@@ -1,12 +1,13 @@
 //! Takes in as much of a request body as is needed before a backend is asked for: small bodies whole, because
 //! llama-server begins only when it has everything, and a body held whole can be sent again; large ones until their
-//! model is known.
+//! model is known, and where their request needs a slot, to their end if there is room: a slot must not wait for a
+//! client.
 //!
 //! ```text
 //!   head -> [ model from the query, or any name will do, and the body is large? ] --yes--> streamed from the start
 //!                  | no
 //!                  v
-//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed
+//!           pieces are held and scanned -- whole, or model known and large --> the rest is streamed (for a slot: held)
 //!                  | limit, silence, no budget
 //!                  v
 //!               refused
@@ -23,6 +24,7 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
+use warden_policies::defaults::Server;
 
 use crate::body::budget::{Budget, Held};
 use crate::body::fingerprint::{Printer, parts};
@@ -130,6 +132,29 @@ impl Intake {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes in the rest before a slot is requested: llama-server computes nothing before it has the last byte. Stops
+    /// where half of the budget is used; the rest is then sent on while it comes, under the limits of
+    /// [`Self::hurry`].
+    pub(crate) async fn take_rest(&mut self) -> Result<(), Refusal> {
+        while self.rest.is_some() {
+            let Some(piece) = self.timely().await? else { break };
+            if let Err(piece) = self.held.push_ahead(piece) {
+                self.held.push_unreserved(piece);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Narrows the limits of what is still to come, because a slot waits for it; returns the limits in force.
+    pub(crate) fn hurry(&mut self, config: &Server, limits: Limits) -> Limits {
+        if self.rest.is_none() {
+            return limits;
+        }
+        self.limits = self.limits.while_in_slot(config);
+        self.limits
     }
 
     /// Takes in one piece more while waiting for a backend, so that a client's leaving is noticed behind its unread

@@ -1,5 +1,7 @@
 //! How large a request's body may be, and how slowly it may come.
 
+use warden_policies::defaults::Server;
+
 use crate::body::body_rate::BodyRate;
 use crate::config::GatewayConfig;
 use crate::refusal::{BodyFault, Refusal};
@@ -14,6 +16,8 @@ pub(crate) struct Limits {
     pub(crate) key: &'static str,
     /// How slowly it may come.
     pub(crate) rate: BodyRate,
+    /// A slot waits for it: it could not be held whole.
+    pub(crate) in_slot: bool,
 }
 
 impl Limits {
@@ -30,13 +34,21 @@ impl Limits {
             if narrower { (config.server.body_bytes, "server.body_bytes") } else { (bytes, key) };
         let rate =
             BodyRate::new(config.server.body_timeout, config.server.body_rate.0, config.server.body_deadline);
-        Self { bytes: bytes.0, key, rate }
+        Self { bytes: bytes.0, key, rate, in_slot: false }
+    }
+
+    /// The same while a slot waits for the rest of the body.
+    pub(crate) fn while_in_slot(self, config: &Server) -> Self {
+        let (pause, rate) = (config.slot_body_pause, config.slot_body_rate.0);
+        Self { rate: BodyRate::new(pause, rate, config.body_deadline), in_slot: true, ..self }
     }
 
     /// The refusal of a body that failed.
     pub(crate) fn refusal(self, fault: BodyFault) -> Refusal {
         match fault {
             BodyFault::TooLarge => Refusal::BodyTooLarge { limit: self.bytes, key: self.key },
+            // Where there is room, such a body is let come as slowly as others.
+            BodyFault::TooSlow if self.in_slot => Refusal::Busy,
             BodyFault::TooSlow => Refusal::BodyTooSlow,
             BodyFault::TwoModels => Refusal::TwoModels,
             // Those that send bodies say more about the last two.

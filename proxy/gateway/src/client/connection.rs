@@ -118,7 +118,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, state: Arc<ConnState>, peer: Peer
     let end = loop {
         tokio::select! {
             result = poll_fn(|context| {
-                cancelling.unless_stuck(|| connection.poll_without_shutdown(context))
+                cancelling.unless_stuck(|| state.served(connection.poll_without_shutdown(context), context))
             }) => break result.map_or(End::Cancelled, End::Done),
             () = stop.cancelled(), if stopping == Stopping::No => {
                 // Closed at once, a request that is on its way would be lost. It is answered as the last one.

@@ -141,7 +141,9 @@ where
             let mut serving = pin!(STREAM.scope(stream.clone(), future));
             tokio::select! {
                 biased;
-                served = poll_fn(|context| cancelling.unless_stuck(|| serving.as_mut().poll(context))) => {
+                served = poll_fn(|context| {
+                    cancelling.unless_stuck(|| stream.conn.served(serving.as_mut().poll(context), context))
+                }) => {
                     // What an operator has ended is not given up by the client.
                     if served.is_some() && !stream.whole.load(Ordering::Relaxed) {
                         streams.given_up(&shared.config.server);

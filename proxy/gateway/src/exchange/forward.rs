@@ -79,6 +79,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let budget = shared.budget.of(held, access.held());
     let unread = ClientBody::unread(&body);
     let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
+    exchange.budget = Some(budget.clone());
         .map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
@@ -222,6 +223,8 @@ async fn send(
     }
     if exchange.route.effect == Effect::Pauses {
         if lease.saves_for_us() {
+    // There was no room for all of it: from here on its slot waits for what is still to come.
+    let limits = if kind == LeaseKind::Slot { intake.hurry(&shared.config.server, limits) } else { limits };
             return Err(rest.refused(Refusal::SlotFiles));
         }
         lease.note_pause();
@@ -240,8 +243,9 @@ async fn send(
         remembers: kept.is_some(),
         most_bytes: shared.config.upstream.replay_bytes.in_memory(),
     };
-    // Four bytes of text are about a token, and where nobody has counted that is better than nothing.
-    let guess = intake.text_bytes().unwrap_or(0) / 4;
+    let text_bytes = intake.text_bytes().unwrap_or(0);
+    // Where nobody has counted that is better than nothing.
+    let guess = text_bytes / keys::BYTES_PER_TOKEN;
     let message = Message::new(parts, intake, repeating).map_err(|refusal| rest.refused(refusal))?;
     let remember = kept.map(|(path, understood)| {
         let limit = shared.config.upstream.continue_bytes.in_memory();
@@ -257,6 +261,10 @@ async fn send(
     };
     let Prepared { model, tokens, assemble, sets, .. } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
+    if kind == LeaseKind::Slot {
+        let counted = prepared.tokens.map(|tokens| tokens.saturating_mul(keys::BYTES_PER_TOKEN));
+        exchange.flight.prompt_bytes = counted.unwrap_or(text_bytes);
+    }
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
@@ -341,6 +349,9 @@ async fn prepare(
         None => None,
     };
     turn_away(upstream, &model, intake)?;
+    if route.kind == LeaseKind::Slot {
+        intake.take_rest().await?;
+    }
     let sets = if route.effect == Effect::Sets && intake.take_all().await? {
         intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
     } else {

@@ -53,7 +53,7 @@ use crate::answer::remember::Remember;
 use crate::backend::again::Again;
 use crate::backend::attempts::Relayed;
 use crate::backend::line_limits::fits_line;
-use crate::body::budget::{Peer, Share};
+use crate::body::budget::{Budget, Peer, Share};
 use crate::body::intake::Intake;
 use crate::body::sent::Sent;
 use crate::live::Live;
@@ -86,6 +86,8 @@ struct Exchange {
     body: Option<Arc<Sent>>,
     /// The rules of the name under which the model is asked for, if it has its own.
     renamed: Option<Arc<ModelRules>>,
+    /// What is held for its client counts here, once it is known who that is.
+    budget: Option<Budget>,
     /// What its conversation is known by, if its client or a balancer wants to know.
     conversation: Option<HeaderValue>,
 }
@@ -321,6 +323,7 @@ fn receive(
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
+        budget: None,
 /// Whether it is the page for operators that is asked for, and there is one.
 fn has_page(shared: &Shared, live: &Live, parts: &Parts) -> bool {
     page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(Keys::has_operators)

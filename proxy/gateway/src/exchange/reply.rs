@@ -22,6 +22,7 @@ use crate::answer::relay::{Continues, EventTerms, Relay, RelayTerms};
 use crate::answer::teller::Teller;
 use crate::backend::again::Again;
 use crate::backend::attempts::Relayed;
+use crate::body::budget::Held;
 use crate::observe::Outcome;
 use crate::protocol::conn_state::Busy;
 use crate::protocol::{headers, wire};
@@ -149,8 +150,15 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
             parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
+    // What needs no slot keeps nobody waiting.
+    let unread = match () {
+        () if route.kind != LeaseKind::Slot => 0,
+        () if is_events => config.unread_bytes.0,
+        () => u64::MAX,
+    };
+    let held = Held::new(exchange.budget.unwrap_or_else(|| exchange.shared.budget.clone()));
     let relay = Relay::new((incoming, ahead), exchange.flight, *backend, again, remember, &terms);
-    let mut answer = Response::new(AnswerBody::relay(relay, busy));
+    let mut answer = Response::new(AnswerBody::relay(relay, held, unread, busy));
     *answer.status_mut() = parts.status;
     *answer.headers_mut() = parts.headers;
     answer

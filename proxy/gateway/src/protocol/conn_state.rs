@@ -2,7 +2,8 @@
 //! in a request head, until when an answer must be over, and how it is to be closed.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use tokio::time::Instant;
@@ -21,17 +22,26 @@ pub(crate) enum Phase {
     Busy(Option<Instant>),
 }
 
+/// An answer that can be read ahead of its client.
+pub(crate) trait ReadAhead: Send + Sync {
+    /// Reads what its backend has sent, as far as there is room. Called by the task that serves the client.
+    fn read_ahead(&self, context: &mut Context<'_>);
+}
+
 /// What the task of a connection, its requests and its socket report to each other.
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<Inner>,
+    /// The answer's last poll gave a piece. The next poll comes when that piece has gone out to the client.
+    is_ahead: AtomicBool,
     /// Whether the running request is to end.
     pub(crate) cancelling: Cancelling,
 }
 
-#[derive(Debug)]
 struct Inner {
     phase: Phase,
+    /// The answer of the running request, if its slot may wait for its client.
+    answer: Option<Weak<dyn ReadAhead>>,
     linger: bool,
     ended: bool,
     /// Since when the client takes nothing of what waits for it.
@@ -46,13 +56,15 @@ impl ConnState {
     pub(crate) fn new() -> Arc<Self> {
         let inner = Inner {
             phase: Phase::Idle(Instant::now()),
+            answer: None,
             linger: false,
             ended: false,
             blocked: None,
             abort: false,
             heads: None,
         };
-        Arc::new(Self { inner: Mutex::new(inner), cancelling: Cancelling::default() })
+        let (is_ahead, cancelling) = (AtomicBool::new(false), Cancelling::default());
+        Arc::new(Self { inner: Mutex::new(inner), is_ahead, cancelling })
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
@@ -97,6 +109,18 @@ impl ConnState {
     /// The connection is over: what is unsent goes nowhere, and the kernel must not try for minutes.
     pub(crate) fn abort(&self) {
         self.with(|inner| inner.abort = true);
+    }
+
+    /// Called with each poll of the task that serves the client. If the client takes nothing, hyper does not poll the
+    /// answer: it is read ahead from here.
+    pub(crate) fn served<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
+        if polled.is_pending() && self.is_ahead.load(Ordering::Relaxed) {
+            let answer = self.with(|inner| inner.answer.as_ref().and_then(Weak::upgrade));
+            if let Some(answer) = answer {
+                answer.read_ahead(context);
+            }
+        }
+        polled
     }
 
     /// What the raw head of the request that begins was found to be, if anybody read it.
@@ -144,6 +168,16 @@ impl Busy {
         self.0.cancelling.take()
     }
 
+    /// This is the answer, which may be read ahead.
+    pub(crate) fn answers(&self, answer: Weak<dyn ReadAhead>) {
+        self.0.with(|inner| inner.answer = Some(answer));
+    }
+
+    /// The answer was polled, and had a piece or not.
+    pub(crate) fn passed(&self, has_piece: bool) {
+        self.0.is_ahead.store(has_piece, Ordering::Relaxed);
+    }
+
     /// Polls what is done for the request. `None`: it is to end.
     pub(crate) fn unless_cancelled<F: Future>(
         &self,
@@ -158,6 +192,16 @@ impl Drop for Busy {
     fn drop(&mut self) {
         // Its request is over: a word that came in its last moment is not for the connection.
         self.0.cancelling.begin();
-        self.0.with(|inner| inner.phase = Phase::Idle(Instant::now()));
+        self.passed(false);
+        self.0.with(|inner| (inner.phase, inner.answer) = (Phase::Idle(Instant::now()), None));
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner")
+            .field("phase", &self.phase)
+            .field("blocked", &self.blocked)
+            .finish_non_exhaustive()
     }
 }

@@ -96,9 +96,7 @@ async fn a_client_that_leaves_in_the_middle_of_its_body_cancels_upstream() {
     });
     let rig = Rig::with(Plan { any_name: true, ..Plan::default() }, &[&upstream]).await;
     let mut client = rig.client().await;
-    client
-        .send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n{\"x\":")
-        .await;
+    client.send(b"POST /tools HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n{\"x\":").await;
     eventually("the backend is reached", || upstream.open() == 1).await;
     drop(client);
     closes_within_the_promise(&rig, &upstream).await;

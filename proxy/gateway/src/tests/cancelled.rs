@@ -226,10 +226,11 @@ async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
         assert!(!head.contains("connection: close"), "{head}");
         eventually("the backend's connection is closed", || upstream.open() == 0).await;
     }
-    // Of one that is passed on as it comes, too, and only then.
+    // Of one that is passed on as it comes, because it needs no slot, too, and only then.
     for (sent, closes) in [(2_000_000, false), (1_000_000, true)] {
         let mut client = rig.client().await;
-        let head = "POST /v1/chat/completions?model=m HTTP/1.1\r\nHost: h\r\nX-Request-Id: x\r\nContent-Length: 2000000\r\n\r\n";
+        let head =
+            "POST /x?model=m HTTP/1.1\r\nHost: h\r\nX-Request-Id: x\r\nContent-Length: 2000000\r\n\r\n";
         client.send(head.as_bytes()).await;
         client.send(&vec![b' '; sent]).await;
         eventually("the backend is asked", || upstream.open() == 1).await;

@@ -213,6 +213,77 @@ async fn an_answer_that_tells_no_tokens_is_paid_for_all_the_same() {
 }
 
 #[tokio::test]
+async fn a_prompt_is_paid_for_though_its_client_leaves_before_it_is_counted() {
+    let upstream = Upstream::start(|mut peer| async move {
+        while let Some((head, _)) = peer.request().await {
+            if head.contains("silent") {
+                return drop(peer.rest().await);
+            }
+            peer.send(EVENTS).await;
+            let event: &[u8] = if head.contains("progress") {
+                b"data: {\"prompt_progress\":{\"total\":900,\"cache\":0,\"processed\":600,\"time_ms\":5}}\n\n"
+            } else {
+                b"data: {\"content\":\"w0\"}\n\n"
+            };
+            peer.send_chunk(event).await;
+            peer.rest().await;
+        }
+    });
+    let poor = |name| KeySpec { tokens: Some("1000/h".parse().unwrap()), ..spec(name, name) };
+    let rig = rig(["a", "b", "c", "d", "e"].map(poor).into(), vec!["m"], &upstream).await;
+    let long = "word ".repeat(1000);
+    let image = "A".repeat(5000);
+    let seen = format!(
+        r#"{{"stream":true,"messages":[{{"content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]}}"#
+    );
+    let streamed = format!(r#"{{"stream":true,"prompt":"{long}"}}"#);
+    let plain = format!(r#"{{"prompt":"{long}"}}"#);
+    let shown = r#"{"stream":true,"return_progress":true,"prompt":"short"}"#;
+    for (key, path, body, next) in [
+        ("a", "/completion", streamed.as_str(), "429"),
+        // It had nothing of an answer yet.
+        ("b", "/completion?silent", plain.as_str(), "429"),
+        ("c", "/v1/chat/completions", seen.as_str(), "200"),
+    ] {
+        let mut client = rig.client().await;
+        client.send(&with(key, path, body)).await;
+        if path.contains("silent") {
+            eventually("it is sent", || upstream.open() > 0).await;
+            eventually("it runs", || rig.live() == 1).await;
+            sleep(Duration::from_millis(50)).await;
+        } else {
+            client.until("data: ").await;
+        }
+        drop(client);
+        rig.is_clean().await;
+        let mut client = rig.client().await;
+        client.send(&with(key, "/completion", r#"{"stream":true}"#)).await;
+        let head = client.until("\r\n\r\n").await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {next} ")), "{key} {path}: {head}");
+        drop(client);
+        rig.is_clean().await;
+    }
+    // What the server says of its prompt counts before any estimate.
+    let mut client = rig.client().await;
+    client.send(&with("d", "/completion?progress", shown)).await;
+    client.until("data: ").await;
+    drop(client);
+    rig.is_clean().await;
+    assert_eq!(rig.control.key_counts()[3].prompt_tokens, 600);
+    // Who leaves before the server has the request owes nothing.
+    let mut client = rig.client().await;
+    let whole = String::from_utf8(with("e", "/completion", &streamed)).unwrap();
+    client.send(&whole.as_bytes()[..whole.len() - 10]).await;
+    eventually("it has come so far", || rig.gauges.held_bytes.load(Ordering::SeqCst) > 4000).await;
+    drop(client);
+    rig.is_clean().await;
+    let mut client = rig.client().await;
+    client.send(&with("e", "/completion", r#"{"stream":true}"#)).await;
+    let head = client.until("\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+}
+
+#[tokio::test]
 async fn requests_one_after_another_never_meet_the_limit_of_one_at_a_time() {
     let upstream = Upstream::answering(|_, _| json_answer("{}"));
     let rig = rig(vec![KeySpec { concurrency: Some(1), ..spec("a", "k") }], vec!["m"], &upstream).await;

@@ -8,6 +8,7 @@ mod canary;
 mod cancel;
 mod cancelled;
 mod choice;
+mod computation;
 mod death;
 mod goes_on;
 mod http2;

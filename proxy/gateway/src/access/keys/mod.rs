@@ -29,6 +29,7 @@ mod usage;
 pub(crate) use access::Access;
 pub use hash::KeyHash;
 pub(crate) use presented::strip;
+pub(crate) use usage::BYTES_PER_TOKEN;
 use usage::Limit;
 pub(crate) use usage::Pass;
 use usage::Usage;

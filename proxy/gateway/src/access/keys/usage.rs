@@ -13,7 +13,7 @@ use super::Key;
 use crate::body::budget::Share;
 
 /// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
-const BYTES_PER_TOKEN: u64 = 4;
+pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
 /// What a key has used.
 #[derive(Debug)]

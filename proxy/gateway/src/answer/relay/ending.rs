@@ -138,10 +138,14 @@ impl Relay {
             let work = Work { images, audio, ..meter.work(seen) };
             lease.add_work(work);
             record.work = self.voice.as_ref().map_or(work, |voice| voice.work(work));
-            if !counts && events.is_none() {
-                let prompt = if images + audio > 0 { 0 } else { bytes_in };
-                self.flight.untold = prompt + if self.generates { self.flight.record.bytes_out } else { 0 };
-            }
+            let is_stream = events.is_some();
+            let output = if !counts && !is_stream && self.generates { record.bytes_out } else { 0 };
+            let prompt = std::mem::take(&mut self.flight.prompt_bytes);
+            let is_paid = !meter.tells_prompt() && matches!(outcome, Outcome::Ok | Outcome::ClientGone);
+            self.flight.untold = output + if is_paid { prompt } else { 0 };
+        } else {
+            // What was refused was not evaluated.
+            self.flight.prompt_bytes = 0;
         }
         drop(lease);
         self.flight.finish(told);

@@ -20,7 +20,8 @@
 //! | `onward` | another backend for an answer whose own is gone |
 //! | `ending` | counts, gives back, tells |
 //!
-//! It asks for the next piece only when the client has taken the last one, so a slow reader stalls its own backend.
+//! It asks for the next piece when the client has taken the last one, or reads ahead of it as far as
+//! [`super::unread`] has room: a slow reader stalls its own backend.
 
 mod ending;
 mod onward;

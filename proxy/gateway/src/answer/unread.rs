@@ -1,0 +1,102 @@
+//! Reads a backend's answer ahead of a client that does not read, so that the slot is free after the backend's last
+//! byte.
+//!
+//! ```text
+//!   the client reads ──── pieces pass as they come, nothing is held
+//!   it takes nothing ──── its connection cannot write: the backend's answer is read on, and held
+//!        │ the backend's last byte is here ──> lease given back, the rest waits for the client
+//!        │ no room: `upstream.unread_bytes` of a stream are held, or `server.buffered_bytes` are used up
+//!        └──> the backend waits, and keeps its slot
+//! ```
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+
+use super::relay::Relay;
+use crate::body::budget::Held;
+use crate::protocol::conn_state::ReadAhead;
+
+type Polled = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
+
+/// A backend's answer, and what of it was read ahead.
+pub(super) struct UnreadAnswer(Mutex<ReadState>);
+
+struct ReadState {
+    relay: Box<Relay>,
+    held: Held,
+    /// Bytes that may be held at a time.
+    limit: u64,
+    /// The budget had no room for the last piece that is held: no more is read before all of it has passed.
+    is_full: bool,
+    /// How the answer breaks off behind what is held.
+    failure: Option<io::Error>,
+}
+
+impl UnreadAnswer {
+    pub(super) fn new(relay: Box<Relay>, held: Held, limit: u64) -> Self {
+        Self(Mutex::new(ReadState { relay, held, limit, is_full: false, failure: None }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ReadState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next piece for the client.
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> Polled {
+        self.lock().poll(context)
+    }
+
+    /// An operator has ended it: see [`Relay::cancel`].
+    pub(super) fn cancel(&self, context: &Context<'_>) -> Option<Polled> {
+        self.lock().relay.cancel(context)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.held.is_empty() && state.failure.is_none() && state.relay.is_over()
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let state = self.lock();
+        if state.held.is_empty() { state.relay.size_hint() } else { SizeHint::new() }
+    }
+}
+
+impl ReadAhead for UnreadAnswer {
+    fn read_ahead(&self, context: &mut Context<'_>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        while !state.is_full && state.failure.is_none() && state.held.len() < state.limit {
+            match state.relay.poll(context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    let piece = frame.into_data().unwrap_or_default();
+                    if let Err(piece) = state.held.push_ahead(piece) {
+                        state.is_full = true;
+                        state.held.push_unreserved(piece);
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => state.failure = Some(error),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+    }
+}
+
+impl ReadState {
+    fn poll(&mut self, context: &mut Context<'_>) -> Polled {
+        while let Some(piece) = self.held.pop() {
+            self.is_full &= !self.held.is_empty();
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+        match self.failure.take() {
+            Some(error) => Poll::Ready(Some(Err(error))),
+            None => self.relay.poll(context),
+        }
+    }
+}
