@@ -35,6 +35,9 @@ pub enum LeaseKind {
     Slot,
     /// Answered without a slot: tokenize, props, health, metrics. Holds up a drain, but never waits for a slot.
     Aux,
+    /// The same for a request that only looks at a process (`/metrics`, `/slots`). It does not count as use of the
+    /// model: the time since the last use runs on.
+    Read,
     /// A stream of events without an end, for somebody who watches: it is no work, so nothing waits for its end. A lease
     /// becomes one when its answer has shown what it is ([`Dispatch::watches`]).
     Watch,
@@ -104,7 +107,7 @@ impl Generation {
     fn count(&mut self, kind: LeaseKind) -> &mut u32 {
         match kind {
             LeaseKind::Slot => &mut self.slots,
-            LeaseKind::Aux => &mut self.aux,
+            LeaseKind::Aux | LeaseKind::Read => &mut self.aux,
             LeaseKind::Watch => &mut self.watch,
         }
     }

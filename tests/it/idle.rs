@@ -38,3 +38,47 @@ async fn requests_that_come_just_as_it_is_unloaded_are_all_served() -> Outcome {
     }
     wait_until("it is unloaded", SOON, async || warden.backends().is_empty()).await
 }
+
+#[tokio::test]
+async fn who_only_looks_at_a_model_neither_keeps_it_nor_brings_it_back() -> Outcome {
+    const LOOKS: [&str; 4] = ["/metrics?model=m", "/slots?model=m", "/props?model=m", "/upstream/m/health"];
+    let warden = Setup::new()?.fake("m", &json!({}), "ttl = \"1s\"\n")?.start().await?;
+    warden.until_ready(1).await?;
+    for target in LOOKS {
+        assert!(warden.http.get(target).await?.status.is_success(), "{target}");
+    }
+    // As from a collector that comes ten times within that time.
+    wait_until("it is unloaded, however often somebody looks", SOON, async || {
+        for target in LOOKS {
+            drop(warden.http.get(target).await);
+        }
+        warden.state("m").await.is_ok_and(|state| state == "unloaded")
+    })
+    .await?;
+    for target in LOOKS {
+        let answer = warden.http.get(target).await?;
+        assert_eq!(answer.status.as_u16(), 503, "{target}: {}", answer.text());
+        assert_eq!(answer.json()?["error"]["code"], "model_not_loaded", "{target}");
+    }
+    assert!(warden.backends().is_empty(), "nothing was started");
+    assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_look_at_a_model_waits_for_a_replacement_that_others_wait_for() -> Outcome {
+    let warden =
+        Setup::new()?.fake("m", &json!({"load_ms": 300}), "replace = \"sequential\"\n")?.start().await?;
+    warden.until_ready(1).await?;
+    let looks = async {
+        for _ in 0..40 {
+            let answer = warden.http.get("/props?model=m").await?;
+            assert!(answer.status.is_success(), "{}", answer.text());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Outcome::Ok(())
+    };
+    let (looked, restarted) = tokio::join!(looks, warden.cli(&["restart", "m"]));
+    restarted?;
+    looked
+}

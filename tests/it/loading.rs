@@ -402,3 +402,35 @@ async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
     assert!(asked.answer()?.is_whole());
     Ok(())
 }
+
+#[tokio::test]
+async fn a_client_loads_and_unloads_models_as_with_llama_servers_router() -> Outcome {
+    let setup = Setup::new()?.top(QUICK).top("loading.max_loaded = 1").fake("a", &json!({}), "")?;
+    let warden = setup.fake("b", &json!({}), "preload = false\n")?.start().await?;
+    let first = warden.until_ready(1).await?;
+    let call = async |path: &str, model: &str| -> Result<(u16, Value), warden_rig::Trouble> {
+        let answer = warden.http.post(path, &json!({ "model": model })).await?;
+        Ok((answer.status.as_u16(), answer.json()?))
+    };
+    // Nothing is loaded to be unloaded, and nothing that serves leaves for it.
+    let (status, told) = call("/models/unload", "b").await?;
+    assert_eq!((status, &told["error"]["message"]), (400, &json!("model is not running")));
+    assert_eq!(call("/models/load", "a").await?.0, 400);
+    assert_eq!(call("/models/load", "c").await?.0, 404);
+    assert_eq!((warden.backends(), warden.state("b").await?.as_str()), (first.clone(), "unloaded"));
+    assert_eq!(call("/models/load", "b").await?, (200, json!({ "success": true })));
+    wait_until("it is loaded, and the other has made room", SOON, async || {
+        let states = (warden.state("a").await, warden.state("b").await);
+        matches!(states, (Ok(a), Ok(b)) if a == "unloaded" && b == "loaded")
+    })
+    .await?;
+    assert!(warden.http.post(CHAT, &chat("x", "b", "hi", 2, false)).await?.answer()?.is_whole());
+    assert_eq!(call("/models/unload", "b").await?.0, 200);
+    wait_until("it is gone, and nothing comes in its place", SOON, async || {
+        warden.backends().is_empty() && warden.state("b").await.is_ok_and(|state| state == "unloaded")
+    })
+    .await?;
+    let events = warden.cli(&["events"]).await?.stdout;
+    assert!(events.contains("unload") && events.contains("client, 127.0.0.1"), "{events}");
+    Ok(())
+}

@@ -46,6 +46,8 @@ async fn models_with_slashes_are_reached_by_every_way_to_name_them() -> Outcome 
     };
     assert_eq!((&process["model"], &process["state"]), (&json!("org/a"), &json!("ready")), "{running}");
     let unnamed = warden.http.get("/props").await?;
+    assert_eq!((unnamed.status.as_u16(), &unnamed.json()?["role"]), (200, &json!("router")));
+    let unnamed = warden.http.get("/metrics").await?;
     assert_eq!(unnamed.status.as_u16(), 400);
     assert!(unnamed.text().contains("`org/a`, `b`"), "{}", unnamed.text());
     let nowhere = warden.http.get("/no/such/route").await?;

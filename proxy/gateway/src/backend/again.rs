@@ -56,6 +56,8 @@ impl Again {
             model: &model,
             kind,
             tokens,
+            // What computes was let in, and its process comes back by itself.
+            loads: true,
             limits: &limits,
             // Of a build that is tried it says nothing for those to come.
             died: (!dead.is_canary()).then_some(died),

@@ -87,6 +87,8 @@ pub(crate) struct Attempts<'a> {
     pub(crate) kind: LeaseKind,
     /// Tokens of the prompt, where admission wants to know.
     pub(crate) tokens: Option<u64>,
+    /// A model that is not loaded is loaded for it.
+    pub(crate) loads: bool,
     /// Of its body.
     pub(crate) limits: &'a Limits,
     /// Its server died when it may have been executed: what its client gets if it ends without an answer.
@@ -106,6 +108,27 @@ impl Attempts<'_> {
             refusal = intake.ahead() => return Err(refusal),
         };
         self.granted(granted)
+    }
+
+    /// The same for a request that loads nothing.
+    pub(crate) async fn lease_loaded(
+        &mut self,
+        intake: &mut Intake,
+    ) -> Result<Arc<dyn BackendLease>, Refusal> {
+        tokio::select! {
+            biased;
+            lease = self.loaded() => lease,
+            refusal = intake.ahead() => Err(refusal),
+        }
+    }
+
+    async fn loaded(&mut self) -> Result<Arc<dyn BackendLease>, Refusal> {
+        self.waits();
+        let granted = self.upstream.backends.lease_loaded(self.model, self.kind, self.tokens).await;
+        match granted.transpose() {
+            Some(granted) => self.granted(granted),
+            None => Err(Refusal::NotLoaded { model: self.model.clone() }),
+        }
     }
 
     /// Notes what was granted.
@@ -411,6 +434,9 @@ impl Attempts<'_> {
         drop(failed);
         // What became of it decides whether the request may be sent beside others.
         drop(timeout_at(Instant::now() + patience, settled).await);
+        if !self.loads {
+            return self.loaded().await;
+        }
         let until = Instant::now() + patience;
         loop {
             self.waits();

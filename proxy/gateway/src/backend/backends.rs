@@ -12,8 +12,8 @@ use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{GenerationId, ModelName, ServerFacts, Work};
 use warden_supervisor::{
-    Address, Alone, CanaryRoute, Coming, Denied, Fleet, FleetView, Kin, Lease, Outcome, ResolveError, Size,
-    Turn, Weighed,
+    Address, Alone, CanaryRoute, Coming, ControlError, Denied, Fleet, FleetView, Kin, Lease, Outcome,
+    ResolveError, Size, Turn, Weighed,
 };
 
 use crate::backend::pool::Pool;
@@ -42,6 +42,16 @@ pub(crate) trait Backends: Send + Sync + 'static {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> BoxFuture<'a, Result<Arc<dyn BackendLease>, Denied>>;
+    /// The same for a request that loads nothing: a process that starts or is replaced is waited for. `None`: the
+    /// model is not loaded.
+    fn lease_loaded<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>>;
+    /// Lets a model go: its requests end, and then its processes. `by` is who says so.
+    fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
     /// The build that is tried beside the model's own, if there is one.
     fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
     /// A lease that can be had at once; for one that cannot, nobody waits.
@@ -197,6 +207,22 @@ impl Backends for Fleet {
             let lease = Fleet::lease_again(self, model, kind, tokens).await?;
             Ok(Arc::new(lease) as Arc<dyn BackendLease>)
         })
+    }
+
+    fn lease_loaded<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>> {
+        Box::pin(async move {
+            let lease = Fleet::lease_loaded(self, model, kind, tokens).await?;
+            Ok(lease.map(|lease| Arc::new(lease) as Arc<dyn BackendLease>))
+        })
+    }
+
+    fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError> {
+        Fleet::unload(self, model.as_str(), by)
     }
 
     fn lease_now(

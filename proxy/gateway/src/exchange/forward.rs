@@ -44,6 +44,8 @@ struct Prepared {
     tokens: Option<u64>,
     assemble: Option<Kind>,
     sets: Option<(String, Bytes)>,
+    /// A model that is not loaded is loaded for it.
+    loads: bool,
     /// For how long the beginning of a canary's answer is awaited.
     patience: Duration,
 }
@@ -77,9 +79,9 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let limits = Limits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
     let budget = shared.budget.of(held, access.held());
+    exchange.budget = Some(budget.clone());
     let unread = ClientBody::unread(&body);
     let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
-    exchange.budget = Some(budget.clone());
         .map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();
@@ -109,7 +111,13 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
         // Rare: not a part of every request's future.
         return Box::pin(wait(exchange, manner, prepared, parts, intake, limits)).await;
     }
-    let lease = prepared.attempts(exchange, &limits).lease(&mut intake).await;
+    let lease = if prepared.loads {
+        prepared.attempts(exchange, &limits).lease(&mut intake).await
+    } else {
+        // Rare: not a part of every request's future.
+        let mut attempts = prepared.attempts(exchange, &limits);
+        Box::pin(attempts.lease_loaded(&mut intake)).await
+    };
     let lease = lease.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     let sending = pin!(send(exchange, prepared, parts, intake, limits, lease));
     sending.await.map(Forwarded::Answered)
@@ -119,7 +127,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
 /// model's answer.
 fn manner(exchange: &Exchange, prepared: &Prepared, intake: &Intake) -> Option<Manner> {
     let Exchange { shared, route, .. } = exchange;
-    if !(route.generates && intake.is_stream()) || prepared.assemble.is_some() {
+    if !(route.generates && prepared.loads && intake.is_stream()) || prepared.assemble.is_some() {
         return None;
     }
     let mode = exchange.rules(&prepared.model).map_or(WhileLoading::default(), |rules| rules.loading);
@@ -194,6 +202,7 @@ impl Prepared {
             model: &self.model,
             kind: exchange.route.kind,
             tokens: self.tokens,
+            loads: self.loads,
             limits,
             died: None,
             patience: self.patience,
@@ -214,6 +223,8 @@ async fn send(
     let rest = ClientBody::behind(&intake);
     let shared = exchange.shared.clone();
     let (model, kind) = (&prepared.model, exchange.route.kind);
+    // There was no room for all of it: from here on its slot waits for what is still to come.
+    let limits = if kind == LeaseKind::Slot { intake.hurry(&shared.config.server, limits) } else { limits };
     let rules = exchange.rules(model);
     let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
     let timeout = rules.and_then(|rules| rules.timeout).unwrap_or(shared.config.upstream.exchange_timeout);
@@ -223,8 +234,6 @@ async fn send(
     }
     if exchange.route.effect == Effect::Pauses {
         if lease.saves_for_us() {
-    // There was no room for all of it: from here on its slot waits for what is still to come.
-    let limits = if kind == LeaseKind::Slot { intake.hurry(&shared.config.server, limits) } else { limits };
             return Err(rest.refused(Refusal::SlotFiles));
         }
         lease.note_pause();
@@ -252,6 +261,10 @@ async fn send(
         Box::new(Remember::of(&message, &path, understood, limit))
     });
     exchange.flight.progress.asks(message.streams(), prepared.tokens, guess);
+    if kind == LeaseKind::Slot {
+        let counted = prepared.tokens.map(|tokens| tokens.saturating_mul(keys::BYTES_PER_TOKEN));
+        exchange.flight.prompt_bytes = counted.unwrap_or(text_bytes);
+    }
     let deadline = Instant::now() + timeout;
     exchange.conn.bound(deadline + shared.config.server.keep_alive);
     let relayed = {
@@ -261,10 +274,6 @@ async fn send(
     };
     let Prepared { model, tokens, assemble, sets, .. } = prepared;
     let relayed = relayed.and_then(|relayed| check(relayed, &model, is_page));
-    if kind == LeaseKind::Slot {
-        let counted = prepared.tokens.map(|tokens| tokens.saturating_mul(keys::BYTES_PER_TOKEN));
-        exchange.flight.prompt_bytes = counted.unwrap_or(text_bytes);
-    }
     let mut relayed = relayed.map_err(|refusal| rest.refused(refusal))?;
     let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
     let again = relayed.kept.take().filter(|_| is_begun).map(|message| {
@@ -340,6 +349,9 @@ async fn prepare(
     }
     // Before a backend is waited for, and as it would go there.
     fits_lines(parts)?;
+    if route.kind == LeaseKind::Slot {
+        intake.take_rest().await?;
+    }
     turn_away(upstream, &model, intake)?;
     let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake).await?;
     let kind =
@@ -349,15 +361,16 @@ async fn prepare(
         None => None,
     };
     turn_away(upstream, &model, intake)?;
-    if route.kind == LeaseKind::Slot {
-        intake.take_rest().await?;
-    }
     let sets = if route.effect == Effect::Sets && intake.take_all().await? {
         intake.json().map(|body| (route::plain(parts.uri.path()).into_owned(), body))
     } else {
         None
     };
-    Ok(Prepared { model, tokens, assemble, sets, patience: Duration::ZERO })
+    let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
+    // As llama-server's router reads it.
+    let loads =
+        asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
+    Ok(Prepared { model, tokens, assemble, sets, loads, patience: Duration::ZERO })
 }
 
 /// The model that path or query name; the path loses it.
@@ -385,7 +398,11 @@ fn named_in_target(
 }
 
 /// The model that the body names, or the only one.
-fn named_in_body(exchange: &mut Exchange, access: &Access, intake: &Intake) -> Result<ModelName, Refusal> {
+pub(super) fn named_in_body(
+    exchange: &mut Exchange,
+    access: &Access,
+    intake: &Intake,
+) -> Result<ModelName, Refusal> {
     let named = intake.named();
     if let Named::Model(name) = &named {
         return exchange.resolve(access, Some(name));

@@ -10,7 +10,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
 use http::request::Parts;
 use serde_json::{Value, json};
 use warden_policies::ModelName;
-use warden_supervisor::{FleetView, ModelView, ResolveError};
+use warden_supervisor::{FleetView, ModelState, ModelView, ResolveError};
 
 use super::{ClientBody, Exchange, Refused, dropin, naming};
 use crate::access::keys::Access;
@@ -75,7 +75,7 @@ pub(super) fn answer(
     answer.map_err(|refusal| rest.refused(refusal))
 }
 
-fn words(body: &Value) -> Words {
+pub(super) fn words(body: &Value) -> Words {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
     (headers, Bytes::from(body.to_string()))
@@ -152,6 +152,13 @@ fn one(model: &ModelView, created: u64) -> Value {
     }
     if let Some(modalities) = model.modalities {
         entry["modalities"] = json!(modalities);
+        let inputs = [("text", true), ("image", modalities.vision), ("audio", modalities.audio)];
+        let inputs = inputs.into_iter().filter_map(|(name, takes)| takes.then_some(name));
+        entry["architecture"] =
+            json!({ "input_modalities": inputs.collect::<Vec<_>>(), "output_modalities": ["text"] });
+    }
+    if matches!(model.state, ModelState::Backoff | ModelState::Failed) {
+        entry["status"]["failed"] = json!(true);
     }
     entry
 }

@@ -27,6 +27,7 @@ mod local_routes;
 mod naming;
 mod prompt_size;
 mod reply;
+mod router;
 mod tried;
 
 use std::convert::Infallible;
@@ -44,6 +45,7 @@ use tokio::time::Instant;
 
 use self::forward::Forwarded;
 use self::local_routes::Words;
+use self::router::RouterCall;
 use crate::access::keys::{Access, Keys};
 use crate::access::{csrf, host_check};
 use crate::answer::answer_body::AnswerBody;
@@ -84,10 +86,10 @@ struct Exchange {
     flight: Box<Flight>,
     /// What has come of its body, once some of it is taken in.
     body: Option<Arc<Sent>>,
-    /// The rules of the name under which the model is asked for, if it has its own.
-    renamed: Option<Arc<ModelRules>>,
     /// What is held for its client counts here, once it is known who that is.
     budget: Option<Budget>,
+    /// The rules of the name under which the model is asked for, if it has its own.
+    renamed: Option<Arc<ModelRules>>,
     /// What its conversation is known by, if its client or a balancer wants to know.
     conversation: Option<HeaderValue>,
 }
@@ -114,6 +116,8 @@ enum Admitted {
     Here(Words),
     /// For the page for operators.
     Page(Box<ForPage>),
+    /// What llama-server's router answers.
+    Router(RouterCall, Asked),
     Forward(Asked),
 }
 
@@ -237,6 +241,8 @@ pub(crate) async fn answer(
             let answer = page.answer(request, asker).await;
             return Ok(reply::page(exchange, answer, rest, busy));
         }
+        // Rare: not a part of every request's future.
+        Ok(Admitted::Router(call, asked)) => Box::pin(router::answer(&mut exchange, call, asked)).await,
         Ok(Admitted::Here(words)) => Ok(words),
         Err(refused) => Err(refused),
     };
@@ -317,13 +323,13 @@ fn receive(
         origin,
         flight,
         body: None,
+        budget: None,
         renamed: None,
         conversation: None,
     };
     (exchange, Received { parts, body, seen, is_outside, local, named, held: peer.held })
 }
 
-        budget: None,
 /// Whether it is the page for operators that is asked for, and there is one.
 fn has_page(shared: &Shared, live: &Live, parts: &Parts) -> bool {
     page::is_for(parts) && shared.page.is_some() && live.keys.as_ref().is_some_and(Keys::has_operators)
@@ -365,7 +371,13 @@ fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refuse
     }
     match local {
         Some(local) => local_routes::answer(exchange, &access, &parts, &local).map(Admitted::Here),
-        None => Ok(Admitted::Forward(Asked { parts, body, named, held, access })),
+        None => {
+            let asked = Asked { parts, body, named, held, access };
+            Ok(match RouterCall::of(exchange, &asked) {
+                Some(call) => Admitted::Router(call, asked),
+                None => Admitted::Forward(asked),
+            })
+        }
     }
 }
 

@@ -128,6 +128,24 @@ pub(crate) enum Refusal {
     Upstream { known: Vec<String> },
     #[error(transparent)]
     Resolve(#[from] ResolveError),
+    #[error(
+        "model `{model}` is not loaded, and this request does not load it: send one that computes, or `POST /models/load`"
+    )]
+    NotLoaded { model: ModelName },
+    /// As llama-server's router says it.
+    #[error("model is already running")]
+    AlreadyLoaded { model: ModelName },
+    /// As llama-server's router says it.
+    #[error("model is not running")]
+    NotRunning { model: ModelName },
+    #[error("model `{model}` is pinned: only an operator unloads it (`llama-warden drain {model}`)")]
+    Pinned { model: ModelName },
+    #[error(
+        "llama-warden neither downloads nor deletes models: put the file into a folder of `paths.models`, or configure it"
+    )]
+    NoDownloads,
+    #[error("llama-warden has no stream of events here: ask `GET /models` for the state of each model")]
+    NoModelEvents,
     #[error("model `{model}`: {denied}")]
     Denied { model: ModelName, denied: Denied },
     #[error(
@@ -212,6 +230,8 @@ impl Refusal {
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
+            Self::AlreadyLoaded { .. } | Self::NotRunning { .. } => (StatusCode::BAD_REQUEST, INVALID),
+            Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Quarantined { .. } => (StatusCode::UNPROCESSABLE_ENTITY, INVALID),
             Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID),
             Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
@@ -237,6 +257,7 @@ impl Refusal {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error")
             }
             Self::Busy
+            | Self::NotLoaded { .. }
             | Self::Denied { .. }
             | Self::Unreachable { .. }
             | Self::ShuttingDown
@@ -247,7 +268,9 @@ impl Refusal {
             }
             Self::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "server_error"),
             Self::Cancelled { .. } => (cancelled(), CANCELLED_KIND),
-            Self::SlotFiles => (StatusCode::NOT_IMPLEMENTED, "not_supported_error"),
+            Self::SlotFiles | Self::NoDownloads | Self::NoModelEvents => {
+                (StatusCode::NOT_IMPLEMENTED, "not_supported_error")
+            }
         }
     }
 
@@ -269,6 +292,7 @@ impl Refusal {
         match self {
             Self::Quarantined { .. } => Some("request_quarantined"),
             Self::Cancelled { .. } => Some(CANCELLED_CODE),
+            Self::NotLoaded { .. } => Some("model_not_loaded"),
             _ => None,
         }
     }
@@ -374,6 +398,11 @@ impl Refusal {
             }
             Self::KeyThere { .. } => Outcome::Denied("endpoint_key"),
             Self::SlotFiles => Outcome::Rejected("slot_files"),
+            Self::NotLoaded { .. } => Outcome::Denied("not_loaded"),
+            Self::AlreadyLoaded { .. } => Outcome::Rejected("already_loaded"),
+            Self::NotRunning { .. } => Outcome::Rejected("not_running"),
+            Self::Pinned { .. } => Outcome::Rejected("pinned"),
+            Self::NoDownloads | Self::NoModelEvents => Outcome::Rejected("unknown_route"),
             Self::Denied { denied, .. } => Outcome::Denied(match denied {
                 Denied::QueueFull { .. } => "queue_full",
                 Denied::Deadline { .. } => "queue_deadline",

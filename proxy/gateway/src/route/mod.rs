@@ -41,6 +41,8 @@ pub(crate) struct Route {
     pub(crate) shape: Option<Shape>,
     /// What the request does to its server beside being answered.
     pub(crate) effect: Effect,
+    /// Whether a model that is not loaded is loaded for it. What only looks at a process does not bring one about.
+    pub(crate) loads: bool,
 }
 
 /// Classes of bodies by the limit that they have.
@@ -137,7 +139,9 @@ pub(crate) fn known(path: &str) -> Option<&'static str> {
 
 /// The route of a request that goes to a backend.
 pub(crate) fn route(method: &Method, path: &str) -> Route {
-    table::route(*method == Method::POST, &plain(path))
+    let route = table::route(method, &plain(path));
+    // A browser's question.
+    if *method == Method::OPTIONS { Route { loads: false, kind: LeaseKind::Read, ..route } } else { route }
 }
 
 /// Whether the request is answered here.
@@ -172,8 +176,10 @@ mod tests {
             (Method::GET, "/v1/chat/completions", "other", LeaseKind::Aux),
             (Method::POST, "/v1/messages/count_tokens", "count_tokens", LeaseKind::Aux),
             (Method::POST, "/slots/3", "slots", LeaseKind::Aux),
-            (Method::GET, "/slots", "slots", LeaseKind::Aux),
-            (Method::GET, "/props", "props", LeaseKind::Aux),
+            (Method::GET, "/slots", "slots", LeaseKind::Read),
+            (Method::HEAD, "/m%65trics", "metrics", LeaseKind::Read),
+            (Method::GET, "/props", "props", LeaseKind::Read),
+            (Method::DELETE, "/v1/stream", "stream", LeaseKind::Aux),
             (Method::GET, "/", "ui", LeaseKind::Aux),
             (Method::POST, "/no/such", "other", LeaseKind::Aux),
         ] {
@@ -215,6 +221,36 @@ mod tests {
             (Method::POST, "/completion", Effect::None),
         ] {
             assert_eq!(route(&method, path).effect, effect, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_at_a_process_loads_none() {
+        for (method, path, loads) in [
+            (Method::GET, "/metrics", false),
+            (Method::HEAD, "/slots", false),
+            (Method::GET, "/props", false),
+            (Method::GET, "/lora-adapters", false),
+            (Method::GET, "/tools", false),
+            (Method::GET, "/v1/models", false),
+            (Method::GET, "/health", false),
+            (Method::GET, "/v1/stream", false),
+            (Method::DELETE, "/v1/stream", false),
+            (Method::POST, "/v1/streams/lookup", false),
+            (Method::POST, "/v1/chat/completions/control", false),
+            (Method::POST, "/models/unload", false),
+            (Method::OPTIONS, "/v1/chat/completions", false),
+            (Method::POST, "/props", true),
+            (Method::POST, "/lora-adapters", true),
+            (Method::POST, "/slots/0", true),
+            (Method::POST, "/tools", true),
+            (Method::POST, "/tokenize", true),
+            (Method::POST, "/completion", true),
+            // Its page is opened by a person who means to use it.
+            (Method::GET, "/", true),
+            (Method::GET, "/bundle.js", true),
+        ] {
+            assert_eq!(route(&method, path).loads, loads, "{method} {path}");
         }
     }
 

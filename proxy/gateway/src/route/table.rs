@@ -1,6 +1,7 @@
 //! The one table of paths. It follows llama-server's own (`tools/server/server.cpp`), whose only event streams without a slot
 //! are answers to `GET` (`/v1/stream`, `/models/sse`), which may be sent again like any `GET`; it has no websockets.
 
+use http::Method;
 use warden_policies::dispatch::LeaseKind;
 
 use super::{BodySize, Effect, LocalRoute, Route, Shape, UNKNOWN};
@@ -17,6 +18,17 @@ pub(super) struct Row {
     post: Route,
     /// What of us answers a `GET` here.
     local: Option<Local>,
+    /// Which methods load a model that is not loaded.
+    loads: Loads,
+}
+
+/// Which methods load a model that is not loaded.
+#[derive(Clone, Copy, Debug)]
+enum Loads {
+    All,
+    /// The others only look at a process.
+    Post,
+    None,
 }
 
 /// What of us answers a `GET`.
@@ -37,6 +49,7 @@ const NONE: Route = Route {
     size: BodySize::Prompt,
     shape: None,
     effect: Effect::None,
+    loads: true,
 };
 
 /// All of them. What is asked most stands first.
@@ -71,27 +84,27 @@ pub(super) static ROWS: [Row; 46] = [
     counting("/responses/input_tokens", "input_tokens", Shape::ResponsesCount),
     counting("/v1/messages/count_tokens", "count_tokens", Shape::MessagesCount).spelled(Dialect::Anthropic),
     counting("/apply-template", "apply_template", Shape::ChatCount),
-    beside("/v1/chat/completions/control", "control", BodySize::Control),
+    beside("/v1/chat/completions/control", "control", BodySize::Control).loading_by(Loads::None),
     beside("/tokenize", "tokenize", BodySize::Text).computing(),
     beside("/detokenize", "detokenize", BodySize::Text).computing(),
-    beside("/props", "props", BodySize::Control).doing(Effect::Sets),
-    beside("/metrics", "metrics", BodySize::Control),
-    beside("/slots", "slots", BodySize::Control).doing(Effect::Pauses),
-    beside("/lora-adapters", "lora_adapters", BodySize::Control).doing(Effect::Sets),
-    beside("/v1/stream", STREAM, BodySize::Control),
-    beside("/v1/streams/lookup", STREAM, BodySize::Control),
-    beside("/tools", "tools", BodySize::Text),
+    beside("/props", "props", BodySize::Control).doing(Effect::Sets).loading_by(Loads::Post),
+    beside("/metrics", "metrics", BodySize::Control).loading_by(Loads::None),
+    beside("/slots", "slots", BodySize::Control).doing(Effect::Pauses).loading_by(Loads::Post),
+    beside("/lora-adapters", "lora_adapters", BodySize::Control).doing(Effect::Sets).loading_by(Loads::Post),
+    beside("/v1/stream", STREAM, BodySize::Control).loading_by(Loads::None),
+    beside("/v1/streams/lookup", STREAM, BodySize::Control).loading_by(Loads::None),
+    beside("/tools", "tools", BodySize::Text).loading_by(Loads::Post),
     beside("/cors-proxy", "cors_proxy", BodySize::Text),
-    beside("/models", "router", BodySize::Control).answered_by(Local::Models),
-    beside("/models/load", "router", BodySize::Control),
-    beside("/models/unload", "router", BodySize::Control),
-    beside("/models/sse", "router", BodySize::Control),
+    beside("/models", "router", BodySize::Control).answered_by(Local::Models).loading_by(Loads::None),
+    beside("/models/load", "router", BodySize::Control).loading_by(Loads::None),
+    beside("/models/unload", "router", BodySize::Control).loading_by(Loads::None),
+    beside("/models/sse", "router", BodySize::Control).loading_by(Loads::None),
     beside("/", "ui", BodySize::Control),
     // Ours alone.
-    beside("/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health),
-    beside("/v1/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health),
-    beside("/v1/models", UNKNOWN, BodySize::Prompt).answered_by(Local::Models),
-    beside("/running", UNKNOWN, BodySize::Prompt).answered_by(Local::Running),
+    beside("/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
+    beside("/v1/health", UNKNOWN, BodySize::Prompt).answered_by(Local::Health).loading_by(Loads::None),
+    beside("/v1/models", UNKNOWN, BodySize::Prompt).answered_by(Local::Models).loading_by(Loads::None),
+    beside("/running", UNKNOWN, BodySize::Prompt).answered_by(Local::Running).loading_by(Loads::None),
 ];
 
 /// Generates text, possibly as a stream.
@@ -118,7 +131,7 @@ const fn beside(path: &'static str, name: &'static str, size: BodySize) -> Row {
 }
 
 const fn row(path: &'static str, post: Route) -> Row {
-    Row { path, post, local: None }
+    Row { path, post, local: None, loads: Loads::All }
 }
 
 impl Row {
@@ -138,6 +151,10 @@ impl Row {
         Self { local: Some(local), ..self }
     }
 
+    const fn loading_by(self, loads: Loads) -> Self {
+        Self { loads, ..self }
+    }
+
     fn of(path: &str) -> Option<&'static Self> {
         let path = if path.starts_with("/slots/") { "/slots" } else { path };
         ROWS.iter().find(|row| row.path == path)
@@ -145,18 +162,26 @@ impl Row {
 }
 
 /// The route of a request for this path, which is decoded.
-pub(super) fn route(is_post: bool, path: &str) -> Route {
-    let Some(Row { post, .. }) = Row::of(path) else {
+pub(super) fn route(method: &Method, path: &str) -> Route {
+    let is_post = *method == Method::POST;
+    let Some(Row { post, loads, .. }) = Row::of(path) else {
         let is_anthropic = path.starts_with("/v1/messages/");
         return Route { dialect: if is_anthropic { Dialect::Anthropic } else { NONE.dialect }, ..NONE };
     };
-    match post.kind {
+    let route = match post.kind {
         _ if is_post => *post,
         LeaseKind::Slot => Route { dialect: post.dialect, ..NONE },
-        LeaseKind::Aux | LeaseKind::Watch => {
+        LeaseKind::Aux | LeaseKind::Read | LeaseKind::Watch => {
             Route { computes: false, shape: None, effect: Effect::None, ..*post }
         }
-    }
+    };
+    let loads = match loads {
+        Loads::All => true,
+        Loads::Post => is_post,
+        Loads::None => false,
+    };
+    let reads = !loads && matches!(*method, Method::GET | Method::HEAD);
+    Route { loads, kind: if reads { LeaseKind::Read } else { route.kind }, ..route }
 }
 
 /// What of us answers a `GET` for this path, which is decoded.

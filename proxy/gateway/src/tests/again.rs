@@ -70,7 +70,7 @@ async fn what_may_do_more_than_compute_or_is_not_held_is_not() {
         ("/slots/0?action=save", "{}"),
         ("/lora-adapters", "{}"),
         ("/tools", "{}"),
-        ("/models/load", "{}"),
+        ("/upstream/m/models/load", "{}"),
         ("/v1/chat/completions/control", "{}"),
         ("/of/somebody/else", "{}"),
         ("/v1/chat/completions", &big),

@@ -44,7 +44,7 @@ async fn what_names_no_model_is_told_which_there_are() {
         (post("/v1/chat/completions", "model=a"), 400, "not a JSON object"),
         (post("/v1/chat/completions", r#"{"messages":["#), 400, "not a JSON object"),
         (post("/v1/chat/completions", ""), 400, "no model was named"),
-        (b"GET /props HTTP/1.1\r\nHost: h\r\n\r\n".to_vec(), 400, "no model was named"),
+        (b"GET /slots HTTP/1.1\r\nHost: h\r\n\r\n".to_vec(), 400, "no model was named"),
         (b"GET /props?model=nope HTTP/1.1\r\nHost: h\r\n\r\n".to_vec(), 404, "`nope`"),
     ] {
         let (head, body) = rig.ask(&request).await;

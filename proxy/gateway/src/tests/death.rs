@@ -300,7 +300,7 @@ async fn a_stream_of_events_without_an_end_only_watches() {
         peer.send(b"0\r\n\r\n").await;
     });
     for (request, watches) in [
-        ("GET /models/sse", true),
+        ("GET /upstream/m/models/sse", true),
         ("GET /tools", true),
         ("GET /v1/stream?conv_id=a", false),
         ("POST /v1/completions", false),

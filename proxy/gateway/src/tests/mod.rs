@@ -22,6 +22,7 @@ mod outcomes;
 mod passing;
 mod peer;
 mod remember;
+mod router;
 mod ruled;
 mod slow;
 mod stopping;
@@ -48,8 +49,8 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{Fingerprint, Standing};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHead, Work, defaults};
 use warden_supervisor::{
-    Address, Alone, CanaryRoute, Coming, Denied, Endpoint, FleetView, Kin, ModelState, ModelView,
-    Outcome as Ended, ResolveError, Size, Turn, Weighed,
+    Address, Alone, CanaryRoute, Coming, ControlError, Denied, Endpoint, FleetView, Kin, ModelState,
+    ModelView, Outcome as Ended, ResolveError, Size, Turn, Weighed,
 };
 
 use self::peer::{EVENTS, Peer, Upstream, json_answer, post};
@@ -154,6 +155,10 @@ struct TestBackends {
     /// Who has the port of every generation, whose processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
     denied: Mutex<Option<Denied>>,
+    /// How the models are shown, and found by requests that load none; as unloaded and ready, if nothing is said.
+    shown: Mutex<Option<ModelState>>,
+    /// Models that a client let go.
+    let_go: Mutex<Vec<String>>,
     /// When the model serves, while it does not.
     coming: Mutex<Option<Coming>>,
     /// What is known of the backends' build.
@@ -278,6 +283,24 @@ impl Backends for Shell {
         })
     }
 
+    fn lease_loaded<'a>(
+        &'a self,
+        model: &'a ModelName,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+    ) -> BoxFuture<'a, Result<Option<Arc<dyn BackendLease>>, Denied>> {
+        if *self.0.shown.lock().unwrap() == Some(ModelState::Unloaded) {
+            return Box::pin(async { Ok(None) });
+        }
+        let lease = self.lease(model, kind, tokens);
+        Box::pin(async { lease.await.map(Some) })
+    }
+
+    fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError> {
+        self.0.let_go.lock().unwrap().push(format!("{model} by {by}"));
+        Ok(())
+    }
+
     fn canary(&self, _: &ModelName) -> Option<CanaryRoute> {
         self.0.canary.lock().unwrap().as_ref().map(|(route, _)| route.clone())
     }
@@ -329,6 +352,8 @@ impl Backends for Shell {
         let one = |name: &ModelName| ModelView {
             was_ready: true,
             n_ctx: Some(4096),
+            state: self.0.shown.lock().unwrap().unwrap_or(ModelState::Unloaded),
+            pin: warden_supervisor::PinView { pinned: name.as_str() == "pinned", by: None },
             ..unloaded(name, vec![format!("alias-of-{name}")])
         };
         Arc::new(FleetView {
@@ -554,6 +579,8 @@ impl Rig {
             dead: AtomicBool::new(false),
             stranger: Mutex::default(),
             denied: Mutex::default(),
+            shown: Mutex::default(),
+            let_go: Mutex::default(),
             facts: Mutex::new(NEW),
             standing: Mutex::new(Standing::Clear),
             slow_end: Mutex::default(),

@@ -3,6 +3,7 @@
 mod beat;
 mod canary;
 pub mod handover;
+mod loaded;
 mod roster;
 mod shadow;
 mod trial;

@@ -171,7 +171,7 @@ impl Lease {
 
     /// The request only reads (a `GET`): what happens to the backend meanwhile is not its doing. Once for each lease, or more.
     pub fn reads(&self) {
-        if self.kind == LeaseKind::Aux && !self.reads.swap(true, Ordering::Relaxed) {
+        if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
             self.leases.reads(self.cell.id, true);
         }
     }
@@ -320,12 +320,16 @@ impl Lease {
     /// it is no work.
     pub fn watches(&self) {
         let first = self.beside.compare_exchange(PLAIN, WATCHES, Ordering::Relaxed, Ordering::Relaxed);
-        if self.kind == LeaseKind::Aux && first.is_ok() {
+        if self.needs_no_slot() && first.is_ok() {
             if self.reads.swap(false, Ordering::Relaxed) {
                 self.leases.reads(self.cell.id, false);
             }
             self.leases.watches(self.cell.id);
         }
+    }
+
+    fn needs_no_slot(&self) -> bool {
+        matches!(self.kind, LeaseKind::Aux | LeaseKind::Read)
     }
 
     /// One value per generation and type, made at the first call and dropped when the process is told to end: the
@@ -374,7 +378,7 @@ impl Drop for Lease {
             self.leases.left(self.cell.id, request);
         }
         let kind = match self.beside.load(Ordering::Relaxed) {
-            WATCHES if self.kind == LeaseKind::Aux => LeaseKind::Watch,
+            WATCHES if self.needs_no_slot() => LeaseKind::Watch,
             SEEKS => {
                 self.leases.unseek(self.cell.id, self.kind);
                 self.kind

@@ -32,6 +32,11 @@ impl Access {
         self.key.as_ref().map(|key| key.spec.name.clone())
     }
 
+    /// Whether the key opens the page for operators.
+    pub(crate) fn is_operator(&self) -> bool {
+        self.key.as_ref().is_some_and(|key| key.spec.operator)
+    }
+
     /// Takes what one request needs of the key.
     pub(crate) fn enter(&self) -> Result<Option<Pass>, Refusal> {
         self.key.as_ref().map(Key::admit).transpose()

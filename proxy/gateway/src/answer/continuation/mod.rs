@@ -161,6 +161,8 @@ async fn computed(
         model: &model,
         kind: lease_kind,
         tokens,
+        // It was let in, and its process comes back by itself.
+        loads: true,
         limits: &limits,
         // That a canary died is no death that its client would hear of.
         died: (!dead.is_canary()).then_some(died),

@@ -288,8 +288,9 @@ impl Leases {
         let grants = state.dispatch.release(generation, kind);
         let mut outbox = Outbox::default();
         self.settle(&mut state, grants, &mut outbox);
-        outbox.wake |=
-            kind != LeaseKind::Watch && state.dispatch.in_flight(generation) == 0 && state.idle(generation);
+        outbox.wake |= kind != LeaseKind::Watch
+            && state.dispatch.in_flight(generation) == 0
+            && state.idle(generation, kind);
         let sought = state.dispatch.has_seekers(generation);
         drop(state);
         if sought {
@@ -302,7 +303,7 @@ impl Leases {
     pub(crate) fn watches(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.dispatch.watches(generation);
-        let wake = state.dispatch.in_flight(generation) == 0 && state.idle(generation);
+        let wake = state.dispatch.in_flight(generation) == 0 && state.idle(generation, LeaseKind::Aux);
         drop(state);
         self.deliver(Outbox { wake, ..Outbox::default() });
     }
@@ -535,7 +536,7 @@ impl State {
             // The caller that we expected has come back, or another one was served.
             self.expects = None;
         }
-        if kind != LeaseKind::Watch {
+        if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
             entry.idle_since = None;
         }
         Some(Arc::clone(&entry.cell))
@@ -546,11 +547,14 @@ impl State {
         self.stood + self.stands_since.map(|since| since.elapsed()).unwrap_or_default()
     }
 
-    /// A generation has become idle. True if the task has to be woken for it: when it waits for just that, or would
-    /// not look by itself.
-    fn idle(&mut self, generation: GenerationId) -> bool {
+    /// A generation has become idle with the end of this lease. True if the task has to be woken for it: when it
+    /// waits for just that, or would not look by itself.
+    fn idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.generations.get_mut(&generation) else { return true };
+        if last == LeaseKind::Read && entry.idle_since.is_some() {
+            return awaited;
+        }
         entry.idle_since = Some(Instant::now());
         awaited || !std::mem::replace(&mut entry.looks, true)
     }

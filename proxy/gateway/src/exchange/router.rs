@@ -1,0 +1,183 @@
+//! What llama-server's router answers itself where it serves several models. No process is started to answer any of it.
+//!
+//! | route | answer |
+//! |---|---|
+//! | `POST /models/load` | the model is loaded, as its first request would do it; the answer does not wait for that |
+//! | `POST /models/unload` | its requests end, and then its processes; the answer does not wait for that |
+//! | `GET /props` | without a model where there are several: what there is (`role: router`) |
+//! | `POST`, `DELETE /models`, `GET /models/sse` | refused |
+//!
+//! A client that may use a model may load and unload it. A pinned model is unloaded by operators only.
+
+use std::future::Future as _;
+use std::task::{Context, Poll, Waker};
+
+use http::Method;
+use http::request::Parts;
+use serde_json::json;
+use warden_policies::dispatch::LeaseKind;
+use warden_supervisor::{ModelState, ModelView, ResolveError};
+
+use super::local_routes::{Words, words};
+use super::{Asked, ClientBody, Exchange, Refused, forward};
+use crate::access::keys::Access;
+use crate::body::intake::Intake;
+use crate::body::limits::Limits;
+use crate::protocol::query;
+use crate::refusal::Refusal;
+use crate::route;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouterCall {
+    Load,
+    Unload,
+    Props,
+    Download,
+    Events,
+}
+
+impl RouterCall {
+    /// Whether the request is one of them; `None` goes to a model.
+    pub(super) fn of(exchange: &mut Exchange, asked: &Asked) -> Option<Self> {
+        let may_be = matches!(exchange.route.name, "router" | "props");
+        if !may_be || exchange.drop_in || asked.named.is_some() {
+            return None;
+        }
+        let is_get = matches!(asked.parts.method, Method::GET | Method::HEAD);
+        match (&asked.parts.method, &*route::plain(asked.parts.uri.path())) {
+            (&Method::POST, "/models/load") => Some(Self::Load),
+            (&Method::POST, "/models/unload") => Some(Self::Unload),
+            (&Method::POST | &Method::DELETE, "/models") => Some(Self::Download),
+            (_, "/models/sse") if is_get => Some(Self::Events),
+            (_, "/props") if is_get && named(&asked.parts).is_none() => {
+                let several = exchange.resolve(&asked.access, None);
+                let is_router = matches!(several, Err(Refusal::Resolve(ResolveError::Missing { .. })));
+                is_router.then_some(Self::Props)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The model that the query names.
+fn named(parts: &Parts) -> Option<String> {
+    parts.uri.query().and_then(|query| query::parameter(query, "model"))
+}
+
+/// Answers it.
+pub(super) async fn answer(
+    exchange: &mut Exchange,
+    call: RouterCall,
+    asked: Asked,
+) -> Result<Words, Refused> {
+    let unread = ClientBody::unread(&asked.body);
+    match call {
+        RouterCall::Props => Ok(props()),
+        RouterCall::Download => Err(unread.refused(Refusal::NoDownloads)),
+        RouterCall::Events => Err(unread.refused(Refusal::NoModelEvents)),
+        RouterCall::Load | RouterCall::Unload => change(exchange, call, asked).await,
+    }
+}
+
+/// As llama-server's router tells its web page what it is.
+fn props() -> Words {
+    words(&json!({
+        "role": "router",
+        "max_instances": 0,
+        "models_autoload": true,
+        "model_alias": "llama-warden",
+        "model_path": "none",
+        "default_generation_settings": { "params": {}, "n_ctx": 0 },
+        "build_info": concat!("llama-warden ", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+async fn change(exchange: &mut Exchange, call: RouterCall, asked: Asked) -> Result<Words, Refused> {
+    let Asked { parts, body, held, access, .. } = asked;
+    let shared = exchange.shared.clone();
+    let limits = Limits::of(&shared.config, exchange.route.size);
+    let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
+    let budget = shared.budget.of(held, access.held());
+    let unread = ClientBody::unread(&body);
+    let intake = Intake::begin(&parts.headers, body, budget, limits, printer);
+    let mut intake = intake.map_err(|refusal| unread.refused(refusal))?;
+    exchange.body = Some(intake.sent.clone());
+    let model = model(exchange, &access, &parts, &mut intake).await;
+    let changed = model.and_then(|model| match call {
+        RouterCall::Load => load(exchange, model),
+        _ => unload(exchange, &access, model),
+    });
+    changed.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
+    Ok(words(&json!({ "success": true })))
+}
+
+/// The model that is meant, all of the body taken in.
+async fn model(
+    exchange: &mut Exchange,
+    access: &Access,
+    parts: &Parts,
+    intake: &mut Intake,
+) -> Result<ModelView, Refusal> {
+    let taken = intake.take_all().await;
+    exchange.flight.record.bytes_in = intake.len();
+    if !taken? {
+        return Err(Refusal::Busy);
+    }
+    let name = match named(parts) {
+        Some(name) => exchange.resolve(access, Some(&name))?,
+        None => forward::named_in_body(exchange, access, intake)?,
+    };
+    exchange.flight.record.model = Some(name.clone());
+    let view = exchange.shared.upstream.backends.view();
+    match view.models.iter().find(|model| model.name == name) {
+        Some(model) if model.remote.is_some() => Err(Refusal::NotThere { model: name }),
+        Some(model) => Ok(model.clone()),
+        // Removed in this moment.
+        None => Err(access.hide(&*exchange.shared.upstream.backends, name.as_str())),
+    }
+}
+
+/// As a request does it that needs no slot. Whether the model cannot be loaded at all is told at once.
+fn load(exchange: &Exchange, model: ModelView) -> Result<(), Refusal> {
+    let ModelView { name, state, .. } = model;
+    if matches!(state, ModelState::Loaded | ModelState::Loading) {
+        return Err(Refusal::AlreadyLoaded { model: name });
+    }
+    let upstream = exchange.shared.upstream.clone();
+    let backends = upstream.backends.clone();
+    let wanted = name.clone();
+    let mut lease = Box::pin(async move { backends.lease(&wanted, LeaseKind::Aux, None).await.map(drop) });
+    // Asked once: who is turned away is turned away at once.
+    let mut context = Context::from_waker(Waker::noop());
+    match lease.as_mut().poll(&mut context) {
+        Poll::Ready(granted) => {
+            granted.map_err(|denied| Refusal::Denied { model: name, denied })?;
+        }
+        Poll::Pending => {
+            upstream.tasks.spawn(async move {
+                if let Err(denied) = lease.await {
+                    tracing::info!(model = %name, %denied, "a model that a client wanted loaded is not");
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+fn unload(exchange: &Exchange, access: &Access, model: ModelView) -> Result<(), Refusal> {
+    let ModelView { name, state, pin, .. } = model;
+    if matches!(state, ModelState::Unloaded | ModelState::Failed) {
+        return Err(Refusal::NotRunning { model: name });
+    }
+    if pin.pinned && !access.is_operator() {
+        return Err(Refusal::Pinned { model: name });
+    }
+    let record = &exchange.flight.record;
+    let by = match &record.key {
+        Some(key) => format!("client, key {key}, {}", record.peer),
+        None => format!("client, {}", record.peer),
+    };
+    let unloaded = exchange.shared.upstream.backends.unload(&name, &by);
+    unloaded.map_err(|_| Refusal::ShuttingDown)
+}
