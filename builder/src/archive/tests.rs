@@ -162,6 +162,73 @@ fn a_sparse_file_counts_with_its_holes() {
     assert_eq!((content.len(), content[0], content[content.len() - 1]), (8 << 20, 0, 7));
 }
 
+/// A .tar.gz with an extension header of this type and size before a file.
+fn extended(folder: &Path, kind: tar::EntryType, size: usize) -> PathBuf {
+    let path = folder.join("extended.tar.gz");
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(size as u64);
+    header.set_cksum();
+    let mut builder = tar::Builder::new(Vec::new());
+    let content = if kind == tar::EntryType::XHeader {
+        let length = size.to_string().len();
+        format!("{size} comment={}\n", "x".repeat(size - length - 10)).into_bytes()
+    } else {
+        vec![b'x'; size]
+    };
+    builder.append(&header, &*content).unwrap();
+    let mut bytes = builder.into_inner().unwrap();
+    // Without the two blocks of zeroes that end an archive.
+    bytes.truncate(bytes.len() - 1024);
+    bytes.extend(tar(&[Made::File("a", b"1")]));
+    let mut out = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());
+    out.write_all(&bytes).unwrap();
+    out.finish().unwrap();
+    path
+}
+
+#[test]
+fn a_name_or_an_extension_header_above_64_kib_is_refused_and_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = Bounds { bytes: 64 << 20, ..SMALL };
+    let walked = |kind, size| {
+        let path = extended(folder.path(), kind, size);
+        walk(&path, room, &CancellationToken::new(), &mut |_| Ok(()))
+    };
+    use tar::EntryType::{GNULongLink, GNULongName, XHeader};
+    for kind in [GNULongName, GNULongLink, XHeader] {
+        let error = walked(kind, 8 << 20).unwrap_err().to_string();
+        assert!(error.contains("64 KiB of headers") && error.len() < 400, "{kind:?}: {error}");
+        walked(kind, 60 << 10).unwrap();
+    }
+}
+
+#[test]
+fn content_of_any_length_counts_as_no_header() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = vec![7; 300 << 10];
+    let path =
+        tar_gz(folder.path(), &[Made::File("a", &data), Made::File("b", &data), Made::File("c", b"1")]);
+    let mut names = Vec::new();
+    let mut note = |entry: Entry<'_>| {
+        names.push(entry.name.to_owned());
+        Ok(())
+    };
+    walk(&path, SMALL, &CancellationToken::new(), &mut note).unwrap();
+    assert_eq!(names, ["a", "b", "c"], "nothing was read of them by the visitor");
+}
+
+#[test]
+fn an_error_shows_the_beginning_of_a_long_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let zip = folder.path().join("made.zip");
+    let mut out = zip::ZipWriter::new(File::create(&zip).unwrap());
+    out.start_file(format!("/{}", "x".repeat(60_000)), zip::write::SimpleFileOptions::default()).unwrap();
+    out.finish().unwrap();
+    let error = unpacked(&zip, "").unwrap_err().to_string();
+    assert!(error.contains("absolute path") && error.len() < 600, "{} bytes", error.len());
+}
+
 #[test]
 fn more_entries_than_allowed_are_refused() {
     let names: Vec<String> = (0..101).map(|number| number.to_string()).collect();

@@ -1,8 +1,10 @@
 //! The one loop over an archive's entries, whatever its format.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use tokio_util::sync::CancellationToken;
 
@@ -11,6 +13,11 @@ use crate::error::{Error, Result, io_error};
 
 /// Longest target of a link that is believed; the kernel's own bound.
 const LONGEST_TARGET: u64 = 4096;
+/// Bytes of all headers of one entry: its name, a link's target and other extensions together. The longest path that a
+/// kernel takes is 4 KiB, and the reader keeps headers in memory.
+const LONGEST_HEADERS: u64 = 64 << 10;
+/// Characters of a name that an error shows.
+const SHOWN: usize = 200;
 
 /// Visits every entry in the archive's order. Ends with the visitor's first error.
 pub(crate) fn walk(
@@ -39,13 +46,27 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn tar(&mut self, stream: impl Read) -> Result<()> {
-        let mut archive = tar::Archive::new(Bounded { inner: stream, left: self.bounds.bytes });
+        let headers = HeaderAllowance::default();
+        let stream = Bounded { inner: stream, left: self.bounds.bytes };
+        let mut archive = tar::Archive::new(HeaderBound { inner: stream, allowance: headers.clone() });
         let path = self.path;
         // Contents are counted once more as they come: a sparse file has more of them than the stream has bytes.
         let mut left = self.bounds.bytes;
-        let failed = |source| unreadable(path, &source, self.bounds);
-        for entry in archive.entries().map_err(failed)? {
-            let mut entry = entry.map_err(|source| unreadable(path, &source, self.bounds))?;
+        let bounds = self.bounds;
+        let failed = |source| unreadable(path, &source, bounds);
+        let mut entries = archive.entries().map_err(failed)?;
+        loop {
+            headers.set(Some(LONGEST_HEADERS));
+            let next = entries.next();
+            if headers.get() == Some(0) {
+                return Err(too_large(
+                    path,
+                    format!("{} KiB of headers for one entry", LONGEST_HEADERS >> 10),
+                ));
+            }
+            headers.set(None);
+            let Some(entry) = next else { return Ok(()) };
+            let mut entry = entry.map_err(failed)?;
             let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
             let header = entry.header();
             let kind = match header.entry_type() {
@@ -63,16 +84,20 @@ impl Walk<'_> {
                     let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
                     match (read, comment) {
                         (Ok(_), Some(comment)) => Kind::Remark(comment),
-                        _ => continue,
+                        _ => {
+                            io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
+                            continue;
+                        }
                     }
                 }
                 _ => Kind::Other,
             };
             let mut data = Bounded { inner: &mut entry, left };
             self.visit(&name, kind, &mut data)?;
+            // To its end, so that nothing but headers lies before the next entry.
+            io::copy(&mut data, &mut io::sink()).map_err(failed)?;
             left = data.left;
         }
-        Ok(())
     }
 
     fn zip(&mut self, file: BufReader<File>) -> Result<()> {
@@ -121,7 +146,7 @@ impl Walk<'_> {
             Kind::Remark(_) => String::new(),
             _ => normal_name(raw).map_err(|why| Error::UnsafeArchive {
                 path: self.path.to_owned(),
-                entry: raw.to_owned(),
+                entry: shortened(raw),
                 why,
             })?,
         };
@@ -130,6 +155,37 @@ impl Walk<'_> {
             return Ok(());
         }
         (self.visit)(Entry { name: &name, kind, data })
+    }
+}
+
+/// Bytes that headers may still take; `None` while content is read. Nothing is left where one was refused.
+type HeaderAllowance = Rc<Cell<Option<u64>>>;
+
+/// Refuses headers that are longer than allowed: the reader of tar takes names of any length into memory.
+struct HeaderBound<R> {
+    inner: R,
+    allowance: HeaderAllowance,
+}
+
+impl<R: Read> Read for HeaderBound<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        if let Some(left) = self.allowance.get() {
+            let left = left.saturating_sub(count as u64);
+            self.allowance.set(Some(left));
+            if left == 0 {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a header is too long"));
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// The beginning of a name that is too long to be shown.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}… ({} bytes)", &name[..end], name.len()),
+        None => name.to_owned(),
     }
 }
 
