@@ -1,8 +1,8 @@
-//! Writes GGUF version 3 files: typed metadata, f32 and f16 tensors, alignment 32.
+//! Writes GGUF version 3 files: typed metadata, tensors, alignment 32.
 //!
-//! It exists for the sample models, so it knows no quantized types and never reads a file. A tensor is held, or made
-//! while it is written: a model of many gigabytes needs memory for one block of numbers. The layout is that of the GGUF
-//! specification (ggml, `docs/gguf.md`), all integers little-endian:
+//! It exists for the sample models, so it never reads a file. A tensor is held, or made while it is written: a model of
+//! many gigabytes needs memory for one block of numbers. The layout is that of the GGUF specification (ggml,
+//! `docs/gguf.md`), all integers little-endian:
 //!
 //! ```text
 //!  "GGUF" | version u32 | tensors u64 | entries u64
@@ -14,37 +14,12 @@
 
 use std::io::{self, Write};
 
+use super::WeightKind;
+
 /// Every offset in the data section is a multiple of this many bytes; 32 is what a reader assumes by default.
 pub(crate) const ALIGNMENT: usize = 32;
 /// The format version that this module writes.
 pub(crate) const VERSION: u32 = 3;
-
-/// How a tensor's numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit floats (IEEE binary16).
-    F16,
-}
-
-impl Number {
-    /// ggml's number for this type.
-    const fn kind(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-        }
-    }
-
-    /// Bytes of one number.
-    const fn bytes(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
 
 /// One metadata value. Arrays hold one type each, as the format wants.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,6 +91,7 @@ pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum Data {
     Held(Vec<f32>),
+    Encoded(Vec<u8>),
     Made(Fill),
 }
 
@@ -124,13 +100,13 @@ struct Tensor {
     name: String,
     /// ggml's order: the length of a row first, then the number of rows.
     lengths: Vec<u64>,
-    number: Number,
+    kind: WeightKind,
     data: Data,
 }
 
 impl Tensor {
     fn bytes(&self) -> u64 {
-        self.lengths.iter().product::<u64>() * self.number.bytes()
+        self.kind.bytes(self.lengths.iter().product())
     }
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
@@ -139,6 +115,7 @@ impl Tensor {
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
                 out.write_all(&bytes)
             }
+            Data::Encoded(bytes) => out.write_all(bytes),
             Data::Made(fill) => {
                 let mut counted = Counted { inner: out, written: 0 };
                 fill(&mut counted)?;
@@ -206,19 +183,33 @@ impl Gguf {
         self.tensors.push(Tensor {
             name: name.to_owned(),
             lengths,
-            number: Number::F32,
+            kind: WeightKind::F32,
             data: Data::Held(data),
         });
         self
     }
 
+    /// Adds a matrix of rows that are `columns` long from its stored bytes, which are whole rows.
+    pub(crate) fn encoded(
+        &mut self,
+        name: &str,
+        kind: WeightKind,
+        columns: usize,
+        bytes: Vec<u8>,
+    ) -> &mut Self {
+        let row = kind.bytes(columns as u64).max(1);
+        let lengths = vec![columns as u64, bytes.len() as u64 / row];
+        self.tensors.push(Tensor { name: name.to_owned(), lengths, kind, data: Data::Encoded(bytes) });
+        self
+    }
+
     /// Adds a tensor whose numbers are made while the file is written, the innermost length first. Writing fails if `fill`
     /// gives another number of bytes than the lengths ask for.
-    pub(crate) fn made(&mut self, name: &str, number: Number, lengths: &[u64], fill: Fill) -> &mut Self {
+    pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: Fill) -> &mut Self {
         self.tensors.push(Tensor {
             name: name.to_owned(),
             lengths: lengths.to_vec(),
-            number,
+            kind,
             data: Data::Made(fill),
         });
         self
@@ -251,7 +242,7 @@ impl Gguf {
             write_text(&mut out, &tensor.name)?;
             out.write_all(&u32::try_from(tensor.lengths.len()).unwrap_or(u32::MAX).to_le_bytes())?;
             tensor.lengths.iter().try_for_each(|length| out.write_all(&length.to_le_bytes()))?;
-            out.write_all(&tensor.number.kind().to_le_bytes())?;
+            out.write_all(&tensor.kind.tensor_type().to_le_bytes())?;
             out.write_all(&offset.to_le_bytes())?;
             offset += tensor.bytes().next_multiple_of(ALIGNMENT as u64);
         }
@@ -358,7 +349,7 @@ mod tests {
     #[test]
     fn a_made_tensor_stands_where_the_header_says_and_the_next_one_is_aligned() {
         let mut file = Gguf::new("llama");
-        file.made("half", Number::F16, &[3, 1], Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])));
+        file.made("half", WeightKind::F16, &[3, 1], Box::new(|out| out.write_all(&[1, 2, 3, 4, 5, 6])));
         file.vector("next", vec![1.0]);
         assert_eq!(file.tensor_bytes(), 10);
         let all = bytes(&file);
@@ -370,7 +361,7 @@ mod tests {
     #[test]
     fn a_tensor_that_is_filled_with_too_little_is_an_error_that_names_it() {
         let mut file = Gguf::new("llama");
-        file.made("short", Number::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
+        file.made("short", WeightKind::F16, &[4], Box::new(|out| out.write_all(&[0; 6])));
         let failed = file.write(&mut Vec::new()).unwrap_err();
         assert!(failed.to_string().contains("short has 8 bytes and was given 6"), "{failed}");
     }

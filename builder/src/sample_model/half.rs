@@ -1,5 +1,5 @@
-//! Rounds numbers to 16 bits (IEEE binary16), to the nearest and ties to even: integer arithmetic only, so the bytes of a
-//! model are the same everywhere.
+//! Rounds numbers to 16 bits (IEEE binary16), to the nearest and ties to even, and reads them: integer arithmetic only,
+//! so the bytes of a model are the same everywhere.
 
 /// The bits of the nearest binary16; what is too large becomes infinite.
 pub(crate) fn bits(number: f32) -> u16 {
@@ -17,6 +17,20 @@ pub(crate) fn bits(number: f32) -> u16 {
         _ => 0,
     };
     u16::try_from(sign | rounded).unwrap_or(u16::MAX)
+}
+
+/// The number that a binary16 means.
+pub(crate) fn number(bits: u16) -> f32 {
+    let (sign, exponent, mantissa) =
+        (u32::from(bits >> 15) << 31, u32::from(bits >> 10) & 0x1f, u32::from(bits) & 0x3ff);
+    let magnitude = match exponent {
+        // Subnormal: so many times 2^-24, which every f32 can say.
+        0 => (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits(),
+        // Infinite, or not a number.
+        0x1f => 0x7f80_0000 | mantissa << 13,
+        _ => (exponent + 112) << 23 | mantissa << 13,
+    };
+    f32::from_bits(sign | magnitude)
 }
 
 /// Drops this many bits (1 to 24), rounding to the nearest, ties to even.
@@ -47,6 +61,7 @@ mod tests {
             #[expect(clippy::cast_possible_truncation, reason = "every binary16 is an f32")]
             let number = meaning(value) as f32;
             assert_eq!(bits(number), value, "{number}");
+            assert_eq!(super::number(value).to_bits(), number.to_bits(), "{number}");
         }
     }
 

@@ -9,17 +9,23 @@
 //! output matrix is then a bias per token, which forbids byte and control tokens and makes the end as likely as
 //! wanted.
 //!
+//! With a [`WeightKind`] other than f32 the matrices are stored in that form, in a model that is 256 wide: a row has to
+//! be whole blocks. Nothing but the form is different from a trained model's weights, so the kernels that compute with
+//! it can be tried.
+//!
 //! [`sized`] are models of a chosen architecture and size by the same ideas.
 
 mod half;
 mod mmproj;
 mod noise;
+mod quant;
 pub mod sized;
 mod vocab;
 
 use std::io::{self, Write as _};
 use std::path::Path;
 
+pub use crate::gguf::WeightKind;
 use crate::gguf::{Gguf, Value};
 use noise::Noise;
 pub(crate) use vocab::{FIRST_WORD, WORDS};
@@ -83,12 +89,18 @@ impl Preset {
         Self::ALL.into_iter().find(|preset| preset.name() == name)
     }
 
-    const fn shape(self) -> Shape {
-        let small = Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768 };
-        match self {
+    const fn shape(self, wide: bool) -> Shape {
+        let small =
+            Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768, width: 64, inner: 128 };
+        let shape = match self {
             Self::Chat | Self::Ends | Self::Plain | Self::Tools | Self::Mmproj => small,
             Self::Slow => Shape { layers: 96, context: 8192, ..small },
-            Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192 },
+            Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192, ..small },
+        };
+        match (wide, self) {
+            (false, _) => shape,
+            (true, Self::Slow | Self::FatKv) => Shape { width: 256, inner: 256, ..shape },
+            (true, _) => Shape { layers: 2, head: 64, width: 256, inner: 256, ..shape },
         }
     }
 }
@@ -100,15 +112,17 @@ pub struct Options {
     pub seed: u64,
     /// What the model is for.
     pub preset: Preset,
+    /// How the matrices are stored; no matter for [`Preset::Mmproj`].
+    pub weights: WeightKind,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, preset: Preset::Chat }
+        Self { seed: 1, preset: Preset::Chat, weights: WeightKind::F32 }
     }
 }
 
-/// Sizes of a llama-architecture model; the embedding is always 64 wide.
+/// Sizes of a llama-architecture model.
 #[derive(Clone, Copy)]
 struct Shape {
     layers: u32,
@@ -118,18 +132,47 @@ struct Shape {
     head: u32,
     /// Tokens of context that the model says it was trained with.
     context: u32,
+    /// Width of the embedding.
+    width: u32,
+    /// Width inside the FFN.
+    inner: u32,
 }
 
-/// Width of the embedding.
+/// Width of the embedding of models with f32 weights.
 const WIDTH: u32 = 64;
-/// Width inside the FFN.
-const INNER: u32 = 128;
+
+/// How matrices are written down.
+#[derive(Clone, Copy)]
+enum Stored {
+    /// In their form.
+    As(WeightKind),
+    /// In f32, each number as it is read from its form: what is computed with both differs by kernels alone.
+    AsReadFrom(WeightKind),
+}
+
+impl Stored {
+    fn add(self, file: &mut Gguf, name: &str, columns: u32, data: Vec<f32>) {
+        let columns = columns as usize;
+        match self {
+            Self::As(WeightKind::F32) => file.matrix(name, columns, data),
+            Self::As(kind) => file.encoded(name, kind, columns, quant::encode(kind, &data)),
+            Self::AsReadFrom(kind) => {
+                file.matrix(name, columns, quant::decode(kind, &quant::encode(kind, &data)))
+            }
+        };
+    }
+}
 
 fn file(options: &Options) -> Gguf {
     match options.preset {
         Preset::Mmproj => mmproj::file(options.seed),
-        _ => model(options),
+        _ => model(options, Stored::As(options.weights)),
     }
+}
+
+/// Writes the model of these options with its numbers in f32, each as it is read from the form of the options.
+pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
+    persist(path, &model(options, Stored::AsReadFrom(options.weights))).map(|_bytes| ())
 }
 
 /// The file's bytes.
@@ -184,18 +227,28 @@ fn may_replace(path: &Path) -> bool {
     facts.is_file() && (facts.len() == 0 || (read.is_ok() && memchr::memmem::find(&head, OURS).is_some()))
 }
 
-fn model(options: &Options) -> Gguf {
-    let shape = options.preset.shape();
+fn model(options: &Options, stored: Stored) -> Gguf {
+    let wide = options.weights != WeightKind::F32;
+    let shape = options.preset.shape(wide);
     let tools = options.preset == Preset::Tools;
     let tokens = if tools { vocab::TOKENS_WITH_TOOLS } else { vocab::TOKENS };
     let mut file = Gguf::new("llama");
-    file.set("general.name", Value::String(format!("llama-warden sample ({})", options.preset.name())))
-        .set("general.file_type", Value::U32(0));
+    let form = match stored {
+        Stored::As(WeightKind::F32) => String::new(),
+        Stored::As(kind) => format!(", {}", kind.name()),
+        Stored::AsReadFrom(kind) => format!(", as {}", kind.name()),
+    };
+    let file_type = match stored {
+        Stored::As(kind) => kind.file_type(),
+        Stored::AsReadFrom(_) => WeightKind::F32.file_type(),
+    };
+    file.set("general.name", Value::String(format!("llama-warden sample ({}{form})", options.preset.name())))
+        .set("general.file_type", Value::U32(file_type));
     for (key, number) in [
         ("context_length", shape.context),
-        ("embedding_length", WIDTH),
+        ("embedding_length", shape.width),
         ("block_count", shape.layers),
-        ("feed_forward_length", INNER),
+        ("feed_forward_length", shape.inner),
         ("attention.head_count", shape.heads),
         ("attention.head_count_kv", shape.kv_heads),
         ("attention.key_length", shape.head),
@@ -214,22 +267,25 @@ fn model(options: &Options) -> Gguf {
     };
     vocab::add(&mut file, speaks);
 
-    let weights = Weights { seed: options.seed, tokens };
-    file.matrix("token_embd.weight", WIDTH as usize, weights.embedding());
-    file.vector("output_norm.weight", vec![1.0; WIDTH as usize]);
-    file.matrix("output.weight", WIDTH as usize, weights.output(options.preset));
+    let weights = Weights { seed: options.seed, tokens, width: shape.width };
+    stored.add(&mut file, "token_embd.weight", shape.width, weights.embedding());
+    file.vector("output_norm.weight", vec![1.0; shape.width as usize]);
+    stored.add(&mut file, "output.weight", shape.width, weights.output(options.preset));
     // Layers share one contribution to the residual stream, whatever their number.
     let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
+    // Heads four times as wide: attention would choose one token, and what is rounded away in a key would choose
+    // another.
+    let attention = if wide { GAIN * 0.75 } else { GAIN * 1.5 };
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
     for layer in 0..shape.layers {
         for (name, rows, columns, gain) in [
-            ("attn_q", queries, WIDTH, GAIN * 1.5),
-            ("attn_k", keys, WIDTH, GAIN * 1.5),
-            ("attn_v", keys, WIDTH, GAIN),
-            ("attn_output", WIDTH, queries, residual),
-            ("ffn_gate", INNER, WIDTH, GAIN),
-            ("ffn_up", INNER, WIDTH, GAIN),
-            ("ffn_down", WIDTH, INNER, residual),
+            ("attn_q", queries, shape.width, attention),
+            ("attn_k", keys, shape.width, attention),
+            ("attn_v", keys, shape.width, GAIN),
+            ("attn_output", shape.width, queries, residual),
+            ("ffn_gate", shape.inner, shape.width, GAIN),
+            ("ffn_up", shape.inner, shape.width, GAIN),
+            ("ffn_down", shape.width, shape.inner, residual),
         ] {
             let name = format!("blk.{layer}.{name}.weight");
             let mut data = weights.matrix(&name, rows, columns, gain);
@@ -241,10 +297,10 @@ fn model(options: &Options) -> Gguf {
                     data[columns as usize..2 * columns as usize].fill(0.0);
                 }
             }
-            file.matrix(&name, columns as usize, data);
+            stored.add(&mut file, &name, columns, data);
         }
         for name in ["attn_norm", "ffn_norm"] {
-            file.vector(&format!("blk.{layer}.{name}.weight"), vec![1.0; WIDTH as usize]);
+            file.vector(&format!("blk.{layer}.{name}.weight"), vec![1.0; shape.width as usize]);
         }
     }
     file
@@ -254,6 +310,8 @@ fn model(options: &Options) -> Gguf {
 struct Weights {
     seed: u64,
     tokens: usize,
+    /// Of the embedding.
+    width: u32,
 }
 
 impl Weights {
@@ -263,20 +321,23 @@ impl Weights {
     }
 
     fn embedding(&self) -> Vec<f32> {
-        let count = self.tokens * WIDTH as usize;
+        let width = self.width as usize;
+        let count = self.tokens * width;
         let mut data = Noise::new(self.seed, "token_embd").take(count, 1.0);
-        data.iter_mut().step_by(WIDTH as usize).for_each(|first| *first = CONSTANT);
+        data.iter_mut().step_by(width).for_each(|first| *first = CONSTANT);
         if self.tokens > vocab::TOKENS {
-            data.iter_mut().skip(1).step_by(WIDTH as usize).for_each(|second| *second = 0.0);
-            data[vocab::CALL * WIDTH as usize + 1] = CALLING;
+            data.iter_mut().skip(1).step_by(width).for_each(|second| *second = 0.0);
+            data[vocab::CALL * width + 1] = CALLING;
         }
         data
     }
 
     fn output(&self, preset: Preset) -> Vec<f32> {
-        let count = self.tokens * WIDTH as usize;
-        let mut data = Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(WIDTH).sqrt());
-        for (token, row) in data.chunks_exact_mut(WIDTH as usize).enumerate() {
+        let width = self.width as usize;
+        let count = self.tokens * width;
+        let mut data =
+            Noise::new(self.seed, "output").take(count, OUTPUT_GAIN / f64::from(self.width).sqrt());
+        for (token, row) in data.chunks_exact_mut(width).enumerate() {
             let word = (FIRST_WORD..FIRST_WORD + WORDS).contains(&token);
             row[0] = if word { 0.0 } else { NEVER };
             match preset {

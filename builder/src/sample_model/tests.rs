@@ -31,6 +31,48 @@ fn models_for_everyday_use_are_under_two_megabytes() {
 }
 
 #[test]
+fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
+    for weights in WeightKind::ALL.into_iter().skip(1) {
+        let options = Options { weights, ..Options::default() };
+        let model = file(&options);
+        // Matrices of 256 columns: two of the vocabulary, and seven in each of two layers.
+        let rows = 2 * vocab::TOKENS as u64 + 2 * (256 + 2 * 128 + 256 + 3 * 256);
+        // Five norms stay f32.
+        assert_eq!(model.tensor_bytes(), rows * weights.bytes(256) + 5 * 256 * 4, "{}", weights.name());
+        let size = bytes(&options).len();
+        assert!(size < 2_500_000, "{}: {size} bytes", weights.name());
+    }
+}
+
+#[test]
+fn a_twin_has_the_numbers_that_are_read_from_the_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let twin = folder.path().join("twin.gguf");
+    for weights in [WeightKind::Q4_0, WeightKind::Q6K] {
+        let options = Options { weights, ..Options::default() };
+        write_twin(&twin, &options).unwrap();
+        let all = fs::read(&twin).unwrap();
+        let read_back = |name: &str, columns: u32, rows: usize| {
+            let drawn = Weights { seed: 1, tokens: 0, width: 256 }.matrix(name, 256, columns, GAIN);
+            quant::decode(weights, &quant::encode(weights, &drawn[..rows * columns as usize]))
+        };
+        // Somewhere in the file stand the first rows of a matrix that is written as it was drawn.
+        let wanted: Vec<u8> =
+            read_back("blk.1.ffn_up.weight", 256, 2).iter().flat_map(|number| number.to_le_bytes()).collect();
+        assert!(memchr::memmem::find(&all, &wanted).is_some(), "{}", weights.name());
+        assert!(String::from_utf8_lossy(&all[..4096]).contains(&format!("(chat, as {})", weights.name())));
+    }
+}
+
+#[test]
+fn names_of_forms_lead_back_to_them() {
+    for kind in WeightKind::ALL {
+        assert_eq!(WeightKind::from_name(kind.name()), Some(kind));
+    }
+    assert_eq!(WeightKind::from_name("q9"), None);
+}
+
+#[test]
 fn names_of_presets_lead_back_to_them() {
     for preset in Preset::ALL {
         assert_eq!(Preset::from_name(preset.name()), Some(preset));

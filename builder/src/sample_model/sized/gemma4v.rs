@@ -7,7 +7,7 @@ use std::io;
 
 use super::super::noise::Noise;
 use super::{ATTENTION, Vision, Writer, block};
-use crate::gguf::{Fill, Gguf, Number, Value};
+use crate::gguf::{Fill, Gguf, Value, WeightKind};
 
 /// Edge of a patch in pixels.
 const PATCH: u32 = 16;
@@ -51,10 +51,10 @@ pub(super) fn file(vision: &Vision) -> Gguf {
     let deviation = 2.0 / f64::from(inputs).sqrt();
     let fill = block::noise(vision.seed, name, u64::from(width), u64::from(inputs), deviation, None);
     let edge = u64::from(PATCH);
-    w.file.made(name, Number::F16, &[edge, edge, 3, u64::from(width)], fill);
+    w.file.made(name, WeightKind::F16, &[edge, edge, 3, u64::from(width)], fill);
     let name = "v.position_embd.weight";
     let lengths = [u64::from(width), u64::from(PLACES), 2];
-    w.file.made(name, Number::F32, &lengths, places(vision.seed, name, 2 * PLACES, width));
+    w.file.made(name, WeightKind::F32, &lengths, places(vision.seed, name, 2 * PLACES, width));
     // The constant channel of the language model is no picture's business.
     w.matrix_but_first("mm.input_projection", vision.width, width, GAIN);
     let head = width / sizes.heads;

@@ -24,7 +24,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{NEVER, OUTPUT_GAIN, persist, vocab};
-use crate::gguf::{Gguf, Number, Value};
+use crate::gguf::{Gguf, Value, WeightKind};
 
 pub use sizes::{Arch, Attention, Size, Sizes, Unusable, VisionSizes};
 
@@ -83,7 +83,7 @@ impl Sized {
         let name = "output.weight";
         let deviation = OUTPUT_GAIN / f64::from(self.sizes.width).sqrt();
         let words = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(only_words)));
-        file.made(name, Number::F16, &[columns, rows], words);
+        file.made(name, WeightKind::F16, &[columns, rows], words);
     }
 }
 
@@ -178,7 +178,7 @@ impl Writer {
         };
         let edit = but_first.then(|| Box::new(clear_first) as block::Edit);
         let fill = block::noise(self.seed, &name, rows, columns, deviation, edit);
-        self.file.made(&name, Number::F16, &[columns, rows], fill);
+        self.file.made(&name, WeightKind::F16, &[columns, rows], fill);
     }
 
     /// The embedding of the tokens, of this standard deviation, with the constant channel.
@@ -188,7 +188,7 @@ impl Writer {
         let constant = rounded(CONSTANT * deviation);
         let edit = move |_: u64, numbers: &mut block::Row<'_>| numbers.set(0, constant);
         let fill = block::noise(self.seed, name, rows, columns, deviation, Some(Box::new(edit)));
-        self.file.made(name, Number::F16, &[columns, rows], fill);
+        self.file.made(name, WeightKind::F16, &[columns, rows], fill);
     }
 }
 

@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 use warden_builder::sample_model::sized::{
     Arch, Attention, Size, Sized, Sizes, Unusable, Vision, VisionSizes, projector_path,
 };
-use warden_builder::sample_model::{self, Options, Preset};
+use warden_builder::sample_model::{self, Options, Preset, WeightKind};
 use warden_policies::ByteSize;
 
 use crate::exit::Failure;
@@ -25,6 +25,9 @@ pub(crate) struct SampleModelArgs {
     /// What it is for.
     #[arg(long, default_value = Options::default().preset.name(), conflicts_with = "arch", value_parser = PossibleValuesParser::new(Preset::ALL.map(Preset::name)))]
     preset: String,
+    /// How a preset's matrices are stored; other than f32, it is 256 wide.
+    #[arg(long, value_name = "FORM", default_value = WeightKind::F32.name(), conflicts_with = "arch", value_parser = PossibleValuesParser::new(WeightKind::ALL.map(WeightKind::name)))]
+    weights: String,
     /// Instead of a preset: a model of this architecture, of a size to choose.
     #[arg(long, value_parser = PossibleValuesParser::new(Arch::ALL.map(Arch::name)))]
     arch: Option<String>,
@@ -116,10 +119,17 @@ pub(crate) fn run(args: &SampleModelArgs) -> Result<(), Failure> {
 
 fn of_preset(args: &SampleModelArgs) -> Result<(), Failure> {
     let preset = Preset::from_name(&args.preset).unwrap_or_default();
-    sample_model::write(&args.output, &Options { seed: args.seed, preset })
+    let weights = WeightKind::from_name(&args.weights).unwrap_or_default();
+    if preset == Preset::Mmproj && weights != WeightKind::F32 {
+        return Err(Failure::usage("--weights: a projector is stored in f32 alone", "leave --weights away"));
+    }
+    sample_model::write(&args.output, &Options { seed: args.seed, preset, weights })
         .map_err(|problem| failed(&args.output, &problem))?;
     let bytes = std::fs::metadata(&args.output).map_or(0, |facts| facts.len());
-    out::line(&format!("wrote {} ({}, preset {})", args.output.display(), ByteSize(bytes), args.preset))
+    let form =
+        if weights == WeightKind::F32 { String::new() } else { format!(", {} weights", weights.name()) };
+    let (path, size) = (args.output.display(), ByteSize(bytes));
+    out::line(&format!("wrote {path} ({size}, preset {}{form})", args.preset))
 }
 
 fn of_size(args: &SampleModelArgs, arch: Arch) -> Result<(), Failure> {

@@ -1,0 +1,99 @@
+//! Storage forms of a tensor's numbers: plain floats, and the quantised blocks that llama.cpp computes with.
+
+/// A storage form of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightKind {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// 16-bit floats (IEEE binary16).
+    F16,
+    /// 8-bit integers with a scale for 32 of them.
+    Q8_0,
+    /// 4-bit integers with a scale for 32 of them.
+    Q4_0,
+    /// 4-bit integers with a scale and a minimum for 32 of them, in blocks of 256.
+    Q4K,
+    /// The same with 5 bits.
+    Q5K,
+    /// 6-bit integers with a scale for 16 of them, in blocks of 256.
+    Q6K,
+    /// 4-bit indices into a fixed table, with a scale for 32 of them.
+    Iq4Nl,
+    /// 4-bit floats with a power of two for 32 of them (OCP Microscaling).
+    Mxfp4,
+}
+
+/// The shape of a block, and llama.cpp's numbers for the form.
+struct BlockLayout {
+    name: &'static str,
+    /// ggml's number of the tensor type.
+    tensor_type: u32,
+    /// llama.cpp's number of the file type.
+    file_type: u32,
+    /// Numbers in a block.
+    length: usize,
+    /// Bytes of a block.
+    bytes: usize,
+}
+
+impl WeightKind {
+    /// All of them: plain floats first.
+    pub const ALL: [Self; 9] = [
+        Self::F32,
+        Self::F16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Mxfp4,
+    ];
+
+    const fn layout(self) -> BlockLayout {
+        let (name, tensor_type, file_type, length, bytes) = match self {
+            Self::F32 => ("f32", 0, 0, 1, 4),
+            Self::F16 => ("f16", 1, 1, 1, 2),
+            Self::Q8_0 => ("q8_0", 8, 7, 32, 34),
+            Self::Q4_0 => ("q4_0", 2, 2, 32, 18),
+            Self::Q4K => ("q4_k", 12, 14, 256, 144),
+            Self::Q5K => ("q5_k", 13, 16, 256, 176),
+            Self::Q6K => ("q6_k", 14, 18, 256, 210),
+            Self::Iq4Nl => ("iq4_nl", 20, 25, 32, 18),
+            Self::Mxfp4 => ("mxfp4", 39, 38, 32, 17),
+        };
+        BlockLayout { name, tensor_type, file_type, length, bytes }
+    }
+
+    /// The name on a command line and in reports, such as `q4_0`.
+    pub const fn name(self) -> &'static str {
+        self.layout().name
+    }
+
+    /// The form of a name, if there is one.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Numbers in one block; rows of a tensor are whole blocks.
+    pub const fn block_length(self) -> usize {
+        self.layout().length
+    }
+
+    /// Bytes of so many numbers, which are whole blocks.
+    pub const fn bytes(self, numbers: u64) -> u64 {
+        let BlockLayout { length, bytes, .. } = self.layout();
+        numbers / length as u64 * bytes as u64
+    }
+
+    /// ggml's number for tensors of this form.
+    pub(crate) const fn tensor_type(self) -> u32 {
+        self.layout().tensor_type
+    }
+
+    /// llama.cpp's number for files whose matrices mostly have this form.
+    pub(crate) const fn file_type(self) -> u32 {
+        self.layout().file_type
+    }
+}

@@ -1,0 +1,97 @@
+//! Blocks of 32 numbers with one scale.
+
+use super::{kept_scale, nearest_step, scale_at};
+
+/// Numbers in a block.
+const LENGTH: usize = 32;
+
+/// What the 16 indices of `IQ4_NL` mean, in units of the scale.
+const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// What the 16 floats of four bits (E2M1) mean, doubled: then all are whole.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Between the exponent of a block's largest number and that of its scale, with [`E2M1`] doubled: 6 is the largest, 2^2
+/// × 1.5.
+const E2M1_EXPONENT: u32 = 2;
+
+/// The number that is farthest from 0, with its sign.
+pub(super) fn farthest(block: &[f32]) -> f32 {
+    block.iter().copied().fold(0.0, |far: f32, number| if number.abs() > far.abs() { number } else { far })
+}
+
+pub(super) fn encode_q8_0(block: &[f32], out: &mut Vec<u8>) {
+    let (scale, bytes) = kept_scale(farthest(block).abs() / 127.0);
+    out.extend(bytes);
+    out.extend(block.iter().map(|number| nearest_step(*number, scale, -127, 127).to_le_bytes()[0]));
+}
+
+pub(super) fn decode_q8_0(block: &[u8], out: &mut Vec<f32>) {
+    let scale = scale_at(block, 0);
+    out.extend(block[2..].iter().map(|byte| f32::from(i8::from_le_bytes([*byte])) * scale));
+}
+
+pub(super) fn encode_q4_0(block: &[f32], out: &mut Vec<u8>) {
+    // There is one step more below 0 than above: the farthest number gets it, whatever its sign.
+    let (scale, bytes) = kept_scale(farthest(block) / -8.0);
+    out.extend(bytes);
+    push_halves(block, out, |number| (nearest_step(number, scale, -8, 7) + 8).to_le_bytes()[0]);
+}
+
+pub(super) fn decode_q4_0(block: &[u8], out: &mut Vec<f32>) {
+    let scale = scale_at(block, 0);
+    pull_halves(&block[2..], out, |half| (f32::from(half) - 8.0) * scale);
+}
+
+pub(super) fn encode_iq4_nl(block: &[f32], out: &mut Vec<u8>) {
+    let (scale, bytes) = kept_scale(farthest(block) / -127.0);
+    out.extend(bytes);
+    push_halves(block, out, |number| nearest_of(&IQ4_NL, number, scale));
+}
+
+pub(super) fn decode_iq4_nl(block: &[u8], out: &mut Vec<f32>) {
+    let scale = scale_at(block, 0);
+    pull_halves(&block[2..], out, |half| f32::from(IQ4_NL[usize::from(half)]) * scale);
+}
+
+pub(super) fn encode_mxfp4(block: &[f32], out: &mut Vec<u8>) {
+    let exponent = (farthest(block).abs().to_bits() >> 23).saturating_sub(E2M1_EXPONENT);
+    let exponent = u8::try_from(exponent).unwrap_or(u8::MAX);
+    out.push(exponent);
+    push_halves(block, out, |number| nearest_of(&E2M1, number, half_of_power(exponent)));
+}
+
+pub(super) fn decode_mxfp4(block: &[u8], out: &mut Vec<f32>) {
+    let scale = half_of_power(block[0]);
+    pull_halves(&block[1..], out, |half| f32::from(E2M1[usize::from(half)]) * scale);
+}
+
+/// Half of the power of two that an E8M0 exponent means, because [`E2M1`] is doubled.
+fn half_of_power(exponent: u8) -> f32 {
+    f32::from_bits(match exponent {
+        0 => 0x0020_0000,
+        1 => 0x0040_0000,
+        exponent => u32::from(exponent - 1) << 23,
+    })
+}
+
+/// The index of the table's value that is nearest to a number.
+fn nearest_of(table: &[i8; 16], number: f32, scale: f32) -> u8 {
+    let distance = |value: i8| (number - f32::from(value) * scale).abs();
+    let (mut best, mut least) = (0, f32::INFINITY);
+    for (index, value) in (0_u8..).zip(table) {
+        if distance(*value) < least {
+            (best, least) = (index, distance(*value));
+        }
+    }
+    best
+}
+
+/// Writes 16 bytes of two halves: number *n* is the low one of byte *n*, number *n* + 16 the high one.
+fn push_halves(block: &[f32], out: &mut Vec<u8>, half: impl Fn(f32) -> u8) {
+    let (low, high) = block.split_at(LENGTH / 2);
+    out.extend(low.iter().zip(high).map(|(low, high)| half(*low) | half(*high) << 4));
+}
+
+fn pull_halves(bytes: &[u8], out: &mut Vec<f32>, number: impl Fn(u8) -> f32) {
+    out.extend(bytes.iter().map(|byte| number(byte & 0xf)));
+    out.extend(bytes.iter().map(|byte| number(byte >> 4)));
+}
