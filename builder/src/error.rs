@@ -118,6 +118,20 @@ pub enum Error {
         /// Whether it died of an instruction that this CPU does not have.
         illegal_instruction: bool,
     },
+    /// The binary dies or computes wrongly with weights of a form.
+    #[error("the built llama-server fails with {weights} weights ({setting}): {why}")]
+    Kernel {
+        /// The form, such as `q4_0`.
+        weights: &'static str,
+        /// What it was started with.
+        setting: &'static str,
+        /// How it died, or how far its answers are from right.
+        why: String,
+        /// The settings with which it computes right.
+        right: Vec<&'static str>,
+        /// Whether it fails with repacked weights and is right with `--no-repack`.
+        repacked_alone: bool,
+    },
     /// The pinned archive is not the one that arrived.
     #[error("{path} has the sha256 {found}, expected was {expected}")]
     WrongHash { path: PathBuf, found: String, expected: String },
@@ -203,9 +217,11 @@ impl Error {
             | Self::Memory { .. }
             | Self::WrongHash { .. }
             | Self::Io { .. } => Kind::Machine,
-            Self::Build { .. } | Self::Markers { .. } | Self::Verify { .. } | Self::DamagedBuild { .. } => {
-                Kind::Build
-            }
+            Self::Build { .. }
+            | Self::Markers { .. }
+            | Self::Verify { .. }
+            | Self::Kernel { .. }
+            | Self::DamagedBuild { .. } => Kind::Build,
             Self::Patches(error) => match error.kind() {
                 warden_patches::Kind::Input => Kind::Input,
                 warden_patches::Kind::Machine => Kind::Machine,
@@ -257,6 +273,15 @@ impl Error {
             Self::Verify { why, .. } if missing_library(why).is_some() => format!(
                 "the loader does not find {}: install the package that has it, or name its folder in LD_LIBRARY_PATH",
                 missing_library(why).unwrap_or_default()
+            ),
+            Self::Kernel { repacked_alone: true, .. } => {
+                "it computes right with --no-repack, so a kernel for repacked weights is wrong: build with another \
+                 compiler (CC and CXX) or another revision"
+                    .into()
+            }
+            Self::Kernel { right, .. } => format!(
+                "right with: {}; build with another compiler (CC and CXX) or another revision",
+                list(right)
             ),
             Self::Toolkit { cure, .. } | Self::Target { cure, .. } => cure.clone(),
             Self::Patches(error) => return error.hint(),

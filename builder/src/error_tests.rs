@@ -59,6 +59,13 @@ fn errors() -> Vec<Error> {
         killed,
         no_room,
     };
+    let kernel = |right: &[&'static str], repacked_alone| Error::Kernel {
+        weights: "q4_0",
+        setting: "repacked",
+        why: "the server ended with signal: 11 (SIGSEGV)".into(),
+        right: right.to_vec(),
+        repacked_alone,
+    };
     let verify = |why: &str, illegal_instruction| Error::Verify {
         check: "health",
         why: why.into(),
@@ -101,6 +108,8 @@ fn errors() -> Vec<Error> {
         verify("it answered 500", false),
         verify(loader, false),
         verify("it died of signal 4 (SIGILL)", true),
+        kernel(&["--no-repack"], true),
+        kernel(&[], false),
         Error::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
         Error::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
         Error::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },

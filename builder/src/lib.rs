@@ -97,4 +97,4 @@ pub use machine::Needs;
 pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Source};
 pub use store::{BuildId, Choices, Decided, Keep, Move, Provenance, Store, Sweep};
-pub use verify::{HttpThreads, Measured, StreamHead, Verified, verify};
+pub use verify::{Computed, ComputedTrial, HttpThreads, Measured, StreamHead, Verified, verify};

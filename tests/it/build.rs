@@ -212,6 +212,58 @@ async fn a_server_that_does_not_start_with_mean_pooling_is_verified_with_another
     Ok(())
 }
 
+/// A real llama-server, started by a script that sees the model of a form of weights before it.
+async fn around_real(folder: &Path, of_a_form: &str) -> Result<PathBuf, Trouble> {
+    let path = folder.join("llama-server");
+    let real = llama_server().await?;
+    let script = format!("case \" $* \" in *' form.gguf '*) {of_a_form};; esac");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\nexec '{}' \"$@\"\n", real.display()))?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+#[tokio::test]
+async fn a_verified_build_has_computed_with_all_forms_of_weights_and_every_setting() -> Outcome {
+    let real = llama_server().await?;
+    let done = verify(&real, LONG, &Reporter::silent(), &CancellationToken::new()).await?;
+    let computed = done.computed.context("it gives probabilities")?;
+    println!("{}", serde_json::to_string(&computed)?);
+    assert_eq!(computed.unknown, Vec::<String>::new());
+    for form in ["f16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4"] {
+        let trials: Vec<_> = computed.trials.iter().filter(|trial| trial.weights == form).collect();
+        let settings: Vec<&str> = trials.iter().map(|trial| trial.setting.as_str()).collect();
+        assert_eq!(settings, ["repacked", "--no-repack", "repacked, -fa on -ctk q8_0 -ctv q8_0"], "{form}");
+        assert!(trials.iter().all(|trial| trial.distance <= trial.limit), "{trials:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_dies_of_repacked_weights_is_refused_with_form_and_setting() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let dies = "case \"$*\" in *--no-repack*) ;; *) kill -SEGV $$;; esac";
+    let trouble =
+        checked(&around_real(folder.path(), dies).await?, LONG).await.err().context("it is verified")?;
+    let text = format!("{trouble:?}");
+    assert!(text.contains("f16 weights (repacked)") && text.contains("SIGSEGV"), "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_computes_something_else_is_refused_with_its_distance() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    // Another model of the same words lies beside it.
+    let other = "case \"$*\" in *--no-repack*) set -- $(echo \"$*\" | sed 's/form.gguf/sample.gguf/');; esac";
+    let trouble =
+        checked(&around_real(folder.path(), other).await?, LONG).await.err().context("it is verified")?;
+    let text = format!("{trouble:?}");
+    assert!(
+        text.contains("(--no-repack)") && text.contains("from those of the same numbers in f32"),
+        "{text}"
+    );
+    Ok(())
+}
+
 /// The id in `build 0123456789abcdef`.
 fn id_in(output: &str) -> Option<String> {
     let words: Vec<&str> = output.split_whitespace().collect();

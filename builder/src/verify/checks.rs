@@ -141,7 +141,7 @@ pub(super) async fn embedding(door: &Door) -> Outcome {
     Ok(())
 }
 
-async fn post(door: &Door, path: &str, body: &Value) -> Result<String, Fault> {
+pub(super) async fn post(door: &Door, path: &str, body: &Value) -> Result<String, Fault> {
     let response = door.client()?.post(door.url(path)).json(body).send().await?;
     let status = response.status();
     let text = response.text().await?;

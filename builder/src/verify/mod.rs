@@ -3,6 +3,7 @@
 //! ```text
 //!  start -> health -> completion -> chat (streamed) -> stop
 //!  start with --embeddings -> health -> embedding -> stop
+//!  start with each form of weights and each setting -> compare with the same numbers in f32 -> stop
 //!  start with a slow model -> measure how it behaves -> stop
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! and is a fact that the proxy decides by. It is never a reason to refuse a build.
 
 mod checks;
+mod computing;
 mod devices;
 mod measure;
 mod measured;
@@ -39,6 +41,7 @@ use crate::event::{Event, Reporter};
 use crate::sample_model::{self, Preset};
 pub use checks::Door;
 use checks::Fault;
+pub use computing::{Computed, ComputedTrial};
 pub use measured::{HttpThreads, Measured, StreamHead};
 pub use remembered::Remembered;
 pub(crate) use server::Server;
@@ -52,6 +55,10 @@ pub struct Verified {
     /// The GPUs that the server listed, as it wrote them; empty for builds without a GPU, and on machines without one.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// What it computed with quantised weights. `None`: it gives no probabilities, or it was verified before this was
+    /// tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub computed: Option<Computed>,
     /// How it behaves. Builds from before this was measured know nothing of it.
     #[serde(default)]
     pub measured: Measured,
@@ -114,9 +121,35 @@ pub(crate) async fn try_out(
     }
     run.embeds().await?;
     let unix = run.unix;
+    compute(binary, folder.path(), trial, unix, &mut verified, reporter, cancel).await?;
     verified.measured = measured_in(binary, folder.path(), trial, unix, cancel).await?;
     reporter.tell(Event::Note(format!("measured: {}", verified.measured)));
     Ok(verified)
+}
+
+/// Tries all forms of weights, and says what came of it.
+async fn compute(
+    binary: &Path,
+    folder: &Path,
+    trial: &Trial,
+    unix: bool,
+    verified: &mut Verified,
+    reporter: &Reporter,
+    cancel: &CancellationToken,
+) -> Result<()> {
+    let begun = Instant::now();
+    let has_gpu = trial.gpu && !trial.hide && !verified.devices.is_empty();
+    verified.computed = computing::all(binary, folder, trial, unix, has_gpu, cancel).await?;
+    let Some(computed) = &verified.computed else {
+        let note = "not computed: the server gives no probabilities, so quantised weights were not tried";
+        reporter.tell(Event::Note(note.to_owned()));
+        return Ok(());
+    };
+    let name = "computing";
+    verified.checks.push(Check { name: name.to_owned(), seconds: begun.elapsed().as_secs_f64() });
+    reporter.tell(Event::Checked(name));
+    reporter.tell(Event::Note(computed.in_words()));
+    Ok(())
 }
 
 /// What a server is started with to be measured, apart from where it listens. `model` is one of [`measuring_model`].

@@ -111,6 +111,12 @@ impl Server {
         }
     }
 
+    /// If it ended, how, and whether by a signal.
+    pub(super) async fn end(&mut self) -> Option<(String, bool)> {
+        let (why, _) = self.death().await;
+        Some((why?, self.status?.signal().is_some()))
+    }
+
     /// If it died, how, and whether of an instruction that the CPU does not know.
     pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
         tokio::time::timeout(DYING, self.ended()).await.ok();

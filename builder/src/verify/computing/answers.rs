@@ -1,0 +1,74 @@
+//! The questions: which words may come next, and how likely each is.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::super::checks::{Door, post};
+use super::judge::Outcome;
+use crate::sample_model::{FIRST_WORD, WORDS};
+
+/// Tokens of the prompt: computed at once, and fewer than the 32 from which a GPU is asked to help a CPU.
+const PROMPT: usize = 24;
+/// Single tokens behind it, each computed alone: enough for a GPU to capture a graph and launch it again.
+const SINGLES: usize = 6;
+
+/// The log-probabilities of the words, behind each prompt.
+pub(super) type Answers = Vec<BTreeMap<String, f64>>;
+
+/// Asks for all words' probabilities behind the prompt, and behind each of the single tokens that follow.
+pub(super) async fn ask(door: &Door) -> Outcome {
+    let mut answers = Answers::new();
+    for length in PROMPT..=PROMPT + SINGLES {
+        let prompt: Vec<usize> = (0..length).map(token_at).collect();
+        let body = json!({
+            "prompt": prompt, "n_predict": 1, "n_probs": WORDS, "cache_prompt": true, "seed": 1,
+            // Older servers tell what is left by the samplers: all that is likely at all.
+            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        });
+        let answer = match post(door, "/completion", &body).await {
+            Ok(text) => serde_json::from_str::<Value>(&text).unwrap_or_default(),
+            Err(fault) => return Outcome::Wrong(fault.to_string()),
+        };
+        match words_in(&answer) {
+            Some(words) => answers.push(words),
+            None if answers.is_empty() => return Outcome::NoProbabilities,
+            None => return Outcome::Wrong("an answer without probabilities".to_owned()),
+        }
+    }
+    Outcome::Answered(answers)
+}
+
+/// Words of the sample model in no order.
+const fn token_at(at: usize) -> usize {
+    FIRST_WORD + (at * 131 + 17) % WORDS
+}
+
+/// The words with their log-probabilities; `None` if it has none.
+fn words_in(answer: &Value) -> Option<BTreeMap<String, f64>> {
+    let first = answer["completion_probabilities"].get(0)?;
+    let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;
+    let words = list.iter().filter_map(|entry| {
+        // The first form is today's, the second that of before 2025.
+        let word = entry["token"].as_str().or_else(|| entry["tok_str"].as_str())?;
+        let log = entry["logprob"].as_f64().or_else(|| entry["prob"].as_f64().map(f64::ln))?;
+        log.is_finite().then(|| (word.to_owned(), log))
+    });
+    let words: BTreeMap<String, f64> = words.collect();
+    (!words.is_empty()).then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_read_in_both_forms() {
+        let new = json!({"completion_probabilities": [{"id": 1, "top_logprobs": [
+            {"id": 1, "token": " ba", "logprob": -0.5}, {"id": 2, "token": " do", "logprob": null}]}]});
+        assert_eq!(words_in(&new), Some([(" ba".to_owned(), -0.5)].into()));
+        let old = json!({"completion_probabilities": [{"content": "x", "probs": [{"tok_str": " ba", "prob": 1.0}]}]});
+        assert_eq!(words_in(&old), Some([(" ba".to_owned(), 0.0)].into()));
+        assert_eq!(words_in(&json!({"content": " ba"})), None);
+    }
+}

@@ -1,0 +1,242 @@
+//! Computes with quantised weights, and compares with the same numbers in f32.
+//!
+//! A model file of each form is loaded with each setting that takes other kernels, and asked for the probabilities of
+//! all words that may come next: behind a prompt, which is computed at once, and behind single tokens. The same numbers
+//! in f32, on the CPU, say what is right. So whatever differs comes from kernels: the distance is how much they round.
+//!
+//! ```text
+//!  for each form:  f32 twin (CPU) ──────────────────────────┐
+//!                  repacked | --no-repack | q8_0 KV cache ──┴─ distance ─ within the limit? ─ all settings of all forms: computed
+//!                  GPU | GPU without graphs | GPU, q8_0 KV ─┘                └ no, or it died: a kernel fault, by form and setting
+//! ```
+//!
+//! A server that does not load a form with any setting, and ends by itself, does not know it. One that gives no
+//! probabilities is not tried.
+
+mod answers;
+mod judge;
+mod settings;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::checks::{self, Door};
+use super::server::Server;
+use super::trial::Trial;
+use crate::error::{Error, Result, io_error};
+use crate::sample_model::{self, Options, WeightKind};
+use answers::Answers;
+use judge::{Outcome, judge};
+use settings::{KnownFlags, Setting};
+
+/// What a server computed with the weights of each form.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Computed {
+    /// Every form with every setting.
+    pub trials: Vec<ComputedTrial>,
+    /// Forms that it does not know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
+}
+
+/// One form with one setting.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComputedTrial {
+    /// The form of the weights, such as `q4_0`.
+    pub weights: String,
+    /// What the server was started with, such as `--no-repack`.
+    pub setting: String,
+    /// From the same numbers in f32: the root of the mean square of the differences of the words' log-probabilities,
+    /// behind the prompt for which that is largest.
+    pub distance: f64,
+    /// The largest distance that counts as the same.
+    pub limit: f64,
+}
+
+impl Computed {
+    /// The forms, each with its largest distance, in a line.
+    pub(super) fn in_words(&self) -> String {
+        let mut forms: Vec<(&str, f64)> = Vec::new();
+        for trial in &self.trials {
+            match forms.iter_mut().find(|(name, _)| *name == trial.weights) {
+                Some((_, most)) => *most = most.max(trial.distance),
+                None => forms.push((&trial.weights, trial.distance)),
+            }
+        }
+        let forms: Vec<String> = forms.iter().map(|(name, most)| format!("{name} {most:.4}")).collect();
+        let unknown = match self.unknown.as_slice() {
+            [] => String::new(),
+            unknown => format!("; does not know {}", unknown.join(", ")),
+        };
+        format!("computed, distance from f32: {}{unknown}", forms.join(", "))
+    }
+}
+
+/// What all trials of a server have in common.
+struct Bench<'a> {
+    binary: &'a Path,
+    folder: &'a Path,
+    trial: &'a Trial,
+    unix: bool,
+    cancel: &'a CancellationToken,
+}
+
+/// Tries all forms. `None`: the server gives no probabilities.
+pub(super) async fn all(
+    binary: &Path,
+    folder: &Path,
+    trial: &Trial,
+    unix: bool,
+    has_gpu: bool,
+    cancel: &CancellationToken,
+) -> Result<Option<Computed>> {
+    let bench = Bench { binary, folder, trial, unix, cancel };
+    let flags = KnownFlags::of(binary, trial, cancel).await?;
+    let settings = Setting::all(flags, has_gpu);
+    let mut computed = Computed::default();
+    for kind in WeightKind::ALL.into_iter().filter(|kind| *kind != WeightKind::F32) {
+        let Some(reference) = bench.reference(kind).await? else { return Ok(None) };
+        let outcomes = bench.outcomes(kind, &settings, flags).await?;
+        match judge(kind, &reference, outcomes)? {
+            Some(trials) => computed.trials.extend(trials),
+            None => computed.unknown.push(kind.name().to_owned()),
+        }
+    }
+    Ok(Some(computed))
+}
+
+impl Bench<'_> {
+    /// What the same numbers in f32 say, on the CPU.
+    async fn reference(&self, kind: WeightKind) -> Result<Option<Answers>> {
+        let path = self.folder.join("twin.gguf");
+        let options = Options { weights: kind, ..Options::default() };
+        sample_model::write_twin(&path, &options).map_err(io_error("writing", &path))?;
+        let name = format!("twin-{}", kind.name());
+        match self.run(vec![self.attempt(name, "twin.gguf", Vec::new(), Vec::new(), false)]).await?.pop() {
+            Some(Outcome::Answered(answers)) => Ok(Some(answers)),
+            Some(Outcome::NoProbabilities) => Ok(None),
+            Some(Outcome::Refused(why) | Outcome::Died(why) | Outcome::Wrong(why) | Outcome::Late(why)) => {
+                let why = format!("the numbers of {} in f32: {why}", kind.name());
+                Err(Error::Verify { check: "computing", why, illegal_instruction: false })
+            }
+            None => Err(Error::Cancelled),
+        }
+    }
+
+    /// What came of a form with each setting.
+    async fn outcomes(
+        &self,
+        kind: WeightKind,
+        settings: &[Setting],
+        flags: KnownFlags,
+    ) -> Result<Vec<(Setting, Outcome)>> {
+        let path = self.folder.join("form.gguf");
+        let options = Options { weights: kind, ..Options::default() };
+        sample_model::write(&path, &options).map_err(io_error("writing", &path))?;
+        let attempts = settings.iter().enumerate().map(|(number, setting)| {
+            let name = format!("{}-{number}", kind.name());
+            self.attempt(name, "form.gguf", setting.flags(flags), setting.variables(), setting.on_gpu())
+        });
+        let outcomes = self.run(attempts.collect()).await?;
+        Ok(settings.iter().copied().zip(outcomes).collect())
+    }
+
+    fn attempt(
+        &self,
+        name: String,
+        model: &str,
+        flags: Vec<&'static str>,
+        variables: Vec<(String, String)>,
+        gpu: bool,
+    ) -> Attempt {
+        let mut arguments: Vec<String> = ["-m", model].map(str::to_owned).into();
+        arguments.extend(settings::COMMON.map(str::to_owned));
+        if !gpu {
+            arguments.extend(["-ngl", "0"].map(str::to_owned));
+        }
+        arguments.extend(flags.into_iter().map(str::to_owned));
+        let mut trial = Trial { gpu, hide: self.trial.hide || !gpu, ..self.trial.clone() };
+        trial.variables.extend(variables);
+        let (binary, folder) = (self.binary.to_owned(), self.folder.to_owned());
+        Attempt { binary, folder, name, arguments, trial, unix: self.unix }
+    }
+
+    /// Runs attempts side by side; their outcomes in the same order.
+    async fn run(&self, attempts: Vec<Attempt>) -> Result<Vec<Outcome>> {
+        let mut running = JoinSet::new();
+        for (number, attempt) in attempts.into_iter().enumerate() {
+            running.spawn(async move { (number, attempt.outcome().await) });
+        }
+        let mut outcomes = Vec::new();
+        loop {
+            let ended = tokio::select! {
+                biased;
+                // Dropped with the set, all servers are killed.
+                () = self.cancel.cancelled() => return Err(Error::Cancelled),
+                ended = running.join_next() => ended,
+            };
+            match ended {
+                None => break,
+                Some(Ok((number, outcome))) => outcomes.push((number, outcome?)),
+                Some(Err(_)) => return Err(Error::Cancelled),
+            }
+        }
+        outcomes.sort_by_key(|(number, _)| *number);
+        Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+    }
+}
+
+/// One start of the server.
+struct Attempt {
+    binary: PathBuf,
+    folder: PathBuf,
+    /// Keeps its files apart from those of others.
+    name: String,
+    arguments: Vec<String>,
+    trial: Trial,
+    unix: bool,
+}
+
+impl Attempt {
+    async fn outcome(self) -> Result<Outcome> {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        let mut server =
+            Server::start(&self.binary, &self.folder, &self.name, &arguments, &self.trial, self.unix).await?;
+        let outcome = self.ask(&mut server).await;
+        server.stop().await;
+        Ok(outcome)
+    }
+
+    async fn ask(&self, server: &mut Server) -> Outcome {
+        let door: Door = server.door();
+        let limit = self.trial.timeout;
+        let asked = async {
+            let healthy = timeout(limit, checks::health(&door)).await;
+            match healthy {
+                Ok(Ok(())) => {}
+                Ok(Err(fault)) => return Outcome::Wrong(fault.to_string()),
+                Err(_) => return Outcome::Late(format!("it was not ready within {limit:?}")),
+            }
+            let answers = timeout(limit, answers::ask(&door)).await;
+            answers.unwrap_or_else(|_| Outcome::Late(format!("no answer within {limit:?}")))
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = asked => outcome,
+            () = server.ended() => Outcome::Wrong("the server ended".to_owned()),
+        };
+        if !matches!(outcome, Outcome::Wrong(_)) {
+            return outcome;
+        }
+        // A server that died takes its answer with it: how it ended tells more.
+        match server.end().await {
+            Some((why, true)) => Outcome::Died(why),
+            Some((why, false)) => Outcome::Refused(why),
+            None => outcome,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The settings that take other kernels, and what the server understands of them.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+use super::super::server::surroundings;
+use super::super::trial::Trial;
+use crate::error::{Error, Result};
+use crate::process::{Ended, output};
+
+/// Flags of every start. One thread: more only spin on a machine that just compiled. One slot, so that the second
+/// question finds the first one's prompt.
+pub(super) const COMMON: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
+
+/// What takes other kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setting {
+    /// On the CPU; weights are repacked at the load where the CPU has kernels for that, among them AMX's.
+    Repacked,
+    /// On the CPU, as the file has them.
+    NotRepacked,
+    /// On the CPU, with flash attention over a quantised KV cache.
+    QuantisedCache,
+    /// On a GPU.
+    Gpu,
+    /// On a GPU, each kernel launched by itself.
+    GpuWithoutGraphs,
+    /// On a GPU, with flash attention over a quantised KV cache.
+    GpuQuantisedCache,
+}
+
+/// What the server's help says that it understands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct KnownFlags {
+    /// `--no-repack`.
+    pub(super) no_repack: bool,
+    /// `-fa` takes `on`; before, it was a switch.
+    pub(super) fa_takes_word: bool,
+}
+
+impl KnownFlags {
+    /// Asks the server. One without such a help understands nothing of it.
+    pub(super) async fn of(binary: &Path, trial: &Trial, cancel: &CancellationToken) -> Result<Self> {
+        let mut command = Command::new(binary);
+        command.arg("--help").stdin(Stdio::null());
+        surroundings(&mut command, &Trial { hide: true, ..trial.clone() });
+        match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
+            Ok(Ok((Ended::Cancelled, _))) => Err(Error::Cancelled),
+            Ok(Ok((Ended::Exited(_), help))) => Ok(Self::in_help(&help)),
+            _ => Ok(Self::default()),
+        }
+    }
+
+    fn in_help(help: &str) -> Self {
+        let flash = help.lines().find(|line| line.contains("--flash-attn")).unwrap_or_default();
+        Self {
+            no_repack: help.contains("--no-repack"),
+            fa_takes_word: flash.contains("on|off") || flash.contains("FA"),
+        }
+    }
+}
+
+impl Setting {
+    /// Those that the server understands, on what it has.
+    pub(super) fn all(flags: KnownFlags, has_gpu: bool) -> Vec<Self> {
+        let all = [
+            (Self::Repacked, true),
+            (Self::NotRepacked, flags.no_repack),
+            (Self::QuantisedCache, true),
+            (Self::Gpu, has_gpu),
+            (Self::GpuWithoutGraphs, has_gpu),
+            (Self::GpuQuantisedCache, has_gpu),
+        ];
+        all.into_iter().filter_map(|(setting, here)| here.then_some(setting)).collect()
+    }
+
+    /// What it is called in reports.
+    pub(super) const fn words(self) -> &'static str {
+        match self {
+            Self::Repacked => "repacked",
+            Self::NotRepacked => "--no-repack",
+            Self::QuantisedCache => "repacked, -fa on -ctk q8_0 -ctv q8_0",
+            Self::Gpu => "-ngl 99",
+            Self::GpuWithoutGraphs => "-ngl 99, GGML_CUDA_DISABLE_GRAPHS=1",
+            Self::GpuQuantisedCache => "-ngl 99, -fa on -ctk q8_0 -ctv q8_0",
+        }
+    }
+
+    pub(super) fn flags(self, known: KnownFlags) -> Vec<&'static str> {
+        let flash = if known.fa_takes_word { &["-fa", "on"][..] } else { &["-fa"] };
+        match self {
+            Self::Repacked | Self::Gpu | Self::GpuWithoutGraphs => Vec::new(),
+            Self::NotRepacked => vec!["--no-repack"],
+            Self::QuantisedCache | Self::GpuQuantisedCache => {
+                [flash, &["-ctk", "q8_0", "-ctv", "q8_0"]].concat()
+            }
+        }
+    }
+
+    pub(super) fn variables(self) -> Vec<(String, String)> {
+        match self {
+            Self::GpuWithoutGraphs => vec![("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())],
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) const fn on_gpu(self) -> bool {
+        matches!(self, Self::Gpu | Self::GpuWithoutGraphs | Self::GpuQuantisedCache)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_those_of_the_servers_own_help() {
+        let new = "-fa,   --flash-attn [on|off|auto]       set Flash Attention use\n-nr, --no-repack  disable weight repacking";
+        let known = KnownFlags::in_help(new);
+        assert_eq!(known, KnownFlags { no_repack: true, fa_takes_word: true });
+        assert_eq!(Setting::QuantisedCache.flags(known), ["-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0"]);
+        let old = KnownFlags::in_help("-fa,   --flash-attn      enable Flash Attention (default: disabled)");
+        assert_eq!(old, KnownFlags::default());
+        assert_eq!(Setting::QuantisedCache.flags(old)[..2], ["-fa", "-ctk"]);
+        assert_eq!(Setting::all(old, false), [Setting::Repacked, Setting::QuantisedCache]);
+        assert_eq!(Setting::all(known, true).len(), 6);
+    }
+}
