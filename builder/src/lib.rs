@@ -94,7 +94,7 @@ pub use error::{Error, Result};
 pub use event::{Event, Phase, Reporter};
 pub use kind::Kind;
 pub use machine::Needs;
-pub use plan::{Arch, ArchWish, Backend, BackendWish, Plan};
+pub use plan::{AmxKernels, Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Source};
 pub use store::{BuildId, Choices, Decided, Keep, Move, Provenance, Store, Sweep};
 pub use verify::{Computed, ComputedTrial, HttpThreads, Measured, StreamHead, Verified, verify};

@@ -18,7 +18,7 @@ use warden_patches::{PlannedSet, planned};
 pub use backend::Backend;
 pub use extras::Extras;
 pub(crate) use extras::{Fetches, Offers, Tools};
-pub(crate) use options::value as option_value;
+pub(crate) use options::{is_on, of_user, value as option_value};
 pub use target::{Arch, ArchWish, BackendWish};
 
 use crate::error::{Result, io_error};
@@ -93,9 +93,22 @@ pub struct Plan {
     /// What it has beside serving, in words.
     #[serde(default)]
     pub extras: Extras,
+    /// What becomes of the kernels for Intel's AMX; `None` where none would be compiled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub amx: Option<AmxKernels>,
     /// The user's own options for cmake; builds from before this was kept have none here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
+}
+
+/// What becomes of the kernels for Intel's AMX.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AmxKernels {
+    /// They are compiled.
+    Compiled,
+    /// They are left out, and why.
+    LeftOut(String),
 }
 
 /// What a plan is made of, found by those who know where to look.
@@ -114,12 +127,14 @@ pub(crate) struct Ingredients {
     pub(crate) offers: Offers,
     /// What makes its web page and gives it HTTPS.
     pub(crate) tools: Tools,
+    /// What becomes of the kernels for AMX.
+    pub(crate) amx: Option<AmxKernels>,
 }
 
 impl Plan {
     /// Puts a plan together. `user` are the user's own options, as `NAME=VALUE` or `-DNAME=VALUE`; they win over ours.
     pub(crate) fn new(from: Ingredients, user: &[String]) -> Result<Self> {
-        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools } = from;
+        let Ingredients { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
         let asked = user.to_vec();
         let user: Vec<&String> = user.iter().filter(|option| !options::wants_page(option)).collect();
         let decided = |name: &str| user.iter().any(|option| options::name(option) == name);
@@ -128,6 +143,9 @@ impl Plan {
         cmake.extend(options::of_backend(chosen.backend, &chosen.gpu, &compilers.target));
         for option in user {
             cmake.push(options::checked(option)?);
+        }
+        if matches!(amx, Some(AmxKernels::LeftOut(_))) {
+            cmake.extend(options::without_amx(&asked));
         }
         let recipe = Recipe {
             schema: SCHEMA,
@@ -148,7 +166,7 @@ impl Plan {
         };
         let (toolkit, why) = (chosen.toolkit, chosen.why);
         let (id, extras, options) = (recipe.id()?, extras.words, asked);
-        Ok(Self { id, recipe, source, compilers, toolkit, why, patches, extras, options })
+        Ok(Self { id, recipe, source, compilers, toolkit, why, patches, extras, amx, options })
     }
 
     /// Whether npm is to make the web page.
@@ -198,6 +216,11 @@ impl fmt::Display for Plan {
             writeln!(f, "toolkit   {} | {}", toolkit.tool.version, toolkit.tool.path.display())?;
         }
         writeln!(f, "compilers {} | {}", recipe.c, recipe.cxx)?;
+        match &self.amx {
+            None => {}
+            Some(AmxKernels::Compiled) => writeln!(f, "AMX       compiled")?,
+            Some(AmxKernels::LeftOut(why)) => writeln!(f, "AMX       left out: {why}")?,
+        }
         writeln!(f, "web page  {}", self.extras.page)?;
         writeln!(f, "HTTPS     {}", self.extras.https)?;
         write!(f, "cmake     {}", recipe.cmake.join(" "))

@@ -31,6 +31,8 @@ pub(super) enum Made {
     Built(Box<Built>),
     /// Its web page cannot be made, and why; nothing of it is left.
     NoPage(String),
+    /// Its kernels for repacked weights fail, and others do not; nothing of it is left.
+    Wrong(Box<Error>),
 }
 
 /// One build on its way.
@@ -77,7 +79,13 @@ impl Making<'_> {
         let binary = self.work.build().join("bin").join(TARGET);
         self.look_for_markers(&binary).await?;
         let timeout = self.request.verify_timeout;
-        let verified = trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await?;
+        let verified = match trial::prove(self.builder, &self.plan, &binary, timeout, self.work.path()).await
+        {
+            Err(error @ Error::Kernel { repacked_alone: true, .. }) => {
+                return Ok(Made::Wrong(Box::new(error)));
+            }
+            other => other?,
+        };
         let verify = begun.elapsed();
         if self.plan.makes_page() && verified.measured.web_page == Some(false) {
             self.tell(Event::Note(format!(

@@ -12,12 +12,15 @@
 //!                                                             the store was not touched
 //! ```
 //!
+//! A build whose kernels for AMX crash is made again without them; the cache remembers that.
+//!
 //! Nothing here decides what to build (that is the plan) and nothing prints. The log of a build stays under
 //! `logs/<BuildId>.log` in the cache folder, also when it succeeds.
 //!
 //! A web page that cannot be made ends the plan with the page, and the build goes on as the plan without one: what is in the
 //! store is what its name says, and the next build tries the page again before it takes that.
 
+mod amx;
 pub(crate) mod failure;
 mod log;
 mod making;
@@ -41,13 +44,14 @@ use crate::event::{Event, Reporter};
 use crate::git;
 use crate::lock::Lock;
 use crate::machine::{self, Needs};
-use crate::plan::{ArchWish, BackendWish, Plan};
+use crate::plan::{AmxKernels, ArchWish, BackendWish, Plan};
 use crate::sdist;
 use crate::source::Source;
 use crate::store::{BuildId, Provenance, Store};
 use crate::toolchain;
 use log::Log;
 use making::{Made, Making};
+use planning::LeftOut;
 use work::Work;
 
 /// Where things are kept. Both folders are ours alone and are made when they are needed.
@@ -175,16 +179,27 @@ impl Builder {
     /// The plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does not pass its checks, the disk is
     /// full, or it was cancelled. Nothing is put into the store then.
     pub async fn build(&self, request: &Request) -> Result<Built> {
-        let mut page = None;
+        let mut without = LeftOut::default();
         loop {
-            let plan = self.plan_without(request, page.take()).await?;
+            let plan = self.plan_without(request, without.clone()).await?;
+            let (compilers, source) = (plan.compilers.clone(), plan.source.identity.clone());
+            let has_amx = plan.amx == Some(AmxKernels::Compiled);
             match self.made(request, plan).await? {
+                Made::Wrong(error) if has_amx => {
+                    let text = error.to_string();
+                    let why =
+                        format!("a build with them failed: {}", text.lines().next().unwrap_or_default());
+                    self.reporter.tell(Event::Note(format!("{why}; the build is made again without AMX")));
+                    amx::remember(&self.dirs.cache, &compilers, &source, &why)?;
+                    without.amx = Some(why);
+                }
+                Made::Wrong(error) => return Err(*error),
                 Made::Built(built) => return Ok(*built),
                 Made::NoPage(why) => {
                     self.reporter.tell(Event::Note(format!(
                         "the web page cannot be made, and the build goes on without it: {why}; the next build tries again"
                     )));
-                    page = Some(why);
+                    without.page = Some(why);
                 }
             }
         }

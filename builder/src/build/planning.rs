@@ -2,16 +2,25 @@
 
 use warden_patches::PlannedSet;
 
-use super::{Builder, Request, patching};
+use super::{Builder, Request, amx, patching};
 use crate::error::Result;
 use crate::event::Event;
-use crate::plan::{Backend, Fetches, Ingredients, Offers, Plan, Tools};
+use crate::plan::{AmxKernels, Backend, Fetches, Ingredients, Offers, Plan, Tools};
 use crate::source::{Found, Source};
 use crate::toolchain;
 
 /// Why npm makes no page.
 const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of the source), \
                       then build again";
+
+/// What a plan leaves out although the source has it, and why.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LeftOut {
+    /// The web page.
+    pub(super) page: Option<String>,
+    /// The kernels for AMX.
+    pub(super) amx: Option<String>,
+}
 
 impl Builder {
     /// What a build of this request would be. Writes nothing but what it learned about an archive into the cache.
@@ -20,17 +29,22 @@ impl Builder {
     ///
     /// The source is none, a tool is missing or too old, a patch set is refused, or the request contradicts itself.
     pub async fn plan(&self, request: &Request) -> Result<Plan> {
-        self.plan_without(request, None).await
+        self.plan_without(request, LeftOut::default()).await
     }
 
-    /// The same, without the web page if there is a reason for that.
-    pub(super) async fn plan_without(&self, request: &Request, page: Option<String>) -> Result<Plan> {
+    /// The same, without what could not be made or failed.
+    pub(super) async fn plan_without(&self, request: &Request, without: LeftOut) -> Result<Plan> {
+        let LeftOut { page, amx } = without;
         let compilers = toolchain::compilers(&self.env, request.arch.cpu, &self.cancel);
         let chosen = toolchain::choose(&self.env, request.backend, &request.arch, &self.cancel);
         let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
         if !chosen.why.is_empty() {
             self.reporter.tell(Event::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
         }
+        let amx = match amx {
+            Some(why) => Some(AmxKernels::LeftOut(why)),
+            None => amx::kernels(self, request, &compilers, &found.identity).await?,
+        };
         let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
         let npm = async {
             if let Some(why) = page {
@@ -60,7 +74,7 @@ impl Builder {
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
         let arch = request.arch.cpu;
         let ingredients =
-            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, tools };
+            Ingredients { source: found, compilers, chosen, arch, patches, searched, offers, tools, amx };
         Plan::new(ingredients, &request.options)
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 use crate::plan::{Arch, Backend};
 
+mod amx;
 mod gpu;
 mod page;
 mod patched;

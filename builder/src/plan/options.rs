@@ -66,6 +66,27 @@ pub(super) fn of_backend(backend: Backend, gpu: &[String], target: &str) -> Vec<
     }
 }
 
+/// What leaves AMX's kernels out, after the user's own options, which it keeps.
+///
+/// `-march=native` brings AMX in whatever ggml's options say, and flags that take it away are overruled by those behind
+/// them. ggml compiles the kernels where the compiler predefines these names, and an undefined name stays so.
+pub(super) fn without_amx(user: &[String]) -> Vec<String> {
+    let mut options: Vec<String> =
+        ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();
+    for flags in ["CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"] {
+        let own = of_user(user, flags).unwrap_or_default();
+        let all = format!("{own} -U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__");
+        options.push(format!("-D{flags}={}", all.trim_start()));
+    }
+    options
+}
+
+/// The value of an option among the user's own, in either form.
+pub(crate) fn of_user<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
+    let last = options.iter().rev().find(|option| name(option) == wanted)?;
+    last.split_once('=').map(|(_, value)| value)
+}
+
 /// Brings a user's option into the form `-DNAME=VALUE`, or refuses it.
 pub(super) fn checked(option: &str) -> Result<String> {
     let refuse = |why| Err(Error::Option { option: option.to_owned(), why });
@@ -109,7 +130,7 @@ pub(super) fn wants_page(option: &str) -> bool {
     [PAGE_OPTION, OLD_PAGE_OPTION].contains(&name(option)) && is_on(value)
 }
 
-fn is_on(value: &str) -> bool {
+pub(crate) fn is_on(value: &str) -> bool {
     matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y")
 }
 

@@ -24,11 +24,12 @@ fn ingredients() -> Ingredients {
         patches: Vec::new(),
         searched: BTreeMap::new(),
         offers: Offers::default(),
+        amx: None,
         tools: Tools { npm: Err(String::new()), openssl: None, curl: None },
     }
 }
 
-fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str) -> Plan {
+pub(crate) fn with_gpu(backend: Backend, gpu: &[&str], path: &str, version: &str) -> Plan {
     let tool = Tool { path: path.into(), version: version.into() };
     let chosen = Chosen {
         backend,
@@ -205,4 +206,23 @@ fn other_places_to_search_for_headers_make_another_build() {
     let searched = BTreeMap::from([("CPATH".to_owned(), "/opt/include".to_owned())]);
     let plan = |searched| Plan::new(Ingredients { searched, ..ingredients() }, &[]).unwrap();
     assert_ne!(plan(searched).id, plan(BTreeMap::new()).id);
+}
+
+#[test]
+fn a_plan_without_amx_says_why_and_undefines_what_ggml_asks_for_behind_the_users_own_flags() {
+    let why = AmxKernels::LeftOut("c++ 12 drops a part of the tile configuration".to_owned());
+    let user = ["-DCMAKE_CXX_FLAGS=-O2".to_owned(), "GGML_AMX_INT8=ON".to_owned()];
+    let without = Plan::new(Ingredients { amx: Some(why.clone()), ..ingredients() }, &user).unwrap();
+    let undefined = "-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__";
+    let value = |name| option_value(&without.recipe.cmake, name).unwrap();
+    assert_eq!(value("CMAKE_CXX_FLAGS"), format!("-O2 {undefined}"));
+    assert_eq!((value("CMAKE_C_FLAGS"), value("GGML_AMX_INT8")), (undefined, "OFF"));
+    assert!(without.to_string().contains("\nAMX       left out: c++ 12 drops"), "{without}");
+    let json = serde_json::to_string(&without).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap().amx, Some(why));
+
+    let with = Plan::new(Ingredients { amx: Some(AmxKernels::Compiled), ..ingredients() }, &user).unwrap();
+    let none = Plan::new(ingredients(), &user).unwrap();
+    assert_ne!(with.id, without.id);
+    assert_eq!(with.id, none.id, "what was not looked for changes no name");
 }

@@ -4,6 +4,7 @@
 //! Compilers shape the binary, so their versions are part of a plan's hash. cmake and ninja only drive them; they
 //! are recorded with the build, not hashed, so a plan can be made before they are there.
 
+pub(crate) mod amx;
 mod asking;
 mod choice;
 pub(crate) mod extras;

@@ -1,0 +1,75 @@
+//! Leaves the kernels for Intel's AMX out where they are known to crash: where the compiler drops a part of their
+//! configuration, and where a build with them was seen to.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::{Builder, Request};
+use crate::error::{Result, io_error};
+use crate::event::Event;
+use crate::plan::{AmxKernels, is_on, of_user};
+use crate::toolchain::Compilers;
+use crate::toolchain::amx::{TileCode, compiles_amx, tile_code};
+use crate::whole::{self, Loss};
+
+/// The options by which ggml and its users name them.
+const OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
+
+/// What becomes of them in a build of this source; `None` where none would be compiled.
+pub(super) async fn kernels(
+    builder: &Builder,
+    request: &Request,
+    compilers: &Compilers,
+    source: &str,
+) -> Result<Option<AmxKernels>> {
+    let (env, cancel) = (&builder.env, &builder.cancel);
+    let options = &request.options;
+    let asked = OPTIONS.map(|name| of_user(options, name).map(is_on));
+    let mut flags = of_user(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
+    if asked.contains(&Some(true)) {
+        flags.push_str(" -mamx-tile -mamx-int8");
+    }
+    if !compiles_amx(env, compilers, request.arch.cpu, &flags, cancel).await? {
+        return Ok(None);
+    }
+    let left_out = |why: String| Ok(Some(AmxKernels::LeftOut(why)));
+    if asked.contains(&Some(false)) {
+        return left_out("an option of yours says so".to_owned());
+    }
+    if let Some(why) = remembered(&file(&builder.dirs.cache, compilers, source)) {
+        return left_out(why);
+    }
+    let cxx = &compilers.cxx;
+    match tile_code(env, &cxx.path, &builder.dirs.cache, cancel).await? {
+        TileCode::Kept => {}
+        TileCode::Dropped => {
+            return left_out(format!(
+                "{} drops a part of the tile configuration, so that quantised weights would crash; GCC from 13 on \
+                 and clang keep it (CC and CXX)",
+                cxx.version
+            ));
+        }
+        TileCode::Unknown(why) => builder.reporter.tell(Event::Note(format!(
+            "whether {} keeps the tile configuration of AMX is not known: {why}",
+            cxx.version
+        ))),
+    }
+    Ok(Some(AmxKernels::Compiled))
+}
+
+/// Remembers that a build with them crashes, so that the next plan leaves them out at once.
+pub(super) fn remember(cache: &Path, compilers: &Compilers, source: &str, why: &str) -> Result<()> {
+    let file = file(cache, compilers, source);
+    whole::write(&file, why.as_bytes(), Loss::Bearable).map_err(io_error("writing", &file))
+}
+
+fn remembered(file: &Path) -> Option<String> {
+    std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
+}
+
+/// Named by all that shapes those kernels.
+fn file(cache: &Path, compilers: &Compilers, source: &str) -> PathBuf {
+    let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
+    cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))
+}

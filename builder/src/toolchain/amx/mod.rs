@@ -1,0 +1,165 @@
+//! Whether a compiler keeps the tile configuration of Intel's AMX.
+//!
+//! `_tile_loadconfig` takes 64 bytes. GCC before 13 tells its optimiser that 8 of them are read, so that the rest is
+//! not written, and the processor refuses what happens to stand there: a server with AMX dies at the load of the first
+//! quantised model.
+//!
+//! The fault is looked for in what the compiler makes, on any x86-64 machine: a small program is compiled to assembly,
+//! its `ldtilecfg` is replaced by code that copies the 64 bytes, and it is run and compares them. Where the processor
+//! has AMX, the program is also run as it is.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::environment::Environment;
+use crate::error::{Error, Result, io_error};
+use crate::plan::target::Arch;
+use crate::process::{Ended, output};
+
+use super::asking::said;
+use super::found::Compilers;
+
+/// The program whose code is looked at.
+const PROBE: &str = include_str!("probe.cpp");
+/// What ggml asks for before it compiles its kernels for AMX.
+const MACRO: &str = "#define __AMX_INT8__ ";
+/// What the probe returns where the system gives no tiles.
+const NO_TILES: i32 = 3;
+
+/// What a compiler makes of the tile configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TileCode {
+    /// All of it is there.
+    Kept,
+    /// A part of it is left out.
+    Dropped,
+    /// That cannot be found out, and why.
+    Unknown(String),
+}
+
+/// Whether these compilers would compile ggml's kernels for AMX: for this machine's processor, or by the user's own
+/// flags.
+pub(crate) async fn compiles_amx(
+    env: &Environment,
+    compilers: &Compilers,
+    arch: Arch,
+    flags: &str,
+    cancel: &CancellationToken,
+) -> Result<bool> {
+    if !compilers.target.starts_with("x86_64") {
+        return Ok(false);
+    }
+    let native = if arch == Arch::Native { "-march=native" } else { "" };
+    let mut arguments: Vec<&str> = [native].into_iter().filter(|flag| !flag.is_empty()).collect();
+    arguments.extend(flags.split_whitespace());
+    arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
+    match said(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
+        Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(MACRO))),
+        Err(Error::Cancelled) => Err(Error::Cancelled),
+        // Flags that it does not understand: cmake says so.
+        Err(_) => Ok(false),
+    }
+}
+
+/// Looks at what the compiler makes. `folder` is for a folder of ours, which is removed again.
+pub(crate) async fn tile_code(
+    env: &Environment,
+    cxx: &Path,
+    folder: &Path,
+    cancel: &CancellationToken,
+) -> Result<TileCode> {
+    std::fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
+    let work = tempfile::Builder::new()
+        .prefix("amx-probe-")
+        .tempdir_in(folder)
+        .map_err(io_error("creating a folder in", folder))?;
+    match looked_at(env, cxx, work.path(), cancel).await {
+        Err(Error::Program { why, .. }) => Ok(TileCode::Unknown(why)),
+        other => other,
+    }
+}
+
+async fn looked_at(
+    env: &Environment,
+    cxx: &Path,
+    work: &Path,
+    cancel: &CancellationToken,
+) -> Result<TileCode> {
+    let path = |name: &str| work.join(name).to_string_lossy().into_owned();
+    let (source, code, reading) = (path("probe.cpp"), path("probe.s"), path("reading.s"));
+    std::fs::write(&source, PROBE).map_err(io_error("writing", &source))?;
+    // As ggml is compiled in a release, and with what its files for AMX include.
+    let compile = ["-O3", "-mamx-tile", "-S", &source, "-o", &code];
+    said(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
+    let text = std::fs::read_to_string(&code).map_err(io_error("reading", &code))?;
+    let Some(text) = with_copies(&text) else {
+        return Ok(TileCode::Unknown("its code for AMX is in a form that is not known".to_owned()));
+    };
+    std::fs::write(&reading, text).map_err(io_error("writing", &reading))?;
+
+    let (reads, loads) = (path("reads"), path("loads"));
+    said(env, cxx, &[&reading, "-o", &reads], "assembling a probe for AMX", cancel).await?;
+    match ran(env, &reads, &[], cancel).await? {
+        (Some(0), _) => {}
+        (Some(1), _) => return Ok(TileCode::Dropped),
+        (code, signal) => return Ok(unknown_end(code, signal)),
+    }
+    said(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
+    match ran(env, &loads, &["load"], cancel).await? {
+        (Some(0 | NO_TILES), _) => Ok(TileCode::Kept),
+        // The processor refuses it for another reason.
+        (None, Some(_)) => Ok(TileCode::Dropped),
+        (code, signal) => Ok(unknown_end(code, signal)),
+    }
+}
+
+/// Runs a probe: its exit status, or the signal that ended it.
+async fn ran(
+    env: &Environment,
+    program: &str,
+    arguments: &[&str],
+    cancel: &CancellationToken,
+) -> Result<(Option<i32>, Option<i32>)> {
+    let mut command = env.command(Path::new(program));
+    command.args(arguments);
+    match output(command, cancel).await {
+        Ok((Ended::Exited(status), _)) => Ok((status.code(), status.signal())),
+        Ok((Ended::Cancelled, _)) => Err(Error::Cancelled),
+        Err(error) => {
+            let doing = "running a probe for AMX".to_owned();
+            Err(Error::Program { command: program.to_owned(), doing, why: error.to_string() })
+        }
+    }
+}
+
+fn unknown_end(code: Option<i32>, signal: Option<i32>) -> TileCode {
+    TileCode::Unknown(format!("the probe ended with status {code:?}, signal {signal:?}"))
+}
+
+/// The code with each `ldtilecfg` replaced by copying the 64 bytes to `seen`; all registers keep their values, and the
+/// stack is not touched. `None` if there is none.
+fn with_copies(code: &str) -> Option<String> {
+    let mut out = String::with_capacity(2 * code.len());
+    let mut found = false;
+    for line in code.lines() {
+        let place = line.trim_start().strip_prefix("ldtilecfg").filter(|rest| rest.starts_with([' ', '\t']));
+        let Some(place) = place else {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        };
+        found = true;
+        out.push_str("\tmovq %rax, kept_rax(%rip)\n\tmovq %rcx, kept_rcx(%rip)\n");
+        out.push_str(&format!("\tleaq {}, %rax\n", place.trim()));
+        for at in (0..64).step_by(8) {
+            out.push_str(&format!("\tmovq {at}(%rax), %rcx\n\tmovq %rcx, seen+{at}(%rip)\n"));
+        }
+        out.push_str("\tmovq kept_rax(%rip), %rax\n\tmovq kept_rcx(%rip), %rcx\n");
+    }
+    found.then_some(out)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! The probe with the machine's own compiler, whose intrinsic is replaced by a right one and by a wrong one.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::*;
+
+/// A C++ compiler with another `_tile_loadconfig`, which says that it reads so many bytes.
+fn compiler(folder: &Path, bytes: usize) -> PathBuf {
+    let header = folder.join("other.h");
+    let text = format!(
+        "#include <immintrin.h>\n\
+         #define _tile_loadconfig(from) __asm__ volatile(\"ldtilecfg %0\" :: \"m\"(*(const char(*)[{bytes}])(from)))\n"
+    );
+    fs::write(&header, text).unwrap();
+    // Assembly is compiled, too: there the header has no place.
+    let script = format!(
+        "case \"$*\" in *.cpp*) exec c++ -include {} \"$@\";; esac\nexec c++ \"$@\"",
+        header.display()
+    );
+    program(folder, "c++", &script)
+}
+
+fn program(folder: &Path, name: &str, script: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn environment() -> Environment {
+    Environment { path: "/usr/bin:/bin".into(), ..Environment::default() }
+}
+
+async fn looked(cxx: &Path) -> TileCode {
+    let folder = tempfile::tempdir().unwrap();
+    let found = tile_code(&environment(), cxx, folder.path(), &CancellationToken::new()).await.unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of the probe");
+    found
+}
+
+#[cfg(target_arch = "x86_64")]
+#[tokio::test]
+async fn a_compiler_that_reads_all_of_the_configuration_keeps_it_and_one_that_reads_eight_bytes_drops_it() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(looked(&compiler(folder.path(), 64)).await, TileCode::Kept);
+    assert_eq!(looked(&compiler(folder.path(), 8)).await, TileCode::Dropped);
+}
+
+#[tokio::test]
+async fn a_compiler_that_does_not_know_tiles_is_no_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let cxx = program(folder.path(), "c++", "echo unrecognized option -mamx-tile >&2; exit 1");
+    assert!(matches!(looked(&cxx).await, TileCode::Unknown(why) if why.contains("-mamx-tile")));
+}
+
+#[tokio::test]
+async fn kernels_for_amx_are_compiled_where_the_compiler_says_so_for_this_processor_or_by_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let cxx = program(
+        folder.path(),
+        "c++",
+        "case \" $* \" in *' -march=native '*|*' -mamx-int8 '*) echo '#define __AMX_INT8__ 1';; *' -mbad '*) exit 1;; esac",
+    );
+    let tool = super::super::found::Tool { path: cxx, version: "1".into() };
+    let compilers =
+        Compilers { c: tool.clone(), cxx: tool, target: "x86_64-linux-gnu".into(), cpu: String::new() };
+    let ask = async |compilers: &Compilers, arch, flags| {
+        compiles_amx(&environment(), compilers, arch, flags, &CancellationToken::new()).await.unwrap()
+    };
+    assert!(ask(&compilers, Arch::Native, "").await);
+    assert!(!ask(&compilers, Arch::Portable, "").await);
+    assert!(ask(&compilers, Arch::Portable, "-O2 -mamx-int8").await);
+    assert!(!ask(&compilers, Arch::Portable, "-mbad").await);
+    let arm = Compilers { target: "aarch64-linux-gnu".into(), ..compilers };
+    assert!(!ask(&arm, Arch::Native, "").await);
+}
+
+#[test]
+fn each_load_of_a_configuration_becomes_a_copy_that_changes_no_register() {
+    let code = "f:\n\tmovl $1, %eax\n\tldtilecfg\t-72(%rsp,%rcx,2)\n\tret\n";
+    let text = with_copies(code).unwrap();
+    assert!(
+        text.contains("\tleaq -72(%rsp,%rcx,2), %rax\n\tmovq 0(%rax), %rcx\n") && !text.contains("ldtilecfg")
+    );
+    assert!(text.contains("\tmovq 56(%rax), %rcx\n\tmovq %rcx, seen+56(%rip)\n"), "{text}");
+    assert!(text.ends_with("\tmovq kept_rax(%rip), %rax\n\tmovq kept_rcx(%rip), %rcx\n\tret\n"), "{text}");
+    assert_eq!(with_copies("f:\n\tret\n"), None);
+}
