@@ -6,8 +6,10 @@
 //!  builds/.chosen.json.move   a build that is brought in, or taken back, while somebody still sees to it that everybody does it
 //! ```
 //!
-//! Without such a file the newest build is in use. Once a build was chosen, a newer one waits until it is chosen, too: what is in
-//! use changes by a decision, and not because somebody compiled something.
+//! Without such a file the newest build is in use. A build of a fork, of an older revision, or without the GPU, does
+//! not come into use by being made: the one before is held, until one that continues its line is made, or one is
+//! chosen. Once a build was chosen, a newer one waits until it is chosen, too: what is in use changes by a decision,
+//! and not because somebody compiled something.
 
 use std::fs;
 use std::io;
@@ -15,6 +17,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::lineage::{NoSuccessor, succeeds};
 use super::{BuildId, CHOSEN, MOVE, Provenance, Store};
 use crate::clock;
 use crate::error::{Error, Result, io_error};
@@ -34,6 +37,10 @@ pub struct Decided {
     pub at: String,
     /// Why, in a sentence.
     pub why: String,
+    /// Nobody chose it: it was in use when a build was made that does not succeed it. The next build that does takes
+    /// its place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
 }
 
 /// What was decided of the builds of a store.
@@ -126,7 +133,7 @@ impl Store {
         self.show(build)?;
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
-        if choices.chosen.last().is_none_or(|last| last.build != *build) {
+        if choices.chosen.last().is_none_or(|last| last.build != *build || last.held) {
             // An earlier choice of the same build would be a way back to itself.
             choices.chosen.retain(|one| one.build != *build);
             choices.chosen.push(decided(build, why));
@@ -134,6 +141,39 @@ impl Store {
         choices.rejected.retain(|one| one.build != *build);
         // First: one that comes to nothing is seen not to be the build in use.
         self.write_move(moving)?;
+        self.write_choices(choices)
+    }
+
+    /// Why a build would not take the place of the one in use by being made; `None` if it is in use, or continues its
+    /// line.
+    ///
+    /// # Errors
+    /// There is no such build, or the store cannot be read.
+    pub fn no_successor(&self, build: &BuildId) -> Result<Option<NoSuccessor>> {
+        let new = self.show(build)?;
+        let in_use = self.in_use()?.filter(|in_use| in_use.id != *build);
+        Ok(in_use.and_then(|in_use| succeeds(&in_use.plan, &new.plan).err()))
+    }
+
+    /// After a build was made, `before` being in use until then: holds that one if the new one does not succeed it. The
+    /// caller has the lock.
+    pub(super) fn settle(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
+        let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
+        // A file that cannot be understood is told of where something is chosen.
+        let Ok(mut choices) = self.choices() else { return Ok(()) };
+        if choices.rejected(&new.id).is_some() {
+            return Ok(());
+        }
+        let held = match (choices.chosen.last(), succeeds(&before.plan, &new.plan)) {
+            (None, Err(why)) => (&before.id, format!("it was in use when build {} was made: {why}", new.id)),
+            (Some(last), Ok(())) if last.held && last.build == before.id => {
+                (&new.id, format!("it was made after build {}, which was in use", before.id))
+            }
+            _ => return Ok(()),
+        };
+        let (build, why) = held;
+        choices.chosen.retain(|one| one.build != *build);
+        choices.chosen.push(Decided { held: true, ..decided(build, &why) });
         self.write_choices(choices)
     }
 
@@ -235,5 +275,5 @@ impl Store {
 }
 
 fn decided(build: &BuildId, why: &str) -> Decided {
-    Decided { build: build.clone(), at: clock::now(), why: why.to_owned() }
+    Decided { build: build.clone(), at: clock::now(), why: why.to_owned(), held: false }
 }

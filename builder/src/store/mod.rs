@@ -15,6 +15,7 @@
 mod chosen;
 mod gc;
 pub(crate) mod id;
+mod lineage;
 mod provenance;
 
 use std::fs;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 pub use chosen::{Choices, Decided, Move};
 pub use gc::{Keep, Sweep};
 pub use id::{BuildId, NotAnId};
+pub use lineage::NoSuccessor;
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
 
 use crate::error::{Error, Result, io_error};
@@ -204,11 +206,12 @@ impl Store {
         Lock::wait(&self.root.join(LOCK))
     }
 
-    /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is
-    /// replaced.
+    /// Puts a binary into the store. The caller holds the build's lock. A damaged build of the same name is replaced.
+    /// Which build is in use changes only to one that continues the line of the one before.
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
+        let before = self.in_use()?;
         clear(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
         let done = self.fill(&incoming, binary, provenance).and_then(|()| {
@@ -219,7 +222,9 @@ impl Store {
             // The first error is the one to tell.
             clear(&incoming).ok();
         }
-        done.map(|()| folder.join(BINARY))
+        done?;
+        self.settle(before, provenance)?;
+        Ok(folder.join(BINARY))
     }
 
     #[expect(clippy::unused_self, reason = "part of installing into this store")]

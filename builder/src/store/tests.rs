@@ -1,6 +1,8 @@
 //! Stores with good builds, bad ones and strangers.
 
+use super::lineage::succeeds;
 use super::*;
+use crate::plan::Backend;
 use crate::plan::tests::plan;
 use crate::toolchain::{Drivers, Tool};
 use crate::verify::Verified;
@@ -104,6 +106,58 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     store.remove(&ids[2]).unwrap();
     assert_eq!(in_use(), ids[0], "one that is gone serves nobody");
     assert!(store.choose(&ids[2], "gone").is_err());
+}
+
+/// Puts a build of this repository into the store.
+fn install_of(store: &Store, repository: &str, number: u32, built_at: &str) -> BuildId {
+    let mut provenance = provenance(&[&format!("OF={repository}"), &format!("NUMBER={number}")], built_at, 5);
+    let source = &mut provenance.plan.source;
+    (source.kind, source.given) = ("git".into(), repository.into());
+    source.revision.build_number = Some(number);
+    let binary = store.root().parent().unwrap().join("binary");
+    fs::write(&binary, "12345").unwrap();
+    store.install(&binary, &provenance).unwrap();
+    provenance.id
+}
+
+#[test]
+fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path());
+    fs::create_dir_all(store.root()).unwrap();
+    let in_use = || store.in_use().unwrap().map(|build| build.id).unwrap();
+    let (upstream, fork) =
+        ("https://github.com/ggml-org/llama.cpp", "https://github.com/ikawrakow/ik_llama.cpp");
+    install_of(&store, upstream, 100, "2026-01-01T00:00:00Z");
+    let newer = install_of(&store, upstream, 200, "2026-01-02T00:00:00Z");
+    assert_eq!(in_use(), newer, "the next of its line takes its place");
+    let forked = install_of(&store, fork, 900, "2026-01-03T00:00:00Z");
+    let older = install_of(&store, upstream, 150, "2026-01-04T00:00:00Z");
+    assert_eq!(in_use(), newer);
+    let why = |id| store.no_successor(id).unwrap().map(|why| why.to_string()).unwrap_or_default();
+    assert!(why(&forked).contains("ikawrakow/ik_llama.cpp") && why(&older).contains("older: b150"));
+    assert_eq!(why(&newer), "");
+    // On a GPU, and then without one.
+    let gpu = Provenance {
+        plan: crate::plan::tests::with_gpu(Backend::Cuda, &["90"], "/nvcc", "nvcc 13"),
+        ..provenance(&[], "", 5)
+    };
+    assert_eq!(succeeds(&gpu.plan, &provenance(&[], "", 5).plan), Err(NoSuccessor::NoGpu));
+    assert_eq!(succeeds(&provenance(&[], "", 5).plan, &gpu.plan), Ok(()));
+    assert!(store.kept_by_choice().contains(&newer), "nobody removes it by age");
+
+    // Its line goes on by itself, because nobody chose.
+    let newest = install_of(&store, upstream, 300, "2026-01-05T00:00:00Z");
+    assert_eq!(in_use(), newest);
+    store.choose(&forked, "by hand").unwrap();
+    assert_eq!(in_use(), forked);
+    install_of(&store, fork, 901, "2026-01-06T00:00:00Z");
+    assert_eq!(in_use(), forked, "what was chosen stays");
+    assert_eq!(store.go_back(&forked, None).unwrap(), newest);
+    // Chosen by hand, the held one is held no longer.
+    store.choose(&newest, "by hand").unwrap();
+    install_of(&store, upstream, 400, "2026-01-07T00:00:00Z");
+    assert_eq!(in_use(), newest);
 }
 
 #[test]

@@ -7,7 +7,8 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use warden_builder::{
-    ArchWish, BackendWish, Builder, Built, Dirs, Environment, Needs, Reporter, Request, Source, sdist,
+    ArchWish, BackendWish, BuildId, Builder, Built, Dirs, Environment, Needs, NoSuccessor, Reporter, Request,
+    Source, Store, sdist,
 };
 use warden_patches::{Catalogue, Selection};
 use warden_policies::defaults::Build;
@@ -18,6 +19,7 @@ pub(crate) mod git;
 pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
 pub(crate) use git::GitArgs;
 
+use super::builds::take_into_use;
 use super::{ConfigArgs, block_on, progress};
 use crate::config::machine::Machine;
 use crate::config::resolve::proofs;
@@ -46,6 +48,9 @@ pub(crate) struct BuildArgs {
     /// An option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
+    /// Takes the build into use for all models that name none, whatever is in use there.
+    #[arg(long = "use", conflicts_with = "plan")]
+    take: bool,
     /// Shows what would be built, and builds nothing.
     #[arg(long)]
     plan: bool,
@@ -128,7 +133,12 @@ async fn build(args: BuildArgs) -> Result<(), Failure> {
         if args.plan {
             return print_plan(&builder.plan(&request).await?, args.json);
         }
-        print_built(&builder.build(&request).await?, args.json)
+        let built = builder.build(&request).await?;
+        let store = builder.store();
+        if args.take {
+            take_into_use(&store, &built.id)?;
+        }
+        print_built(&built, &store, args.json)
     })
     .await
 }
@@ -168,12 +178,14 @@ fn print_plan(plan: &warden_builder::Plan, json: bool) -> Result<(), Failure> {
     if json { out::json(plan) } else { out::line(&plan.to_string()) }
 }
 
-fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
+fn print_built(built: &Built, store: &Store, json: bool) -> Result<(), Failure> {
+    let in_use = store.in_use()?.map(|build| build.id);
     if json {
         return out::json(&serde_json::json!({
             "id": built.id,
             "binary": built.binary,
             "hit": built.hit,
+            "in_use": in_use,
             "provenance": built.provenance,
         }));
     }
@@ -182,7 +194,22 @@ fn print_built(built: &Built, json: bool) -> Result<(), Failure> {
     if !built.provenance.fixes().is_empty() {
         out::line(&format!("fixes {}", built.provenance.fixes().join(", ")))?;
     }
-    out::line(&built.binary.to_string_lossy())
+    out::line(&built.binary.to_string_lossy())?;
+    out::line(&runs(&built.id, in_use.as_ref(), store.no_successor(&built.id)?))
+}
+
+/// Which build models run that name none, after one was made.
+fn runs(built: &BuildId, in_use: Option<&BuildId>, why: Option<NoSuccessor>) -> String {
+    match in_use {
+        Some(other) if other != built => {
+            let why = why.map_or_else(|| "that one was chosen".to_owned(), |why| why.to_string());
+            format!(
+                "not in use: models that name no build run {other}; {why}. `llama-warden builds use {built}` takes \
+                 this one"
+            )
+        }
+        _ => format!("in use: models that name no build run {built} from their next start on"),
+    }
 }
 
 /// A token that the first Ctrl-C, TERM or end of the terminal cancels: everything that runs is then ended and cleaned up.
@@ -204,4 +231,23 @@ fn cancel_on_signal() -> Result<CancellationToken, Failure> {
         token.cancel();
     });
     Ok(cancel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_says_which_build_models_run() {
+        let [built, other]: [BuildId; 2] =
+            ["3a37063580c49344", "90b61a0bd726c6ae"].map(|id| id.parse().unwrap());
+        let fork =
+            NoSuccessor::OtherLineage { new: "ikawrakow/ik_llama.cpp".into(), in_use: "llama.cpp".into() };
+        let lines = [
+            runs(&built, Some(&built), None),
+            runs(&built, Some(&other), Some(fork)),
+            runs(&built, Some(&other), None),
+        ];
+        insta::assert_snapshot!(lines.join("\n"));
+    }
 }

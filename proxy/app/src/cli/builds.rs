@@ -81,12 +81,7 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
         BuildsCommand::Use { id, config } => {
             let store = store(&config)?;
             let id = store.resolve(&id)?;
-            if store.choices()?.chosen.is_empty()
-                && let Some(before) = store.in_use()?
-            {
-                store.choose(&before.id, "it was the newest build")?;
-            }
-            store.choose(&id, "it was chosen by hand")?;
+            take_into_use(&store, &id)?;
             out::line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
         }
         BuildsCommand::Rm { ids, force, config } => {
@@ -109,6 +104,16 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), Failure> {
             gc(&Place::find(&config)?, keep, dry_run, force)
         }
     }
+}
+
+/// Takes a build into use where the configuration names none. The one before it is the way back.
+pub(super) fn take_into_use(store: &Store, id: &BuildId) -> Result<(), Failure> {
+    if store.choices()?.chosen.is_empty()
+        && let Some(before) = store.in_use()?
+    {
+        store.choose(&before.id, "it was the newest build")?;
+    }
+    Ok(store.choose(id, "it was chosen by hand")?)
 }
 
 /// Removes what is superfluous, or says what that is.
@@ -272,8 +277,9 @@ pub(crate) fn stands(id: &BuildId, in_use: Option<&BuildId>, choices: &Choices) 
 }
 
 fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> String {
-    let head =
-        ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "SIZE", ""].map(str::to_owned).to_vec();
+    let head = ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "VERIFIED", "SIZE", ""]
+        .map(str::to_owned)
+        .to_vec();
     let rows = builds.iter().map(|build| {
         let mut row = row(build);
         row.push(stands(&build.id).to_owned());
@@ -291,8 +297,14 @@ pub(crate) fn row(build: &Provenance) -> Vec<String> {
         recipe.backend.to_string(),
         recipe.arch(),
         fixes(build),
+        verified(build).to_owned(),
         ByteSize(build.binary.size).to_string(),
     ]
+}
+
+/// Whether quantised weights were computed: builds of before that was tried answered questions in f32 alone.
+fn verified(build: &Provenance) -> &'static str {
+    if build.verified.computed.is_some() { "computed" } else { "not computed" }
 }
 
 /// The fixes that are in a build, and which sets of them were only shown on the machine that built it, or not at all.

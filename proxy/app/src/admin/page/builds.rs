@@ -66,7 +66,7 @@ pub(crate) fn view(picture: &Picture, shelf: &Shelf, data: &Path) -> Html {
         });
         return html;
     }
-    let titles = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Size", "Stands"];
+    let titles = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Verified", "Size", "Stands"];
     html.within("table", &[("class", &"builds"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "Builds in the store, the latest first");
         head(table, &titles);

@@ -227,7 +227,7 @@ impl Run<'_> {
             out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
         }
         // From here on a newer build in the store is in use for nobody, nor one that was chosen once, removed, and is built again.
-        if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id) {
+        if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id || last.held) {
             self.store.choose(&old.id, "it was in use when an update began")?;
         }
         out::error_line(&format!("update: {}", report.news()));

@@ -1,0 +1,208 @@
+//! Whether a build continues the line of the one in use: the same llama.cpp, and not an older one. Pure.
+
+use std::fmt;
+use std::path::Path;
+
+use crate::plan::Plan;
+use crate::source::Found;
+
+/// Names by which llama.cpp itself is fetched: its repository, now and before, and the package that carries its source.
+const UPSTREAM: [&str; 4] =
+    ["ggml-org/llama.cpp", "ggerganov/llama.cpp", "llama_cpp_python", "llama-cpp-python"];
+/// The lineage of those, and of folders and archives that are called so.
+const LLAMA_CPP: &str = "llama.cpp";
+/// Endings of archives.
+const ARCHIVES: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
+
+/// Why a new build does not take the place of the one in use by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoSuccessor {
+    /// It is made of another llama.cpp.
+    OtherLineage {
+        /// That of the new build, such as `ikawrakow/ik_llama.cpp`.
+        new: String,
+        /// That of the one in use.
+        in_use: String,
+    },
+    /// It computes on the CPU alone, and the one in use on a GPU.
+    NoGpu,
+    /// It is made of an older revision.
+    Older {
+        /// The new build's version.
+        new: String,
+        /// That of the one in use.
+        in_use: String,
+    },
+}
+
+impl fmt::Display for NoSuccessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherLineage { new, in_use } => {
+                write!(f, "it is made of {new}, and the one in use of {in_use}")
+            }
+            Self::NoGpu => f.write_str("it computes on the CPU alone, and the one in use on a GPU"),
+            Self::Older { new, in_use } => write!(f, "it is older: {new}, and the one in use is {in_use}"),
+        }
+    }
+}
+
+/// What can be said of a source without its history.
+struct Origin {
+    lineage: String,
+    /// The build number, as upstream counts.
+    number: Option<u32>,
+    /// The numbers at the end of its name, such as those of a release.
+    version: Vec<u32>,
+}
+
+/// Whether a build of the plan `new` continues that of `in_use`.
+///
+/// # Errors
+/// Why not. A revision whose age is not known counts as newer: it was made on purpose.
+pub(super) fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
+    continues(&in_use.source, &new.source)?;
+    if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {
+        return Err(NoSuccessor::NoGpu);
+    }
+    Ok(())
+}
+
+/// The same of their sources.
+fn continues(in_use: &Found, new: &Found) -> Result<(), NoSuccessor> {
+    let (old, new) = (origin(in_use), origin(new));
+    if old.lineage != new.lineage {
+        return Err(NoSuccessor::OtherLineage { new: new.lineage, in_use: old.lineage });
+    }
+    if let (Some(before), Some(after)) = (old.number, new.number) {
+        return if after < before {
+            Err(NoSuccessor::Older { new: format!("b{after}"), in_use: format!("b{before}") })
+        } else {
+            Ok(())
+        };
+    }
+    if !old.version.is_empty() && !new.version.is_empty() && new.version < old.version {
+        let text = |version: &[u32]| version.iter().map(u32::to_string).collect::<Vec<_>>().join(".");
+        return Err(NoSuccessor::Older { new: text(&new.version), in_use: text(&old.version) });
+    }
+    Ok(())
+}
+
+fn origin(found: &Found) -> Origin {
+    let given = found.given.to_string_lossy();
+    let number = found.revision.build_number;
+    if found.kind == "git" && given.contains("://") {
+        return Origin { lineage: known(repository(&given)), number, version: Vec::new() };
+    }
+    let name =
+        Path::new(&*given).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let stem = ARCHIVES.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    let (lineage, version) = match stem.rsplit_once('-') {
+        Some((name, end)) if is_revision(end) => (name, numbers(end)),
+        _ => (stem, Vec::new()),
+    };
+    Origin { lineage: known(lineage.trim_end_matches(".git").to_owned()), number, version }
+}
+
+/// `owner/name` of a repository's URL.
+fn repository(url: &str) -> String {
+    let path = url.trim_end_matches('/').trim_end_matches(".git");
+    let mut parts = path.rsplit('/');
+    let (name, owner) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    format!("{owner}/{name}").to_ascii_lowercase()
+}
+
+/// One name for all that is llama.cpp itself.
+fn known(name: String) -> String {
+    if UPSTREAM.contains(&name.as_str()) { LLAMA_CPP.to_owned() } else { name }
+}
+
+/// Whether the end of a name is a version, a tag of a build or a commit.
+fn is_revision(text: &str) -> bool {
+    let tag = text.strip_prefix(['b', 'v']).unwrap_or(text);
+    let is_commit = text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_commit || (tag.starts_with(|first: char| first.is_ascii_digit()) && tag.bytes().all(is_digit_or_dot))
+}
+
+const fn is_digit_or_dot(byte: u8) -> bool {
+    byte.is_ascii_digit() || byte == b'.'
+}
+
+fn numbers(text: &str) -> Vec<u32> {
+    if text.len() == 40 {
+        return Vec::new();
+    }
+    text.trim_start_matches(['b', 'v']).split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_patches::Revision;
+
+    use super::*;
+
+    fn found(kind: &str, given: &str, build_number: Option<u32>) -> Found {
+        Found {
+            given: given.into(),
+            kind: kind.into(),
+            identity: String::new(),
+            root: String::new(),
+            server: "tools/server".into(),
+            revision: Revision { commit: None, build_number },
+        }
+    }
+
+    fn git(url: &str, number: u32) -> Found {
+        found("git", url, Some(number))
+    }
+
+    const UPSTREAM_URL: &str = "https://github.com/ggml-org/llama.cpp";
+
+    #[test]
+    fn a_newer_revision_of_the_same_llama_cpp_succeeds_however_it_was_fetched() {
+        let upstream = git(UPSTREAM_URL, 10_587);
+        for new in [
+            git(UPSTREAM_URL, 10_600),
+            git("https://github.com/ggml-org/llama.cpp.git/", 10_587),
+            found("archive", "/cache/llama_cpp_python-0.3.20.tar.gz", None),
+            found("archive", "/tmp/llama.cpp-b10700.tar.gz", Some(10_700)),
+            found("directory", "/home/me/llama.cpp", None),
+        ] {
+            assert_eq!(continues(&upstream, &new), Ok(()), "{}", new.given.display());
+        }
+        let release = |version| found("archive", &format!("/x/llama_cpp_python-{version}.tar.gz"), None);
+        assert_eq!(continues(&release("0.3.9"), &release("0.3.20")), Ok(()));
+        let mine = found("directory", "/home/me/mine", None);
+        assert_eq!(continues(&mine, &mine), Ok(()));
+    }
+
+    #[test]
+    fn a_fork_is_of_another_lineage_by_repository_archive_and_folder() {
+        let upstream = git(UPSTREAM_URL, 10_587);
+        for (new, lineage) in [
+            (git("https://github.com/ikawrakow/ik_llama.cpp", 20_000), "ikawrakow/ik_llama.cpp"),
+            (git("https://github.com/somebody/llama.cpp", 20_000), "somebody/llama.cpp"),
+            (found("archive", "/tmp/ik.tar.gz", None), "ik"),
+            (
+                found("archive", "/tmp/ik_llama.cpp-8337e4cd3861406fc04e0854b1409cd1b027fbc9.zip", None),
+                "ik_llama.cpp",
+            ),
+            (found("directory", "/home/me/turboquant", None), "turboquant"),
+        ] {
+            let why = continues(&upstream, &new).unwrap_err();
+            assert!(matches!(&why, NoSuccessor::OtherLineage { new, .. } if new == lineage), "{why}");
+            assert!(continues(&new, &upstream).is_err(), "the other way, too");
+        }
+    }
+
+    #[test]
+    fn an_older_revision_does_not_succeed_and_one_of_unknown_age_does() {
+        let (new, old) = (git(UPSTREAM_URL, 10_587), git(UPSTREAM_URL, 8827));
+        let why = continues(&new, &old).unwrap_err();
+        assert_eq!(why.to_string(), "it is older: b8827, and the one in use is b10587");
+        let release = |version| found("archive", &format!("/x/llama_cpp_python-{version}.tar.gz"), None);
+        let why = continues(&release("0.3.20"), &release("0.3.9")).unwrap_err();
+        assert_eq!(why.to_string(), "it is older: 0.3.9, and the one in use is 0.3.20");
+        assert_eq!(continues(&new, &found("git", UPSTREAM_URL, None)), Ok(()));
+    }
+}
