@@ -59,6 +59,34 @@ async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("the idle edge wakes the task");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_look_is_no_use_but_a_drain_waits_for_it() {
+    let leases = leases(4);
+    let cell = cell(1);
+    leases.open(&cell, 1);
+    drop(leases.lease(LeaseKind::Slot, None).await.unwrap());
+    let rested = leases.idle_since(cell.id).unwrap();
+    let look = || leases.lease_now(LeaseKind::Read, None).unwrap();
+    tokio::time::advance(WAIT).await;
+    let looks = look();
+    assert_eq!((leases.in_flight(cell.id), leases.idle_since(cell.id)), (1, Some(rested)));
+    drop(looks);
+    assert_eq!((leases.idle_since(cell.id), leases.seen().idle_for), (Some(rested), WAIT));
+    // A request that ends meanwhile is a use.
+    let (looks, runs) = (look(), leases.lease(LeaseKind::Slot, None).await.unwrap());
+    drop(runs);
+    assert_eq!(leases.idle_since(cell.id), None, "it is not idle yet");
+    drop(looks);
+    assert_eq!(leases.idle_since(cell.id), Some(Instant::now()));
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
+    let looks = look();
+    leases.close(cell.id);
+    assert!(leases.lease_now(LeaseKind::Read, None).is_none(), "nothing is open, and nobody waits");
+    assert_eq!(leases.waiting(), 0);
+    drop(looks);
+    tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("the drain hears of its end");
+}
+
 #[tokio::test]
 async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_looked() {
     let leases = leases(4);
