@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use crate::answer::relay::Relay;
 use crate::answer::unread::UnreadAnswer;
 use crate::body::budget::Held;
 use crate::observe::Outcome;
-use crate::protocol::conn_state::{Busy, ReadAhead};
+use crate::protocol::conn_state::{Busy, ConnState, ReadAhead};
 
 /// Our own words go out in portions of this size: with the last one the exchange is over for us, and the clock of an idle
 /// connection runs. What is put together can be large, and a slow client needs its time for it.
@@ -32,7 +32,7 @@ enum Kind {
     Fixed { bytes: Option<Bytes>, flight: Option<Box<Flight>>, outcome: Outcome },
     Page { body: UnsyncBoxBody<Bytes, Infallible>, flight: Box<Flight> },
     Relay(Arc<UnreadAnswer>),
-    Interim(Box<Interim>),
+    Interim { interim: Arc<Mutex<Interim>>, conn: Arc<ConnState> },
 }
 
 impl AnswerBody {
@@ -51,15 +51,22 @@ impl AnswerBody {
         let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
         if ahead > 0 {
             let answer: Arc<dyn ReadAhead> = answer.clone();
-            busy.answers(Arc::downgrade(&answer));
+            busy.conn().answers(Arc::downgrade(&answer));
         }
         Self { kind: Kind::Relay(answer), busy: Some(busy) }
     }
 
     /// The answer that is inside knows that the connection is busy.
-    pub(crate) fn interim(interim: Interim) -> Self {
-        Self { kind: Kind::Interim(Box::new(interim)), busy: None }
+    pub(crate) fn interim(interim: Interim, conn: Arc<ConnState>) -> Self {
+        let interim = Arc::new(Mutex::new(interim));
+        let waits: Arc<dyn ReadAhead> = interim.clone();
+        conn.answers(Arc::downgrade(&waits));
+        Self { kind: Kind::Interim { interim, conn }, busy: None }
     }
+}
+
+fn lock(interim: &Mutex<Interim>) -> MutexGuard<'_, Interim> {
+    interim.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Body for AnswerBody {
@@ -96,11 +103,15 @@ impl Body for AnswerBody {
                 let cancelled = busy.as_ref().is_some_and(Busy::takes_cancel).then(|| relay.cancel(context));
                 let polled = cancelled.flatten().unwrap_or_else(|| relay.poll(context));
                 if let Some(busy) = busy {
-                    busy.passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
+                    busy.conn().passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
                 }
                 polled
             }
-            Kind::Interim(interim) => interim.poll(context),
+            Kind::Interim { interim, conn } => {
+                let polled = lock(interim).poll(context);
+                conn.passed(matches!(polled, Poll::Ready(Some(Ok(_)))));
+                polled
+            }
         }
     }
 
@@ -109,7 +120,7 @@ impl Body for AnswerBody {
             Kind::Fixed { bytes, .. } => bytes.is_none(),
             Kind::Page { body, .. } => body.is_end_stream(),
             Kind::Relay(relay) => relay.is_over(),
-            Kind::Interim(interim) => interim.is_over(),
+            Kind::Interim { interim, .. } => lock(interim).is_over(),
         }
     }
 
@@ -120,7 +131,7 @@ impl Body for AnswerBody {
             }
             Kind::Page { body, .. } => body.size_hint(),
             Kind::Relay(relay) => relay.size_hint(),
-            Kind::Interim(_) => SizeHint::default(),
+            Kind::Interim { .. } => SizeHint::default(),
         }
     }
 }

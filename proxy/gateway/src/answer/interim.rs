@@ -5,9 +5,12 @@
 //!     │ └─── it is anything else, or a refusal ─> Gathers it ─> its error as an event ─> Over
 //!     └ signs of life meanwhile
 //! ```
+//!
+//! A client that does not take the signs keeps no slot waiting: its request is led on ([`ReadAhead`]) once its model is loaded.
 
 use std::io;
 use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,6 +23,7 @@ use super::answer_body::AnswerBody;
 use super::assemble::is_events;
 use super::teller::Teller;
 use crate::backend::backends::BoxFuture;
+use crate::protocol::conn_state::ReadAhead;
 use crate::refusal::{Dialect, error_event};
 
 /// Bytes of an error that are read. Of a longer one the client gets the status only.
@@ -31,6 +35,8 @@ pub(crate) struct Interim {
     teller: Teller,
     every: Duration,
     next_sign: Pin<Box<Sleep>>,
+    /// The last words of ours, before the model's own answer.
+    last_words: Option<Bytes>,
     dialect: Dialect,
 }
 
@@ -50,7 +56,19 @@ impl Interim {
         dialect: Dialect,
     ) -> Self {
         let next_sign = Box::pin(sleep_until(Instant::now()));
-        Self { state: State::Waits(answer), teller, every, next_sign, dialect }
+        Self { state: State::Waits(answer), teller, every, next_sign, last_words: None, dialect }
+    }
+
+    /// The model's answer is here, or a refusal.
+    fn note_answer(&mut self, answer: Response<AnswerBody>) {
+        let (head, body) = answer.into_parts();
+        if head.status.is_success() && is_events(&head.headers) {
+            self.state = State::Passes(Box::new(body));
+            self.last_words = self.teller.ends();
+        } else {
+            let (status, body) = (head.status.as_u16(), Box::new(body));
+            self.state = State::Gathers { status, body, read: Vec::new() };
+        }
     }
 
     pub(super) fn poll(
@@ -58,20 +76,12 @@ impl Interim {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         loop {
+            if let Some(words) = self.last_words.take() {
+                return Poll::Ready(Some(Ok(Frame::data(words))));
+            }
             match &mut self.state {
                 State::Waits(answer) => match answer.as_mut().poll(context) {
-                    Poll::Ready(answer) => {
-                        let (head, body) = answer.into_parts();
-                        if head.status.is_success() && is_events(&head.headers) {
-                            self.state = State::Passes(Box::new(body));
-                            if let Some(words) = self.teller.ends() {
-                                return Poll::Ready(Some(Ok(Frame::data(words))));
-                            }
-                        } else {
-                            let (status, body) = (head.status.as_u16(), Box::new(body));
-                            self.state = State::Gathers { status, body, read: Vec::new() };
-                        }
-                    }
+                    Poll::Ready(answer) => self.note_answer(answer),
                     Poll::Pending => {
                         ready!(self.next_sign.as_mut().poll(context));
                         self.next_sign.as_mut().reset(Instant::now() + self.every);
@@ -97,9 +107,21 @@ impl Interim {
 
     pub(super) fn is_over(&self) -> bool {
         match &self.state {
-            State::Passes(body) => body.is_end_stream(),
+            State::Passes(body) => self.last_words.is_none() && body.is_end_stream(),
             State::Over => true,
             State::Waits(_) | State::Gathers { .. } => false,
+        }
+    }
+}
+
+impl ReadAhead for Mutex<Interim> {
+    fn read_ahead(&self, context: &mut Context<'_>) {
+        let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
+        // The model's own answer is read ahead by itself from then on.
+        if let State::Waits(answer) = &mut interim.state
+            && let Poll::Ready(answer) = answer.as_mut().poll(context)
+        {
+            interim.note_answer(answer);
         }
     }
 }

@@ -182,7 +182,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
         waits.manner,
         waits.since,
     );
-    let (every, dialect) = (waits.every, exchange.route.dialect);
+    let (every, dialect, conn) = (waits.every, exchange.route.dialect, exchange.conn.clone());
     let answer = Box::pin(async move {
         let forwarded = {
             let mut forwarding = pin!(waits.forward(&mut exchange));
@@ -195,7 +195,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
         };
         refuse(exchange, &refused, busy)
     });
-    let mut answer = Response::new(AnswerBody::interim(Interim::new(answer, teller, every, dialect)));
+    let mut answer = Response::new(AnswerBody::interim(Interim::new(answer, teller, every, dialect), conn));
     *answer.headers_mut() = headers;
     answer
 }

@@ -123,6 +123,16 @@ impl ConnState {
         polled
     }
 
+    /// This is the answer, which may be read ahead.
+    pub(crate) fn answers(&self, answer: Weak<dyn ReadAhead>) {
+        self.with(|inner| inner.answer = Some(answer));
+    }
+
+    /// The answer was polled, and had a piece or not.
+    pub(crate) fn passed(&self, has_piece: bool) {
+        self.is_ahead.store(has_piece, Ordering::Relaxed);
+    }
+
     /// What the raw head of the request that begins was found to be, if anybody read it.
     pub(crate) fn next_head(&self) -> Option<Seen> {
         self.with(|inner| inner.heads.as_mut().map(Heads::next))
@@ -168,14 +178,9 @@ impl Busy {
         self.0.cancelling.take()
     }
 
-    /// This is the answer, which may be read ahead.
-    pub(crate) fn answers(&self, answer: Weak<dyn ReadAhead>) {
-        self.0.with(|inner| inner.answer = Some(answer));
-    }
-
-    /// The answer was polled, and had a piece or not.
-    pub(crate) fn passed(&self, has_piece: bool) {
-        self.0.is_ahead.store(has_piece, Ordering::Relaxed);
+    /// The connection that is busy.
+    pub(crate) fn conn(&self) -> &ConnState {
+        &self.0
     }
 
     /// Polls what is done for the request. `None`: it is to end.
@@ -192,7 +197,7 @@ impl Drop for Busy {
     fn drop(&mut self) {
         // Its request is over: a word that came in its last moment is not for the connection.
         self.0.cancelling.begin();
-        self.passed(false);
+        self.0.passed(false);
         self.0.with(|inner| (inner.phase, inner.answer) = (Phase::Idle(Instant::now()), None));
     }
 }

@@ -1,5 +1,6 @@
 //! Streams whose model is not loaded yet: begun, kept alive, and ended by whatever comes of it.
 
+use super::http2::{self, Client};
 use super::peer::*;
 use super::*;
 use crate::Outcome;
@@ -12,9 +13,17 @@ pub(super) const SIGN: &str = ": the model is being loaded, some ";
 
 /// A gateway whose model loads for some minutes more: until it is let in by hand.
 pub(super) async fn loading(mode: WhileLoading, upstream: &Upstream) -> Rig {
+    loads(loading_plan(), mode, upstream).await
+}
+
+fn loading_plan() -> Plan {
     let mut plan = Plan { room: 0, ..Plan::default() };
     plan.config.upstream.comment_interval = Duration::from_millis(10);
     plan.config.upstream.reasoning_interval = Duration::from_millis(10);
+    plan
+}
+
+async fn loads(plan: Plan, mode: WhileLoading, upstream: &Upstream) -> Rig {
     let rig = Rig::with(plan, &[upstream]).await;
     *rig.backends.coming.lock().unwrap() = Some(Coming {
         since: Some(Instant::now()),
@@ -62,6 +71,35 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
         drop(client);
         rig.is_clean().await;
     }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_model_is_loaded() {
+    let upstream = streaming();
+    let mut plan = loading_plan();
+    plan.config.server.h2c = true;
+    let rig = loads(plan, WhileLoading::Comment, &upstream).await;
+    // Room for less than one sign.
+    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 8).await;
+    let (answer, mut sending) = client.begin(http2::request("POST", "/completion"), false).await;
+    sending.send_data(bytes::Bytes::from_static(ASKED.as_bytes()), true).unwrap();
+    let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
+    let first = timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap();
+    assert!(SIGN.as_bytes().starts_with(&first), "as much of the first sign as it has room for: {first:?}");
+    rig.backends.room.add_permits(1);
+    eventually("it is computed, and its slot free", || upstream.accepted() == 1 && rig.live() == 0).await;
+    assert_eq!(rig.record(0).await.outcome, Outcome::Ok);
+    body.flow_control().release_capacity(first.len()).unwrap();
+    let mut all = Vec::new();
+    while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        all.extend_from_slice(&piece);
+    }
+    let all = String::from_utf8(all).unwrap();
+    assert!(all.ends_with("data: {\"a\":1}\n\n"), "{all}");
+    drop((client, body));
+    rig.is_clean().await;
 }
 
 #[tokio::test]
