@@ -353,7 +353,11 @@ async fn prepare(
         intake.take_rest().await?;
     }
     turn_away(upstream, &model, intake)?;
-    let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake).await?;
+    let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
+    // As llama-server's router reads it.
+    let loads =
+        asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
+    let tokens = prompt_size::of(upstream, route.kind, &model, &parts.headers, intake, loads).await?;
     let kind =
         exchange.rules(&model).filter(|rules| is_plain && rules.assemble).and(route.shape).and_then(Kind::of);
     let assemble = match kind {
@@ -366,10 +370,6 @@ async fn prepare(
     } else {
         None
     };
-    let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
-    // As llama-server's router reads it.
-    let loads =
-        asked.filter(|word| !word.is_empty()).map_or(route.loads, |word| word == "true" || word == "1");
     Ok(Prepared { model, tokens, assemble, sets, loads, patience: Duration::ZERO })
 }
 

@@ -52,12 +52,14 @@ struct Counted {
 }
 
 /// Tokens of the prompt of a request of this kind, if somebody wants to know. May take in the rest of the body.
+/// `loads`: a model that is not loaded may be loaded for the count.
 pub(super) async fn of(
     upstream: &Upstream,
     kind: LeaseKind,
     model: &ModelName,
     headers: &HeaderMap,
     intake: &mut Intake,
+    loads: bool,
 ) -> Result<Option<u64>, Refusal> {
     let backends = &upstream.backends;
     if kind != LeaseKind::Slot {
@@ -77,7 +79,7 @@ pub(super) async fn of(
                 let counted = match countable.then(|| intake.texts()).flatten() {
                     Some(texts) => {
                         // Rare and large: not a part of every request's future.
-                        let counting = Box::pin(count(upstream, model, headers, texts, print));
+                        let counting = Box::pin(count(upstream, model, headers, texts, print, loads));
                         timeout(PATIENCE, counting).await.ok().flatten()
                     }
                     None => None,
@@ -103,8 +105,13 @@ async fn count(
     headers: &HeaderMap,
     texts: Texts,
     print: Option<Fingerprint>,
+    loads: bool,
 ) -> Option<u64> {
-    let lease = upstream.backends.lease(model, LeaseKind::Aux, None).await.ok()?;
+    let lease = if loads {
+        upstream.backends.lease(model, LeaseKind::Aux, None).await.ok()?
+    } else {
+        upstream.backends.lease_loaded(model, LeaseKind::Aux, None).await.ok()??
+    };
     let pool = upstream.pool(&*lease);
     let length = texts.text.len();
     let body = Bytes::from(json!({ "content": texts.text }).to_string());

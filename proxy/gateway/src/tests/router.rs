@@ -64,6 +64,13 @@ async fn what_only_looks_at_a_model_that_is_not_loaded_says_so_and_loads_none() 
         );
         assert_eq!(asked(&rig) - before, usize::from(status == "200"));
     }
+    // Nor is its prompt counted by a process that would have to be started for that.
+    *rig.backends.room_tokens.lock().unwrap() = Some(1);
+    let long = format!(r#"{{"model":"a","prompt":"{}"}}"#, "word ".repeat(1000));
+    let before = asked(&rig);
+    let (head, _) = rig.ask(&post("/v1/completions?autoload=false", &long)).await;
+    assert!(head.starts_with("HTTP/1.1 503 ") && asked(&rig) == before, "{head}");
+    *rig.backends.room_tokens.lock().unwrap() = None;
     *rig.backends.shown.lock().unwrap() = Some(ModelState::Loaded);
     for path in ["/metrics?model=a", "/upstream/a/health"] {
         let (head, _) = rig.ask(&get(path, "")).await;
