@@ -22,6 +22,7 @@
 //! | [`build`] | makes it |
 //! | [`mod@verify`] | makes the result prove itself |
 //! | [`store`] | keeps it, with its provenance |
+//! | [`weights`] | obtains pinned model files through pip |
 //! | [`sample_model`] | a tiny model with random weights, the same bytes for the same seed |
 //!
 //! # Invariants
@@ -86,6 +87,7 @@ pub mod source;
 pub mod store;
 pub mod toolchain;
 pub mod verify;
+pub mod weights;
 mod whole;
 
 pub use build::{Builder, Built, Dirs, Request};

@@ -86,7 +86,7 @@ impl Pip<'_> {
     }
 
     async fn get(&self, version: &str, pin: Option<&Pin>) -> Result<PathBuf> {
-        let Self { cache, env, reporter, cancel } = *self;
+        let Self { cache, reporter, cancel, .. } = *self;
         let folder = cache.join("sources");
         let path = folder.join(format!("{PROJECT}-{version}.tar.gz"));
         let lock = cache.join("locks").join(format!("sdist-{version}.lock"));
@@ -99,8 +99,6 @@ impl Pip<'_> {
             let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
             return if found == pin.identity() { Ok(path) } else { Err(pin.mismatch(path, found)) };
         }
-        let venv = Venv::new(cache);
-        venv.ready(env, reporter, cancel).await?;
         let what = format!("the source of {PROJECT} {version}, some 80 MB");
         reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
 
@@ -109,22 +107,10 @@ impl Pip<'_> {
             .prefix(".download-")
             .tempdir_in(&folder)
             .map_err(io_error("creating", &folder))?;
-        let requirement = work.path().join("requirement.txt");
         let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
         let text = format!("--no-binary {PROJECT}\n{PROJECT}=={version}{hash}\n");
-        fs::write(&requirement, text).map_err(io_error("writing", &requirement))?;
-        let into = work.path().join("got");
-        let mut download = venv.pip(env);
-        download
-            .args(["download", "--no-deps", "--no-build-isolation", "-r"])
-            .arg(&requirement)
-            .arg("-d")
-            .arg(&into)
-            .args(pin.map(|_| "--require-hashes"))
-            // The unpacked package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
-            .env("TMPDIR", work.path());
         let doing = format!("downloading {PROJECT} {version}");
-        finish(Path::new("pip download"), &doing, output(download, cancel).await)?;
+        let into = self.download(work.path(), &text, pin.is_some(), &doing).await?;
 
         let got = only_file(&into)?;
         if let Some(pin) = pin {
@@ -137,6 +123,37 @@ impl Pip<'_> {
         }
         fs::rename(&got, &path).map_err(io_error("moving", got))?;
         Ok(path)
+    }
+
+    /// Has pip download what a text of requirements asks for, into a folder below `work`.
+    ///
+    /// # Errors
+    ///
+    /// There is no Python, pip fails, or it was cancelled.
+    pub(crate) async fn download(
+        &self,
+        work: &Path,
+        requirements: &str,
+        is_hashed: bool,
+        doing: &str,
+    ) -> Result<PathBuf> {
+        let Self { cache, env, reporter, cancel } = *self;
+        let venv = Venv::new(cache);
+        venv.ready(env, reporter, cancel).await?;
+        let file = work.join("requirements.txt");
+        fs::write(&file, requirements).map_err(io_error("writing", &file))?;
+        let into = work.join("got");
+        let mut download = venv.pip(env);
+        download
+            .args(["download", "--no-deps", "--no-build-isolation", "-r"])
+            .arg(&file)
+            .arg("-d")
+            .arg(&into)
+            .args(is_hashed.then_some("--require-hashes"))
+            // An unpacked source package is some 200 MB: the cache's disk was meant for that, /tmp may be memory.
+            .env("TMPDIR", work);
+        finish(Path::new("pip download"), doing, output(download, cancel).await)?;
+        Ok(into)
     }
 }
 

