@@ -2,7 +2,7 @@
 //! in the store can be listed, shown and removed. `quickstart` shows it all in one command.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use warden_builder::{Reporter, verify};
 use warden_rig::process::{Kid, ProcessId};
 use warden_rig::real::{SERVER_VARIABLE, llama_server};
+use warden_rig::real_weights;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
@@ -284,9 +285,8 @@ async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
     Ok(())
 }
 
-#[tokio::test]
-async fn quickstart_builds_serves_answers_and_replaces_without_a_failed_request() -> Outcome {
-    let Some(home) = home_with_store().await? else { return Ok(()) };
+/// `quickstart` to its end; the lines that it shows.
+async fn quickstart(home: &Home) -> Result<String, Trouble> {
     let args = ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", NO_PAGE];
     let ran = home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -300,16 +300,52 @@ async fn quickstart_builds_serves_answers_and_replaces_without_a_failed_request(
         assert!(ran.stdout.contains(told), "{told:?} is not told: {ran:?}");
     }
     assert!(working_in(home.path()).is_empty(), "nothing is left running");
-    // Its lines as people get them: without what the model said, the ledger's line, and where the store of the tests is.
+    Ok(ran.stdout)
+}
+
+/// Its lines as people get them: without what the model said, the ledger's line, and where the store of the tests is.
+fn shown(home: &Home, stdout: &str) -> Result<String, Trouble> {
     let store = binaries::store()?.display().to_string();
-    let lines = ran.stdout.lines().map(|line| match line.split_once("it said:") {
-        Some((before, _)) => format!("{before}it said: …\n"),
-        None if line.trim_start().starts_with('{') => "      {…}\n".to_owned(),
-        None => format!("{line}\n"),
+    let lines = stdout.lines().map(|line| {
+        for varies in ["it said:", "cannot be downloaded here:"] {
+            if let Some((before, _)) = line.split_once(varies) {
+                return format!("{before}{varies} …\n");
+            }
+        }
+        if line.trim_start().starts_with('{') { "      {…}\n".to_owned() } else { format!("{line}\n") }
     });
     let page =
         lines.collect::<String>().replace(&store, "~").replace(&home.path().display().to_string(), "~");
-    insta::assert_snapshot!(crate::pages::without_figures(&nameless(&page)));
+    Ok(crate::pages::without_figures(&nameless(&page)))
+}
+
+#[tokio::test]
+async fn quickstart_builds_serves_answers_in_a_sentence_and_replaces_without_a_failed_request() -> Outcome {
+    let Some(home) = home_with_store().await? else { return Ok(()) };
+    if real_weights::smollm2().await?.is_none() {
+        return Ok(());
+    }
+    let told = quickstart(&home).await?;
+    let said = told.lines().find_map(|line| line.trim().strip_prefix("it said: ")).unwrap_or_default();
+    assert!(real_weights::is_sentence(said) && said.contains("Pacific"), "{said:?}");
+    assert!(told.contains("SmolLM2-135M-Instruct, licence Apache-2.0, sha256 b179c952"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn quickstart_without_a_network_says_so_and_serves_the_sample_model() -> Outcome {
+    let Some(mut home) = home_with_store().await? else { return Ok(()) };
+    // What the tests have downloaded, but for the weights.
+    let (theirs, ours) = (binaries::store()?.join("cache"), home.path().join("cache"));
+    for folder in ["sources", "tools"] {
+        std::os::unix::fs::symlink(theirs.join(folder), ours.join(folder))?;
+    }
+    home.env.insert("LLAMA_WARDEN_PATHS__CACHE_DIR".into(), ours.into());
+    home.env.insert("PIP_NO_INDEX".into(), "1".into());
+    home.env.remove(OsStr::new("PIP_FIND_LINKS"));
+    let told = quickstart(&home).await?;
+    assert!(told.contains("SmolLM2-135M-Instruct cannot be downloaded here: "), "{told}");
+    insta::assert_snapshot!(shown(&home, &told)?);
     Ok(())
 }
 

@@ -18,6 +18,7 @@
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
+//! | [`real_weights`] | small models that others trained and quantised |
 //! | [`nvml`] | NVIDIA GPUs that say what a test wants |
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`clients`] | packages of other people, and programs that use them |
@@ -45,6 +46,7 @@ pub mod process;
 pub mod pty;
 pub mod raw;
 pub mod real;
+pub mod real_weights;
 pub mod sdists;
 pub mod sse;
 pub mod storm;

