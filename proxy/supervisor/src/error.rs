@@ -272,6 +272,9 @@ pub enum SpawnError {
     /// The working directory is missing.
     #[error("cannot run {} in the directory {}: {source}", binary.display(), directory.display())]
     Directory { binary: PathBuf, directory: PathBuf, source: io::Error },
+    /// The directory for its socket is missing and cannot be made, or belongs to another user.
+    #[error("cannot use the directory for sockets {}: {source}", directory.display())]
+    Sockets { directory: PathBuf, source: io::Error },
     /// The process runs but cannot be watched; it was killed.
     #[error("cannot watch process {pid}: {source}")]
     Watch { pid: u32, source: io::Error },
@@ -337,6 +340,7 @@ mod tests {
         let spawn = [
             SpawnError::Exec { binary: binary(), source: source() },
             SpawnError::Directory { binary: binary(), directory: "/srv".into(), source: source() },
+            SpawnError::Sockets { directory: "/run/w".into(), source: source() },
             SpawnError::Watch { pid: 4711, source: source() },
             SpawnError::NurseryGone { binary: binary() },
         ];

@@ -87,7 +87,7 @@ pub use process::root::ask::Program;
 pub use process::root::wire;
 pub use process::spawn::{SUCCEEDS, Succession};
 pub use process::touch::Said;
-pub use process::{nursery, private_dir};
+pub use process::{nursery, private_dir, regular_file, trusted_path};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};

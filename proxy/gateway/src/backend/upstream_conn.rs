@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
-use warden_supervisor::{Address, Endpoint, Wire};
+use warden_supervisor::{Address, Endpoint, Wire, private_dir};
 
 use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
@@ -271,7 +271,16 @@ async fn open(address: &Address) -> io::Result<Stream> {
         Address::Process(Endpoint::Unix(path)) => loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_PAUSE).await,
-                done => return done.map(Stream::Unix),
+                done => {
+                    let stream = done?;
+                    let peer = stream.peer_cred().ok().map(|peer| peer.uid());
+                    if private_dir::may_answer(path, peer) {
+                        return Ok(Stream::Unix(stream));
+                    }
+                    let why = "another user answers on the socket of this process; nothing was sent";
+                    tracing::error!(socket = %path.display(), ?peer, "{why}");
+                    return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+                }
             }
         },
         Address::Process(Endpoint::Tcp(address)) => {

@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use warden_policies::GenerationId;
 
-use crate::error::FleetError;
+use crate::error::{FleetError, SpawnError};
 use crate::process::instance;
 use crate::process::slot_files;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, maker, socket};
+use crate::process::trusted_path;
 use crate::spec::FleetConfig;
 
 /// Makes the directory for sockets (mode 0700, ours) and removes what dead supervisors left in it.
@@ -22,14 +22,7 @@ pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
 
 /// Makes a directory that only we can enter, or makes ours so.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    let metadata = fs::metadata(path)?;
-    if metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
-    }
-    if metadata.permissions().mode() & 0o077 != 0 {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
-    }
+    trusted_path::make_private_dir(path)?;
     // Whether we can write there is found out now, not at the first request.
     let probe = path.join(format!(".probe-{}", std::process::id()));
     fs::write(&probe, "")?;
@@ -38,13 +31,19 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
 
 /// Makes the directory of a socket, or of what lies beside it, again if it is gone: the end of a login session takes `/run/user/UID`
 /// away, and cleaners of `/tmp` know no mercy. Without it no process could ever start again.
-pub(crate) fn restore(beside: &Path) {
-    let Some(directory) = beside.parent().filter(|directory| !directory.exists()) else { return };
-    tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
-    if let Err(error) = make_private(directory) {
-        // The child fails for the same reason, and callers get its words.
-        tracing::error!(directory = %directory.display(), %error, "cannot make the directory for sockets");
+///
+/// # Errors
+/// It cannot be made, or another user has put one of his in its place.
+pub(crate) fn restore(beside: &Path) -> Result<(), SpawnError> {
+    let Some(directory) = beside.parent() else { return Ok(()) };
+    let is_gone = fs::symlink_metadata(directory).is_err();
+    if is_gone {
+        tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
     }
+    // One that is there is looked at, too: where the base was removed, another user may have been quicker than we.
+    let made =
+        if is_gone { make_private(directory) } else { trusted_path::make_private_dir(directory).map(drop) };
+    made.map_err(|source| SpawnError::Sockets { directory: directory.to_owned(), source })
 }
 
 /// Best effort: a socket or a report that stays behind is in nobody's way.
@@ -75,6 +74,8 @@ pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]

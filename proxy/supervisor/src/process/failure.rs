@@ -104,6 +104,9 @@ fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
     let errno = if let SpawnError::Exec { source, .. } = error { source.raw_os_error() } else { None };
     let (kind, hint) = match (error, errno) {
         (SpawnError::Directory { .. }, _) => (NotExecutable, "check the working directory"),
+        (SpawnError::Sockets { .. }, _) => {
+            (Exit, "remove what is in its place, or choose another `paths.runtime_dir`")
+        }
         (_, Some(libc::ENOENT)) => {
             (NotExecutable, "the file, or the loader it names, does not exist: check the path of the binary")
         }

@@ -140,7 +140,7 @@ impl World for Host {
         sink: Sink,
     ) -> BoxFuture<'_, Result<Arc<dyn Process>, SpawnError>> {
         Box::pin(async move {
-            directories::restore(&socket);
+            directories::restore(&socket)?;
             let made_of = request.command.clone();
             let desk = Desk::make(&made_of, &socket);
             let birth = Birth::new(&self.population);

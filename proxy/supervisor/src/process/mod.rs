@@ -10,6 +10,8 @@
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
 //! | `endpoint`, `socket_name`, `directories`, `private_dir`, `report_file` | where a process listens and writes |
+//! | `regular_file` | files that others name: no pipe is waited for |
+//! | `trusted_path` | which paths no other user of the machine can exchange |
 //! | `reclaim_file` | how it is asked to give memory back |
 //! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
 //! | `needs` | what it needs to start |
@@ -37,6 +39,7 @@ mod own_port;
 pub(crate) mod population;
 pub mod private_dir;
 pub(crate) mod reclaim_file;
+pub mod regular_file;
 pub(crate) mod report_file;
 pub(crate) mod root;
 pub(crate) mod settings;
@@ -45,6 +48,7 @@ pub(crate) mod slot_talk;
 pub(crate) mod socket_name;
 pub(crate) mod spawn;
 pub(crate) mod touch;
+pub mod trusted_path;
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;

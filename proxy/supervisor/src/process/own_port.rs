@@ -7,11 +7,15 @@
 //!                   `------------------------+--> closed, and not a byte was sent
 //! ```
 //!
+//! A Unix socket is in a directory that no other user can enter. Another user can make that directory only where it was removed together
+//! with its base, so for those the directory is looked at.
+//!
 //! It is looked *after* the connection stands: who listens before may be gone when it is made. A process that is killed gives
 //! its port free only after it is marked as ending, so whoever is connected to its successor sees the mark.
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -22,35 +26,44 @@ use warden_sensors::Listener;
 
 use crate::process::child::Child;
 use crate::process::endpoint::Endpoint;
+use crate::process::private_dir;
 
-/// A port and the child that it was chosen for.
+/// A port, or a socket's directory, and the child that it was chosen for.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPort {
-    address: SocketAddr,
+    place: Place,
     /// Not held: the end of whoever made the child is the child's end.
     child: Weak<Child>,
     /// Whether it was already logged that somebody else listens on this port.
     told: Arc<AtomicBool>,
 }
 
+#[derive(Clone, Debug)]
+enum Place {
+    Port(SocketAddr),
+    Directory(PathBuf),
+}
+
 impl OwnPort {
-    /// `None` for a socket in a directory that is ours alone.
+    /// `None` for a socket without a directory.
     pub(crate) fn of(endpoint: &Endpoint, child: &Arc<Child>) -> Option<Self> {
-        match endpoint {
-            Endpoint::Tcp(address) => {
-                Some(Self { address: *address, child: Arc::downgrade(child), told: Arc::default() })
-            }
-            Endpoint::Unix(_) => None,
-        }
+        let place = match endpoint {
+            Endpoint::Tcp(address) => Place::Port(*address),
+            Endpoint::Unix(socket) => Place::Directory(socket.parent()?.to_owned()),
+        };
+        Some(Self { place, child: Arc::downgrade(child), told: Arc::default() })
     }
 
     /// Whether the child runs, and its group listens there, and nobody else. What cannot be told is not held against it.
     async fn is_its_own(&self) -> bool {
+        let address = match &self.place {
+            Place::Port(address) => *address,
+            Place::Directory(directory) => return self.is_private(directory),
+        };
         let Some(group) = self.child.upgrade().filter(|child| child.is_running()).map(|child| child.pid())
         else {
             return false;
         };
-        let address = self.address;
         // Some small reads of /proc: not for a runtime thread.
         match tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await {
             Ok(Some(Listener::Other)) => {
@@ -65,6 +78,19 @@ impl OwnPort {
             Ok(Some(Listener::Nobody)) => false,
             Ok(Some(Listener::Group) | None) | Err(_) => true,
         }
+    }
+}
+
+impl OwnPort {
+    fn is_private(&self, directory: &Path) -> bool {
+        let is_private = private_dir::is_private(directory);
+        if !is_private && !self.told.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                directory = %directory.display(),
+                "the directory for sockets was removed, or another user can change it; no request goes there"
+            );
+        }
+        is_private
     }
 }
 

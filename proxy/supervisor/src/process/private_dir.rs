@@ -15,13 +15,14 @@ use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileType};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
 use crate::process::slot_files;
 use crate::process::socket_name::maker;
+use crate::process::trusted_path;
 
 /// Begins the names of such directories.
 const PREFIX: &str = "llama-warden-";
@@ -54,10 +55,11 @@ impl PrivateDir {
     /// Makes it and takes it; `None` while another process has it. Directories above it are made if need be, and stay.
     ///
     /// # Errors
-    /// It cannot be made, belongs to another user, is no directory, or has files and no mark of ours.
+    /// It cannot be made, belongs to another user, is no directory, or has files and no mark of ours; or another user can exchange
+    /// it or a directory above it.
     pub fn make(path: &Path) -> io::Result<Option<Self>> {
         if let Some(base) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(base)?;
+            trusted_path::make_dir(base)?;
         }
         for _ in 0..ATTEMPTS {
             match DirBuilder::new().mode(0o700).create(path) {
@@ -81,7 +83,7 @@ impl PrivateDir {
             };
             if is_at(&lock, &path.join(LOCK)) {
                 // Only now: before, it may have been another's.
-                fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
+                trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
         }
@@ -116,8 +118,13 @@ impl PrivateDir {
         &self.path
     }
 
-    /// Removes what killed processes left in `base`: directories of our naming, with our mark, that nobody holds.
+    /// Removes what killed processes left in `base`: directories of our naming, with our mark, that nobody holds. Nothing is removed
+    /// where another user could exchange the directory for another one meanwhile.
     pub fn sweep(base: &Path) {
+        let own = rustix::process::geteuid().as_raw();
+        if !trusted_path::owner(base).is_ok_and(|owner| owner == own || owner == 0) {
+            return;
+        }
         for entry in fs::read_dir(base).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
@@ -182,6 +189,21 @@ pub fn is_at(file: &File, path: &Path) -> bool {
     facts.is_some_and(|(one, other)| (one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
+/// Whether a directory for sockets is ours, and no other user can enter it or put another one in its place. It was so when it was made;
+/// where its base is removed meanwhile (cleaners of `/tmp`), another user may make both again.
+pub fn is_private(directory: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let is_ours = |facts: fs::Metadata| facts.is_dir() && facts.uid() == own && facts.mode() & 0o777 == 0o700;
+    fs::symlink_metadata(directory).is_ok_and(is_ours)
+        && trusted_path::owner(directory).is_ok_and(|owner| owner == own)
+}
+
+/// Whether the user `peer`, who answers on this socket, may get what is meant for a process of ours: our user, or whoever runs it for us
+/// (a container has users of its own) in a directory that nobody else can enter.
+pub fn may_answer(socket: &Path, peer: Option<u32>) -> bool {
+    peer == Some(rustix::process::geteuid().as_raw()) || socket.parent().is_some_and(is_private)
+}
+
 /// A real directory of ours that is empty or has a mark.
 fn is_ours(path: &Path) -> io::Result<()> {
     let facts = fs::symlink_metadata(path)?;
@@ -233,6 +255,7 @@ fn is_made_by_us(name: &OsStr, kind: FileType) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -307,5 +330,76 @@ mod tests {
         kill(PrivateDir::make(&at(7)).unwrap().unwrap());
         assert!(PrivateDir::make(&at(7)).unwrap().is_some());
         drop(living);
+    }
+
+    /// Runs a function on a thread of another user; `None` where we are not root and cannot become one.
+    fn as_user<'scope, T: Send + 'scope>(
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        user: u32,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> Option<std::thread::ScopedJoinHandle<'scope, T>> {
+        use rustix::process::{Gid, Uid, geteuid};
+        use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+        geteuid().is_root().then(|| {
+            scope.spawn(move || {
+                let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+                set_thread_groups(&[]).unwrap();
+                set_thread_res_gid(gid, gid, gid).unwrap();
+                set_thread_res_uid(uid, uid, uid).unwrap();
+                work()
+            })
+        })
+    }
+
+    #[test]
+    fn another_user_who_makes_the_base_first_never_gets_a_directory_of_ours() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        const ALICE: u32 = 61_001;
+        const MALLORY: u32 = 61_002;
+        let public = tempfile::tempdir().unwrap();
+        fs::set_permissions(public.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let base = public.path().join("run");
+        let (ended, caught) = (AtomicBool::new(false), AtomicBool::new(false));
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(30);
+        std::thread::scope(|scope| {
+            let mallory = as_user(scope, MALLORY, || {
+                while !ended.load(Ordering::Relaxed) {
+                    if DirBuilder::new().create(&base).is_ok() {
+                        drop(fs::set_permissions(&base, fs::Permissions::from_mode(0o777)));
+                        std::thread::yield_now();
+                    }
+                    let is_hers = || fs::symlink_metadata(&base).is_ok_and(|facts| facts.uid() == MALLORY);
+                    let is_filled = || fs::read_dir(&base).is_ok_and(|mut all| all.next().is_some());
+                    if fs::remove_dir(&base).is_err() && is_hers() && is_filled() {
+                        caught.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+            let alice = as_user(scope, ALICE, || {
+                let (mut made, mut refused) = (0, 0);
+                while (made < 100 || refused < 100)
+                    && !caught.load(Ordering::Relaxed)
+                    && tokio::time::Instant::now() < deadline
+                {
+                    match PrivateDir::make(&PrivateDir::place(&base, 7)) {
+                        Ok(one) => {
+                            drop(one);
+                            drop(fs::remove_dir(&base));
+                            made += 1;
+                        }
+                        Err(_) => refused += 1,
+                    }
+                }
+                ended.store(true, Ordering::Relaxed);
+                (made, refused)
+            });
+            let (Some(_mallory), Some(alice)) = (mallory, alice) else {
+                eprintln!("skipped: only root can run as two users");
+                return;
+            };
+            let (made, refused) = alice.join().unwrap();
+            assert!(!caught.load(Ordering::Relaxed), "after {made} made and {refused} refused");
+            assert!(made > 0 && refused > 0, "{made} made, {refused} refused");
+        });
     }
 }

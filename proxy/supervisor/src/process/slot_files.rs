@@ -93,7 +93,7 @@ impl SlotFiles {
         let create = || DirBuilder::new().mode(0o700).create(path);
         match create() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                directories::restore(path);
+                directories::restore(path).map_err(io::Error::other)?;
                 create()?;
             }
             // Left by a supervisor with our process id that could not clean up.

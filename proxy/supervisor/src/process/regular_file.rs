@@ -1,0 +1,87 @@
+//! Files that another program's file names, or that lie where other users can write: read without waiting, and never whole unseen.
+//!
+//! A pipe in their place would be waited for, a device has no end, and a large file takes all memory. So the file is opened without
+//! waiting and judged as opened.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Opens a regular file, also through a link.
+///
+/// # Errors
+/// It cannot be opened, or is something else.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(path, OFlags::empty())
+}
+
+/// Opens a regular file that is no link: in folders where another user may put one.
+///
+/// # Errors
+/// As [`open`]; it is a link.
+pub fn open_unlinked(path: &Path) -> io::Result<File> {
+    open_with(path, OFlags::NOFOLLOW)
+}
+
+fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | more;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+}
+
+/// Reads a whole file of at most so many bytes.
+///
+/// # Errors
+/// As [`open`]; it is larger.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    bounded(open(path)?, most)
+}
+
+/// The same for text.
+///
+/// # Errors
+/// As [`read`]; it is not UTF-8.
+pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// What an opened file has left, at most so many bytes.
+///
+/// # Errors
+/// It cannot be read, or has more.
+pub fn bounded(file: impl io::Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::other(format!("it is larger than {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn pipes_devices_and_large_files_are_refused_at_once() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", at("zero")).unwrap();
+        fs::write(at("file"), "text").unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        File::create(at("huge")).unwrap().set_len(6 << 30).unwrap();
+        for name in ["pipe", "zero", "."] {
+            assert!(read(&at(name), 10).unwrap_err().to_string().contains("no regular file"), "{name}");
+        }
+        assert!(read(&at("huge"), 1 << 20).unwrap_err().to_string().contains("larger than 1048576 bytes"));
+        assert_eq!(read_text(&at("link"), 4).unwrap(), "text");
+        assert!(open_unlinked(&at("link")).is_err() && open_unlinked(&at("file")).is_ok());
+    }
+}

@@ -1,0 +1,384 @@
+//! Paths that no other user of the machine can exchange: where sockets and pointers to them are kept.
+//!
+//! A path is followed one name at a time. Each name has to belong to our user or to root, and each directory on the way must not be
+//! writable for others, unless it is sticky: there others add names, and rename or remove only their own. So what was looked at stays
+//! what it was, and the path can be used by its name afterwards. The sudo and ssh programs judge paths by the same rule.
+//!
+//! ```text
+//!   /                root's, 0755
+//!   /tmp             root's, 1777      others make names here
+//!   /tmp/alice       alice's, 0700     and cannot take this one away
+//! ```
+//!
+//! In a container, volumes are often root's and writable for all (Kubernetes makes each `emptyDir` so), and have no other users. There a
+//! directory of root's is taken as it is.
+//!
+//! Root also follows a directory that another user owns, if root gave it to that user: `/var/lib/llama-warden` is the service's. What
+//! is below belongs to that user (see [`owner`]), and root makes nothing there.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
+
+/// Links that are followed in one path, as the kernel has it.
+const MOST_LINKS: usize = 40;
+/// Attempts to make a directory that others make and remove at the same time. More in a row are no accident.
+const MOST_ATTEMPTS: usize = 100;
+const ROOT: u32 = 0;
+const WRITABLE_FOR_GROUP: u32 = 0o020;
+const WRITABLE_FOR_ALL: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// The user who decides what a path leads to: our user or root. For root also the user to whom root gave a directory on the way.
+///
+/// # Errors
+/// Another user can exchange a part of the path; a part is missing or cannot be read.
+pub fn owner(path: &Path) -> io::Result<u32> {
+    Walk::along(path, false).map(|place| place.owner)
+}
+
+/// Makes a directory (mode 0700) with all that is missing above it, and checks the whole path. One that exists stays as it is.
+///
+/// # Errors
+/// Another user can exchange a part of the path; a part is no directory or cannot be made.
+pub fn make_dir(path: &Path) -> io::Result<()> {
+    Walk::along(path, true).map(drop)
+}
+
+/// The same for a directory that is to be ours and nobody else's: opened, and with mode 0700 afterwards.
+///
+/// # Errors
+/// As [`make_dir`]; it belongs to another user.
+pub fn make_private_dir(path: &Path) -> io::Result<File> {
+    make_dir(path)?;
+    let directory = open_dir(path)?;
+    let facts = directory.metadata()?;
+    if facts.uid() != geteuid().as_raw() {
+        return Err(foreign(path, facts.uid()));
+    }
+    if facts.mode() & 0o7777 != 0o700 {
+        directory.set_permissions(fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(directory)
+}
+
+/// Opens a directory, and nothing that is a link to one.
+///
+/// # Errors
+/// It is missing, no directory, or cannot be read.
+pub fn open_dir(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits();
+    OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)
+}
+
+/// How far a path has been followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    owner: u32,
+    /// Other users can add names.
+    shared: bool,
+}
+
+/// Facts about one name that decide whether others can exchange it or what is in it.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+    is_dir: bool,
+}
+
+impl Facts {
+    fn new(metadata: &Metadata) -> Self {
+        let (uid, gid, mode) = (mapped(metadata.uid()), mapped(metadata.gid()), metadata.mode());
+        Self { uid, gid, mode, is_dir: metadata.is_dir() }
+    }
+
+    /// A group with the number of its user has nobody else in it: many systems make one with each user, and let it write.
+    fn is_writable_for_others(self) -> bool {
+        let by_group = self.mode & WRITABLE_FOR_GROUP != 0 && self.gid != self.uid;
+        self.mode & WRITABLE_FOR_ALL != 0 || by_group
+    }
+}
+
+/// Why a name is not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distrust {
+    Foreign(u32),
+    Writable,
+}
+
+impl Place {
+    /// One name further, for the user `own`.
+    fn step(self, own: u32, in_container: bool, facts: Facts) -> Result<Self, Distrust> {
+        let given_by_root = own == ROOT && self.owner == ROOT && !self.shared;
+        let owner = match facts.uid {
+            // Whoever owns the directory above can rename it all the same.
+            ROOT => self.owner,
+            uid if uid == own || uid == self.owner || given_by_root => uid,
+            uid => return Err(Distrust::Foreign(uid)),
+        };
+        let writable = facts.is_dir && facts.is_writable_for_others();
+        if writable && facts.mode & STICKY == 0 && !(in_container && facts.uid == ROOT) {
+            return Err(Distrust::Writable);
+        }
+        Ok(Self { owner, shared: writable })
+    }
+}
+
+/// The walk along a path, which keeps what is still to follow.
+struct Walk {
+    at: PathBuf,
+    /// The places of `at` and of all directories above it.
+    places: Vec<Place>,
+    rest: VecDeque<OsString>,
+    links: usize,
+    /// The user of a link that was followed, who decides over all behind it.
+    link_owner: u32,
+}
+
+impl Walk {
+    fn along(path: &Path, make: bool) -> io::Result<Place> {
+        let own = geteuid().as_raw();
+        let (places, rest) = (Vec::new(), VecDeque::new());
+        let mut walk = Self { at: "/".into(), places, rest, links: 0, link_owner: ROOT };
+        walk.begin_at_root(own)?;
+        walk.follow_before(&std::path::absolute(path)?);
+        while let Some(name) = walk.rest.pop_front() {
+            if name == ".." {
+                if walk.at.pop() {
+                    walk.places.pop();
+                }
+                continue;
+            }
+            let next = walk.at.join(&name);
+            let metadata = if make { found_or_made(&next)? } else { fs::symlink_metadata(&next)? };
+            let place = walk.step(own, &next, &metadata)?;
+            if make && place.owner != ROOT && place.owner != own {
+                return Err(foreign(&next, place.owner));
+            }
+            if make && !metadata.is_dir() && !metadata.is_symlink() {
+                return Err(io::Error::other(format!("{} is no directory", next.display())));
+            }
+            if metadata.is_symlink() {
+                walk.links += 1;
+                if walk.links > MOST_LINKS {
+                    return Err(io::Error::other(format!("{} leads through too many links", path.display())));
+                }
+                walk.link_owner = place.owner;
+                let target = fs::read_link(&next)?;
+                if target.is_absolute() {
+                    walk.begin_at_root(own)?;
+                }
+                walk.follow_before(&target);
+            } else {
+                walk.at = next;
+                walk.places.push(place);
+            }
+        }
+        Ok(walk.here())
+    }
+
+    fn begin_at_root(&mut self, own: u32) -> io::Result<()> {
+        self.at = "/".into();
+        self.places.clear();
+        let metadata = fs::symlink_metadata(&self.at)?;
+        let place = self.step(own, &self.at, &metadata)?;
+        self.places.push(place);
+        Ok(())
+    }
+
+    fn here(&self) -> Place {
+        let place = self.places.last().copied().unwrap_or(Place { owner: ROOT, shared: false });
+        if place.owner == ROOT { Place { owner: self.link_owner, ..place } } else { place }
+    }
+
+    fn step(&self, own: u32, path: &Path, metadata: &Metadata) -> io::Result<Place> {
+        self.here().step(own, in_container(), Facts::new(metadata)).map_err(|distrust| match distrust {
+            Distrust::Foreign(uid) => foreign(path, uid),
+            Distrust::Writable => denied(format!("other users can write to {}", path.display())),
+        })
+    }
+
+    /// The names of `path` come before those that are left.
+    fn follow_before(&mut self, path: &Path) {
+        for part in path.components().rev() {
+            match part {
+                Component::Normal(name) => self.rest.push_front(name.to_owned()),
+                Component::ParentDir => self.rest.push_front("..".into()),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+    }
+}
+
+/// What has a name, or the directory that it gets. What another user puts there first is only looked at: whose it is, the caller asks.
+fn found_or_made(path: &Path) -> io::Result<Metadata> {
+    for _ in 0..MOST_ATTEMPTS {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            found => return found,
+        }
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    Err(io::Error::other(format!("another program makes and removes {} all the time", path.display())))
+}
+
+fn foreign(path: &Path, uid: u32) -> io::Error {
+    denied(format!("{} belongs to user {uid}, who can exchange what is in it", path.display()))
+}
+
+fn denied(why: String) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, why)
+}
+
+/// Whether this is a container, where the users of a volume are numbers without anybody behind them. No other user can set these marks:
+/// the files are root's to make, and the variable is of our own environment.
+fn in_container() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| {
+        ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists())
+            || std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+    })
+}
+
+/// A user's number as we judge it. In a user namespace without a root, root's files show the number for all users that are not in it.
+fn mapped(id: u32) -> u32 {
+    static STANDS_FOR_ROOT: OnceLock<Option<u32>> = OnceLock::new();
+    let stands = STANDS_FOR_ROOT.get_or_init(|| {
+        let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+        let other = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+        if has_root(&map) { None } else { other.trim().parse().ok() }
+    });
+    if *stands == Some(id) { ROOT } else { id }
+}
+
+fn has_root(uid_map: &str) -> bool {
+    uid_map.trim().is_empty() || uid_map.lines().any(|line| line.split_whitespace().next() == Some("0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALICE: u32 = 1000;
+    const MALLORY: u32 = 1001;
+
+    fn dir(uid: u32, mode: u32) -> Facts {
+        Facts { uid, gid: uid, mode, is_dir: true }
+    }
+
+    /// What a chain of directories comes to for a user.
+    fn chain(own: u32, in_container: bool, chain: &[Facts]) -> Result<u32, Distrust> {
+        let root = Place { owner: ROOT, shared: false };
+        let place = chain.iter().try_fold(root, |place, facts| place.step(own, in_container, *facts))?;
+        Ok(place.owner)
+    }
+
+    #[test]
+    fn a_path_is_followed_only_where_no_other_user_can_exchange_a_part() {
+        let (top, tmp) = (dir(ROOT, 0o755), dir(ROOT, 0o1777));
+        let link = |uid| Facts { uid, gid: uid, mode: 0o777, is_dir: false };
+        let shared = Facts { gid: 5000, ..dir(ALICE, 0o775) };
+        let (foreign, writable) = (Err(Distrust::Foreign(MALLORY)), Err(Distrust::Writable));
+        for (own, path, wanted) in [
+            (ALICE, vec![top, tmp, dir(ALICE, 0o700)], Ok(ALICE)),
+            (ALICE, vec![top, tmp], Ok(ROOT)),
+            (ALICE, vec![top, top, dir(ALICE, 0o775)], Ok(ALICE)),
+            (ALICE, vec![top, top, shared], writable),
+            (ALICE, vec![top, dir(ROOT, 0o777)], writable),
+            (ALICE, vec![top, tmp, dir(ALICE, 0o777)], writable),
+            (ALICE, vec![top, tmp, dir(ALICE, 0o1777), dir(MALLORY, 0o700)], foreign),
+            (ALICE, vec![top, tmp, dir(MALLORY, 0o700)], foreign),
+            (ALICE, vec![top, top, dir(MALLORY, 0o755), dir(ALICE, 0o700)], foreign),
+            (ALICE, vec![top, tmp, link(MALLORY)], foreign),
+            (ALICE, vec![top, tmp, link(ALICE)], Ok(ALICE)),
+            (ROOT, vec![top, tmp, dir(ROOT, 0o700)], Ok(ROOT)),
+            (ROOT, vec![top, tmp, dir(MALLORY, 0o755)], foreign),
+            // Root gave this one away, and what is below is its user's.
+            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ALICE, 0o700)], Ok(ALICE)),
+            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(ROOT, 0o700)], Ok(ALICE)),
+            (ROOT, vec![top, top, dir(ALICE, 0o750), dir(MALLORY, 0o700)], foreign),
+        ] {
+            assert_eq!(chain(own, false, &path), wanted, "{own}: {path:?}");
+        }
+        let volume = [top, dir(ROOT, 0o777), dir(ALICE, 0o700)];
+        assert_eq!(chain(ALICE, true, &volume), Ok(ALICE));
+        assert_eq!(chain(ALICE, true, &[top, dir(ROOT, 0o777), dir(MALLORY, 0o700)]), foreign);
+        assert_eq!(chain(ALICE, true, &[top, tmp, dir(ALICE, 0o777)]), writable);
+    }
+
+    #[test]
+    fn behind_a_link_its_owner_decides() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (theirs, ours) = (base.path().join("theirs"), base.path().join("ours"));
+        fs::create_dir(&theirs).unwrap();
+        fs::create_dir(&ours).unwrap();
+        std::os::unix::fs::symlink(&ours, theirs.join("link")).unwrap();
+        for path in [theirs.join("link"), theirs.clone()] {
+            std::os::unix::fs::lchown(&path, Some(ALICE), None).unwrap();
+        }
+        assert_eq!(owner(&ours).unwrap(), ROOT);
+        assert_eq!(owner(&theirs.join("link")).unwrap(), ALICE);
+        let refused = make_dir(&theirs.join("link/new")).unwrap_err().to_string();
+        assert!(refused.contains("belongs to user 1000") && !ours.join("new").exists(), "{refused}");
+    }
+
+    #[test]
+    fn a_path_is_made_level_by_level_and_links_of_ours_are_followed() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("a/b/../c");
+        make_dir(&path).unwrap();
+        assert_eq!(fs::metadata(base.path().join("a")).unwrap().mode() & 0o777, 0o700);
+        assert!(base.path().join("a/b").is_dir() && base.path().join("a/c").is_dir());
+        std::os::unix::fs::symlink("a", base.path().join("link")).unwrap();
+        make_dir(&base.path().join("link/d")).unwrap();
+        assert!(base.path().join("a/d").is_dir());
+        std::os::unix::fs::symlink("round", base.path().join("round")).unwrap();
+        assert!(make_dir(&base.path().join("round/d")).unwrap_err().to_string().contains("links"));
+        fs::write(base.path().join("file"), "").unwrap();
+        assert!(make_private_dir(&base.path().join("file")).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused_by_name() {
+        let base = tempfile::tempdir().unwrap();
+        if in_container() && geteuid().is_root() {
+            return;
+        }
+        let open = base.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = make_private_dir(&open.join("mine")).unwrap_err().to_string();
+        assert!(refused.contains(&format!("write to {}", open.display())), "{refused}");
+        assert!(!open.join("mine").exists());
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+        make_private_dir(&open.join("mine")).unwrap();
+        assert_eq!(fs::metadata(open.join("mine")).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_namespace_without_a_root_is_known_by_its_map() {
+        for (map, is) in [
+            ("         0          0 4294967295\n", true),
+            ("         0       1000          1\n         1     100000      65536\n", true),
+            ("      1000       1000          1\n", false),
+        ] {
+            assert_eq!(has_root(map), is, "{map}");
+        }
+    }
+}
