@@ -37,6 +37,7 @@ mod measured;
 mod mitigations;
 mod names;
 mod operator;
+mod other_users;
 mod package;
 mod page;
 mod page_diagnose;

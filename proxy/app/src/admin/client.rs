@@ -1,68 +1,132 @@
 //! The command line's end of the admin socket.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::HOST;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use reqwest::{Method, Url};
+use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use warden_supervisor::trusted_path;
 
 use super::answer::Status;
-use super::instance;
+use super::instance::{self, LocatedInstance};
 use crate::exit::Failure;
 
-/// A connection to one instance.
+/// How long a connection may take. One that is accepted takes no time; an instance whose queue is full this long does not turn.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Between two attempts to connect to a socket whose queue is full.
+const QUEUE_PAUSE: Duration = Duration::from_millis(20);
+/// Bytes of a whole answer, and of one line of a long one: the status of a thousand models has a few MiB.
+const LARGEST_ANSWER: usize = 32 << 20;
+const ROOT: u32 = 0;
+
+/// The way to one instance.
 pub(crate) struct Client {
-    http: reqwest::Client,
     socket: PathBuf,
+    /// The user who runs it; unknown where the operator named the socket.
+    owner: Option<u32>,
 }
 
 /// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of, else the
 /// only one that has left word in one of `places`: it may keep its state elsewhere.
 pub(crate) fn find(named: Option<PathBuf>, state: &Path, places: &[PathBuf]) -> Result<Client, Failure> {
-    let socket = match named {
-        Some(socket) => socket,
-        None => match instance::nearest(state, places).as_slice() {
-            [] => {
-                return Err(Failure::hinted(
-                    "no llama-warden is running here",
-                    "start one with `llama-warden serve`, or name its socket with --admin-socket",
-                ));
-            }
-            [only] => PathBuf::from(&only.admin_socket),
-            several => {
-                let listed = several.iter().map(|one| {
-                    format!(
-                        "\n  pid {} on http://{}: --admin-socket {}",
-                        one.pid, one.address, one.admin_socket
-                    )
-                });
-                let listed: String = listed.collect();
-                return Err(Failure::usage(
-                    format!("several llama-wardens are running:{listed}"),
-                    "name one with --admin-socket",
-                ));
-            }
-        },
-    };
-    Client::new(socket)
+    if let Some(socket) = named {
+        return Ok(Client::new(socket));
+    }
+    match instance::nearest(state, places).as_slice() {
+        [] => Err(Failure::hinted(
+            "no llama-warden is running here",
+            "start one with `llama-warden serve`, or name its socket with --admin-socket",
+        )),
+        [only] => Ok(Client::of(only)),
+        several => {
+            let listed = several.iter().map(|LocatedInstance { instance: one, .. }| {
+                format!("\n  pid {} on http://{}: --admin-socket {}", one.pid, one.address, one.admin_socket)
+            });
+            let listed: String = listed.collect();
+            Err(Failure::usage(
+                format!("several llama-wardens are running:{listed}"),
+                "name one with --admin-socket",
+            ))
+        }
+    }
 }
 
 impl Client {
-    /// A client of the instance behind a socket.
-    pub(crate) fn new(socket: PathBuf) -> Result<Self, Failure> {
-        let http = reqwest::Client::builder()
-            .unix_socket(socket.clone())
-            .redirect(reqwest::redirect::Policy::none())
-            .build();
-        let http =
-            http.map_err(|problem| Failure::failed(format!("cannot make an HTTP client: {problem}")))?;
-        Ok(Self { http, socket })
+    /// A client of the instance behind a socket that the operator names.
+    pub(crate) fn new(socket: PathBuf) -> Self {
+        Self { socket, owner: None }
+    }
+
+    /// A client of an instance that was found.
+    pub(crate) fn of(found: &LocatedInstance) -> Self {
+        Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
+    }
+
+    /// Connects, and looks which user answers: another one may have bound the name while no instance ran.
+    pub(crate) async fn connect(&self) -> Result<UnixStream, Failure> {
+        let shown = self.socket.display();
+        let connecting = async {
+            loop {
+                match UnixStream::connect(&self.socket).await {
+                    Err(full) if full.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE_PAUSE).await,
+                    done => return done,
+                }
+            }
+        };
+        let cannot =
+            |problem: &dyn std::fmt::Display| format!("cannot talk to llama-warden on {shown}: {problem}");
+        let connected = timeout(CONNECT_LIMIT, connecting).await.map_err(|_| {
+            Failure::hinted(
+                cannot(&format!("no connection was accepted for {} s", CONNECT_LIMIT.as_secs())),
+                "its log says what it waits for; a stopped one is continued with `kill -CONT PID`",
+            )
+        })?;
+        let stream = connected.map_err(|problem| {
+            Failure::hinted(cannot(&problem), "does it run? Its socket is printed when `serve` starts")
+        })?;
+        let peer = stream.peer_cred().map_err(|problem| Failure::failed(cannot(&problem)))?.uid();
+        if self.may_be_answered_by(peer) {
+            return Ok(stream);
+        }
+        Err(Failure::hinted(
+            format!(
+                "{shown} is answered by user {peer}, who does not run this llama-warden: nothing was sent"
+            ),
+            "look who made the socket; `admin.socket` belongs in a directory that no other user can write to",
+        ))
+    }
+
+    /// Whether a user may be the one who runs the instance.
+    fn may_be_answered_by(&self, peer: u32) -> bool {
+        let own = geteuid().as_raw();
+        match self.owner {
+            Some(owner) => peer == owner || (peer == ROOT && own != ROOT),
+            None if peer == own || peer == ROOT => true,
+            // Root looks after services of other users. Their sockets are in folders that root gave them.
+            None => {
+                let folder = self.socket.parent().filter(|_| own == ROOT);
+                folder.is_some_and(|folder| trusted_path::owner(folder).is_ok_and(|owner| owner == peer))
+            }
+        }
     }
 
     /// What the instance says of itself within a reasonable time; `None` if it says nothing.
     pub(crate) async fn status(&self) -> Option<Status> {
         let limit = warden_policies::defaults().child.version_timeout;
         let asking = self.json(Method::GET, &["status"]);
-        tokio::time::timeout(limit, asking).await.ok()?.ok()
+        timeout(limit, asking).await.ok()?.ok()
     }
 
     /// Asks and waits for the whole answer.
@@ -81,18 +145,14 @@ impl Client {
         segments: &[&str],
         query: &[(&str, String)],
     ) -> Result<T, Failure> {
-        let answer = self.send(method, segments, query).await?;
-        answer
-            .json()
-            .await
-            .map_err(|problem| Failure::failed(format!("the answer cannot be read: {problem}")))
+        let body = self.send(method, segments, query).await?.whole().await?;
+        serde_json::from_slice(&body).map_err(|problem| unreadable(&problem))
     }
 
     /// Asks and waits for the whole answer, which is text.
     pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, Failure> {
-        let answer = self.send(Method::GET, segments, &[]).await?;
-        let text = answer.text().await;
-        text.map_err(|problem| Failure::failed(format!("the answer cannot be read: {problem}")))
+        let body = self.send(Method::GET, segments, &[]).await?.whole().await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// Asks for JSON lines and hands each to `each`, until the answer ends or `each` fails. `wishes`: `follow`, `reveal`.
@@ -105,20 +165,21 @@ impl Client {
         let wishes: Vec<_> = wishes.iter().map(|wish| (*wish, "1".to_owned())).collect();
         let mut answer = self.send(Method::GET, segments, &wishes).await?;
         let mut rest = Vec::new();
-        loop {
-            let chunk = answer.chunk().await;
-            let Some(chunk) =
-                chunk.map_err(|problem| Failure::failed(format!("the connection broke: {problem}")))?
-            else {
-                return Ok(());
-            };
+        while let Some(frame) = answer.response.body_mut().frame().await {
+            let frame =
+                frame.map_err(|problem| Failure::failed(format!("the connection broke: {problem}")))?;
+            let Ok(chunk) = frame.into_data() else { continue };
             rest.extend_from_slice(&chunk);
             while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 let line = String::from_utf8_lossy(&line);
                 each(line.trim_end(), serde_json::from_str(&line).ok())?;
             }
+            if rest.len() > LARGEST_ANSWER {
+                return Err(unreadable(&"a line of it does not end"));
+            }
         }
+        Ok(())
     }
 
     async fn send(
@@ -126,31 +187,59 @@ impl Client {
         method: Method,
         segments: &[&str],
         query: &[(&str, String)],
-    ) -> Result<reqwest::Response, Failure> {
-        let answer = self.http.request(method, url(segments, query)?).send().await.map_err(|problem| {
-            let refused = problem.is_connect();
-            let message = format!("cannot talk to llama-warden on {}: {problem}", self.socket.display());
-            if refused {
-                Failure::hinted(message, "does it run? Its socket is printed when `serve` starts")
-            } else {
-                Failure::failed(message)
-            }
-        })?;
-        let status = answer.status();
-        if status.is_success() {
-            return Ok(answer);
-        }
-        let body: serde_json::Value = answer.json().await.unwrap_or_default();
+    ) -> Result<Answer, Failure> {
+        let url = url(segments, query)?;
+        let target =
+            url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+        let broken = |problem: &dyn std::fmt::Display| {
+            Failure::failed(format!("cannot talk to llama-warden on {}: {problem}", self.socket.display()))
+        };
+        let request = Request::builder().method(method).uri(target).header(HOST, "localhost");
+        let request = request.body(Empty::<Bytes>::new()).map_err(|problem| broken(&problem))?;
+        let stream = TokioIo::new(self.connect().await?);
+        let (mut sender, connection) = http1::handshake(stream).await.map_err(|problem| broken(&problem))?;
+        let mut tasks = JoinSet::new();
+        // How it ends is seen in the answer.
+        tasks.spawn(async move { drop(connection.await) });
+        let response = sender.send_request(request).await.map_err(|problem| broken(&problem))?;
+        let answer = Answer { response, _sender: sender, _tasks: tasks };
+        let status = answer.response.status();
+        if status.is_success() { Ok(answer) } else { Err(answer.refusal(status).await) }
+    }
+}
+
+/// An answer whose body is still to come.
+struct Answer {
+    response: Response<Incoming>,
+    /// The connection lives as long as both of these.
+    _sender: http1::SendRequest<Empty<Bytes>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Answer {
+    async fn whole(self) -> Result<Bytes, Failure> {
+        let body = Limited::new(self.response.into_body(), LARGEST_ANSWER).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable(&problem))
+    }
+
+    /// Why the instance did not do it.
+    async fn refusal(self, status: StatusCode) -> Failure {
+        let body = self.whole().await.unwrap_or_default();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         let message =
             body["error"].as_str().map_or_else(|| format!("llama-warden answered {status}"), str::to_owned);
         let lines: Vec<&str> =
             body["lines"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_str).collect();
-        Err(if lines.is_empty() {
+        if lines.is_empty() {
             Failure::failed(message)
         } else {
             Failure::failed(format!("{message}\nlast lines of llama-server:\n  {}", lines.join("\n  ")))
-        })
+        }
     }
+}
+
+fn unreadable(problem: &dyn std::fmt::Display) -> Failure {
+    Failure::failed(format!("the answer cannot be read: {problem}"))
 }
 
 fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {

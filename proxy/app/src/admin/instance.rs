@@ -9,23 +9,20 @@
 //! Such a pointer is locked as long as its instance lives, in whatever process or mount namespace, and removed at the end.
 //! An instance that was killed leaves it behind; who looks for instances removes what nobody holds and nobody answers for.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write as _};
+use std::fs::DirBuilder;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
-use warden_supervisor::PrivateDir;
-use warden_supervisor::private_dir::is_at;
+use warden_supervisor::{PrivateDir, trusted_path};
 
 use super::answer::Instance;
-use crate::config::machine::Machine;
+pub(crate) use super::pointer::LocatedInstance;
+use super::pointer::{Pointer, in_folder};
 use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
 
-/// Pointers of one name that are tried: processes of different namespaces may have the same number.
-const NAMES: u32 = 100;
 /// The folder of pointers in a state directory.
 const IN_STATE: &str = "instances";
 /// The folder of pointers in a place that is not ours alone.
@@ -40,9 +37,8 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// Makes the directories and takes them.
-    pub(crate) fn take(dirs: &Dirs, machine: &Machine) -> Result<Self, Failure> {
+    pub(crate) fn take(dirs: &Dirs) -> Result<Self, Failure> {
         writable(&dirs.state)?;
-        trusted(&machine.temporary_base(), machine.uid)?;
         PrivateDir::sweep(&dirs.runtime_base);
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Vec::new() })
     }
@@ -75,7 +71,8 @@ impl Claim {
         instance: &Instance,
     ) -> Result<(), Failure> {
         let dir = state.join(IN_STATE);
-        let pointer = Pointer::put(&dir, instance).map_err(|problem| {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        let pointer = made.and_then(|()| Pointer::put(&dir, instance)).map_err(|problem| {
             Failure::usage(
                 format!("cannot write to {}: {problem}", dir.display()),
                 "make it writable, or choose another `paths.state_dir`",
@@ -83,7 +80,8 @@ impl Claim {
         })?;
         self.pointers.push(pointer);
         if let Some(place) = common {
-            match Pointer::put(&place.join(IN_COMMON), instance) {
+            let dir = place.join(IN_COMMON);
+            match trusted_path::make_private_dir(&dir).and_then(|_| Pointer::put(&dir, instance)) {
                 Ok(pointer) => self.pointers.push(pointer),
                 Err(error) => tracing::debug!(place = %place.display(), %error, "no word is left there"),
             }
@@ -96,7 +94,15 @@ impl Claim {
 pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
     let hint = "choose another `paths.runtime_dir`";
     let made = PrivateDir::make(path).map_err(|problem| {
-        Failure::usage(format!("cannot make the private directory {}: {problem}", path.display()), hint)
+        let message = format!("cannot make the private directory {}: {problem}", path.display());
+        if problem.kind() == io::ErrorKind::PermissionDenied {
+            Failure::usage(
+                message,
+                "choose a directory that no other user can change: set XDG_RUNTIME_DIR or `paths.runtime_dir`",
+            )
+        } else {
+            Failure::usage(message, hint)
+        }
     })?;
     made.ok_or_else(|| {
         Failure::hinted(format!("another llama-warden is already running in {}", path.display()), hint)
@@ -104,7 +110,8 @@ pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
 }
 
 fn writable(state: &Path) -> Result<(), Failure> {
-    let tried = fs::create_dir_all(state).and_then(|()| tempfile::tempfile_in(state).map(drop));
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
+    let tried = made.and_then(|()| tempfile::tempfile_in(state).map(drop));
     tried.map_err(|problem| {
         Failure::usage(
             format!("cannot write to the state directory {}: {problem}", state.display()),
@@ -113,115 +120,34 @@ fn writable(state: &Path) -> Result<(), Failure> {
     })
 }
 
-/// In `/tmp` somebody else could have made our directory before us, and change what is in it.
-fn trusted(base: &Path, uid: u32) -> Result<(), Failure> {
-    match fs::symlink_metadata(base) {
-        Ok(facts) if !facts.is_dir() || facts.uid() != uid || facts.mode() & 0o022 != 0 => {
-            Err(Failure::usage(
-                format!("{} belongs to somebody else, or others can write to it", base.display()),
-                "remove it, or set `paths.runtime_dir` or XDG_RUNTIME_DIR",
-            ))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The file that says where an instance is, locked and removed by the instance itself.
-#[derive(Debug)]
-struct Pointer {
-    path: PathBuf,
-    file: File,
-}
-
-impl Pointer {
-    fn put(dir: &Path, instance: &Instance) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(dir)?;
-        rustix::fs::flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
-        new.write_all(&serde_json::to_vec(instance)?)?;
-        for number in 1..=NAMES {
-            let more = if number == 1 { String::new() } else { format!("-{number}") };
-            let path = dir.join(format!("{}{more}.json", instance.pid));
-            // One that a killed process of our number has left makes room.
-            drop(read(&path));
-            match new.persist_noclobber(&path) {
-                Ok(file) => return Ok(Self { path, file }),
-                Err(taken) if taken.error.kind() == io::ErrorKind::AlreadyExists => new = taken.file,
-                Err(failed) => return Err(failed.error),
-            }
-        }
-        Err(io::Error::other("there are too many files of our name"))
-    }
-}
-
-impl Drop for Pointer {
-    fn drop(&mut self) {
-        if is_at(&self.file, &self.path) {
-            drop(fs::remove_file(&self.path));
-        }
-    }
-}
-
-/// The living instance that a pointer is about. One that is dead is removed.
-fn read(path: &Path) -> Option<Instance> {
-    let facts = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file)?;
-    // Root looks into places that others can write to.
-    if facts.uid() != rustix::process::geteuid().as_raw() && facts.mode() & 0o022 != 0 {
-        return None;
-    }
-    let instance: Instance = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    let file = File::open(path).ok()?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
-        return Some(instance);
-    }
-    // Nobody holds it. Versions before this one did not, so it counts whether somebody listens.
-    match std::os::unix::net::UnixStream::connect(&instance.admin_socket) {
-        Ok(_) => Some(instance),
-        // Refused or missing: nobody will ever listen there again. Anything else may pass.
-        Err(problem)
-            if matches!(problem.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
-        {
-            if is_at(&file, path) {
-                drop(fs::remove_file(path));
-            }
-            None
-        }
-        Err(_) => None,
-    }
-}
-
-fn in_folder(dir: &Path) -> Vec<Instance> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let pointers =
-        entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
-    pointers.filter_map(|path| read(&path)).collect()
-}
-
-fn sorted(mut all: Vec<Instance>) -> Vec<Instance> {
-    all.sort_by(|one, other| (one.pid, &one.admin_socket).cmp(&(other.pid, &other.admin_socket)));
-    all.dedup_by(|one, other| one.admin_socket == other.admin_socket);
+fn sorted(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
+    let key = |one: &LocatedInstance| (one.instance.pid, one.instance.admin_socket.clone());
+    all.sort_by_key(key);
+    all.dedup_by(|one, other| one.instance.admin_socket == other.instance.admin_socket);
     all
 }
 
 /// The running instances that a state directory knows of.
-pub(crate) fn running(state: &Path) -> Vec<Instance> {
+pub(crate) fn running(state: &Path) -> Vec<LocatedInstance> {
     sorted(in_folder(&state.join(IN_STATE)))
 }
 
 /// The running instances that a state directory or one of `places` knows of.
-pub(crate) fn everywhere(state: &Path, places: &[PathBuf]) -> Vec<Instance> {
+pub(crate) fn everywhere(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let common = places.iter().flat_map(|place| in_folder(&place.join(IN_COMMON)));
     sorted(in_folder(&state.join(IN_STATE)).into_iter().chain(common).collect())
 }
 
 /// Those of the state directory; where it knows of none, those that have left word elsewhere.
-pub(crate) fn nearest(state: &Path, places: &[PathBuf]) -> Vec<Instance> {
+pub(crate) fn nearest(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let own = running(state);
     if own.is_empty() { everywhere(state, places) } else { own }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn dirs(base: &Path) -> Dirs {
@@ -240,14 +166,24 @@ mod tests {
         Instance { pid, admin_socket: socket.to_string_lossy().into_owned(), ..Instance::default() }
     }
 
+    fn found(all: Vec<LocatedInstance>) -> Vec<Instance> {
+        let own = rustix::process::geteuid().as_raw();
+        all.into_iter().inspect(|one| assert_eq!(one.owner, own)).map(|one| one.instance).collect()
+    }
+
+    fn put(dir: &Path, instance: &Instance) -> Pointer {
+        fs::create_dir_all(dir).unwrap();
+        Pointer::put(dir, instance).unwrap()
+    }
+
     #[test]
     fn a_claim_excludes_a_second_one_and_leaves_what_others_have_there() {
         let base = tempfile::tempdir().unwrap();
-        let (dirs, machine) = (dirs(base.path()), Machine::read());
+        let dirs = dirs(base.path());
         fs::create_dir(&dirs.runtime_base).unwrap();
         fs::write(dirs.runtime_base.join("keep"), "mine").unwrap();
-        let claim = Claim::take(&dirs, &machine).unwrap();
-        let second = Claim::take(&dirs, &machine).unwrap_err();
+        let claim = Claim::take(&dirs).unwrap();
+        let second = Claim::take(&dirs).unwrap_err();
         assert!(second.to_string().contains("already running"), "{second}");
         drop(claim);
         assert!(!dirs.runtime.exists() && dirs.runtime_base.join("keep").exists());
@@ -259,10 +195,9 @@ mod tests {
         let dirs = dirs(base.path());
         fs::create_dir_all(&dirs.runtime).unwrap();
         fs::write(dirs.runtime.join("keep"), "mine").unwrap();
-        let error = Claim::take(&dirs, &Machine::read()).unwrap_err();
+        let error = Claim::take(&dirs).unwrap_err();
         assert_eq!(error.code(), 2);
         assert!(error.to_string().contains("did not make"), "{error}");
-        assert!(trusted(base.path(), rustix::process::getuid().as_raw() + 1).is_err());
     }
 
     #[test]
@@ -270,13 +205,13 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join(IN_STATE);
         let away = instance(7, &base.path().join("not-here.sock"));
-        let pointer = Pointer::put(&dir, &away).unwrap();
+        let pointer = put(&dir, &away);
         // Another process that has the same number, in a container of its own.
         let same = instance(7, &base.path().join("or-this.sock"));
-        let second = Pointer::put(&dir, &same).unwrap();
-        assert_eq!(running(base.path()), [away, same.clone()]);
+        let second = put(&dir, &same);
+        assert_eq!(found(running(base.path())), [away, same.clone()]);
         drop(pointer);
-        assert_eq!(running(base.path()), [same]);
+        assert_eq!(found(running(base.path())), [same]);
         drop(second);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     }
@@ -294,10 +229,10 @@ mod tests {
                 .unwrap();
         }
         fs::write(dir.join("notes.json"), "mine").unwrap();
-        assert_eq!(running(base.path()), [instance(1, &socket)]);
+        assert_eq!(found(running(base.path())), [instance(1, &socket)]);
         assert!(!dir.join("2.json").exists() && dir.join("notes.json").exists());
         drop(listener);
-        assert_eq!(running(base.path()), []);
+        assert_eq!(found(running(base.path())), []);
     }
 
     #[test]
@@ -305,11 +240,11 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let (state, place) = (base.path().join("state"), base.path().join("run"));
         let there = instance(3, &base.path().join("x.sock"));
-        let _pointer = Pointer::put(&place.join(IN_COMMON), &there).unwrap();
-        assert_eq!(nearest(&state, std::slice::from_ref(&place)), std::slice::from_ref(&there));
+        let _pointer = put(&place.join(IN_COMMON), &there);
+        assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&there));
         let own = instance(4, &base.path().join("y.sock"));
-        let _own = Pointer::put(&state.join(IN_STATE), &own).unwrap();
-        assert_eq!(nearest(&state, std::slice::from_ref(&place)), std::slice::from_ref(&own));
-        assert_eq!(everywhere(&state, &[place]), [there, own]);
+        let _own = put(&state.join(IN_STATE), &own);
+        assert_eq!(found(nearest(&state, std::slice::from_ref(&place))), std::slice::from_ref(&own));
+        assert_eq!(found(everywhere(&state, &[place])), [there, own]);
     }
 }

@@ -8,6 +8,7 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
+//! | [`pointer`] | files that say where an instance is, and which of them are believed |
 //! | [`requests`] | what is in flight and what ended, and how one is cancelled |
 //! | [`canary`] | another build that is tried with a model |
 //! | [`series`] | what memory did |
@@ -29,6 +30,7 @@ pub(crate) mod metrics;
 mod metrics_page;
 mod model_metrics;
 pub(crate) mod page;
+mod pointer;
 pub(crate) mod pool_metrics;
 pub(crate) mod query;
 mod report_metrics;

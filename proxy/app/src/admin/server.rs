@@ -210,6 +210,10 @@ impl Listeners {
 
     /// Answers until `admin.stop`; ends when the last answer has.
     pub(crate) async fn serve(mut self, admin: Admin) {
+        // Clients look whose process listens. Where a service manager or the program before us made the socket, it is ours from now on.
+        if let Err(problem) = rustix::net::listen(&self.unix, BACKLOG.cast_signed()) {
+            tracing::debug!(%problem, "the admin socket is still that of the program that made it");
+        }
         let tasks = TaskTracker::new();
         let (page, of_page) = (admin.page.clone(), admin.clone());
         tasks.spawn(async move { page.run(&of_page).await });
@@ -358,7 +362,7 @@ mod tests {
         let (stop, fleet) = (admin.stop.clone(), admin.fleet.clone());
         let serving = TaskTracker::new()
             .spawn(bind(&socket, None, Given::default(), PAUSE).await.unwrap().serve(admin));
-        let client = Client::new(socket.clone()).unwrap();
+        let client = Client::new(socket.clone());
         let status: Status = client.json(reqwest::Method::GET, &["status"]).await.unwrap();
         assert_eq!(status.instance.pid, 1);
         let failure =

@@ -6,9 +6,8 @@ use std::path::Path;
 use warden_builder::{BuildId, Store};
 
 use super::block_on;
-use crate::admin::answer::Instance;
 use crate::admin::client::Client;
-use crate::admin::instance;
+use crate::admin::instance::{self, LocatedInstance};
 use crate::config::machine::Machine;
 use crate::exit::Failure;
 
@@ -26,7 +25,9 @@ impl InUse {
     pub(super) fn ask(store: &Store, data: &Path, state: &Path, machine: &Machine) -> Result<Self, Failure> {
         let mut found = Self::default();
         for instance in instance::everywhere(state, &machine.meeting_places()) {
-            match asked(&instance)? {
+            let binaries = asked(&instance)?;
+            let instance = instance.instance;
+            match binaries {
                 Some(binaries) => {
                     for (model, binary) in binaries {
                         if let Some(id) = store.build_of(&binary) {
@@ -64,9 +65,8 @@ impl InUse {
 }
 
 /// The programs of an instance, by model; nothing if it does not say.
-fn asked(instance: &Instance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
-    let client = Client::new(instance.admin_socket.clone().into())?;
-    let Some(status) = block_on(client.status())? else { return Ok(None) };
+fn asked(instance: &LocatedInstance) -> Result<Option<Vec<(String, std::path::PathBuf)>>, Failure> {
+    let Some(status) = block_on(Client::of(instance).status())? else { return Ok(None) };
     let each = |(model, binaries): (String, Vec<std::path::PathBuf>)| {
         binaries.into_iter().map(move |binary| (model.clone(), binary))
     };

@@ -37,7 +37,7 @@ impl InstanceArgs {
 
     pub(super) fn client(&self) -> Result<Client, Failure> {
         if let Some(socket) = &self.admin_socket {
-            return Client::new(socket.clone());
+            return Ok(Client::new(socket.clone()));
         }
         let machine = Machine::read();
         let loaded = self.load(&machine)?;

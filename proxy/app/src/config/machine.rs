@@ -1,6 +1,7 @@
 //! Facts about this machine and this process that a configuration is resolved against: memory, directories, PATH.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use warden_policies::ByteSize;
@@ -86,7 +87,12 @@ impl Machine {
 
     /// Where our private directory for sockets is made. Short, because a Unix socket's path has at most 107 bytes.
     pub(crate) fn runtime_base(&self) -> PathBuf {
-        match self.var("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir()) {
+        // The specification: it has to be its user's. After `su` it may still be that of the user before.
+        let usable = |path: &PathBuf| {
+            let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir);
+            facts.is_some_and(|facts| facts.uid() == self.uid || facts.uid() == 0)
+        };
+        match self.var("XDG_RUNTIME_DIR").map(PathBuf::from).filter(usable) {
             Some(base) => base,
             None => self.temporary_base(),
         }

@@ -124,7 +124,7 @@ impl Server {
         } else {
             let begun = CancellationToken::new();
             begun.cancel();
-            (begun, Claim::take(&resolved.dirs, machine)?, None, false, None)
+            (begun, Claim::take(&resolved.dirs)?, None, false, None)
         };
         let (public, admin_sockets, left) = if let Some(Left { public, admin, probes }) = left {
             (Some(public), Some(admin), probes)

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tokio::net::UnixStream;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::{Instant, sleep};
 use warden_policies::defaults::Update;
 use warden_supervisor::{BackendView, ModelState, ModelView};
@@ -36,11 +35,12 @@ pub(super) async fn using(
     strict: bool,
 ) -> Result<Vec<Live>, Failure> {
     let mut all = Vec::new();
-    for instance in instance::everywhere(&dirs.state, &machine.meeting_places()) {
+    for found in instance::everywhere(&dirs.state, &machine.meeting_places()) {
+        let client = Client::of(&found);
+        let instance = found.instance;
         if !instance.data_dir.is_empty() && Path::new(&instance.data_dir) != dirs.data {
             continue;
         }
-        let client = Client::new(PathBuf::from(&instance.admin_socket))?;
         let Some(status) = client.status().await else {
             let silent = format!(
                 "the llama-warden with pid {} does not answer on {}",
@@ -207,15 +207,22 @@ impl Live {
             && self.own(status).all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
-    /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace.
+    /// The process is asked for by its socket: a number in a file may be another's by now, or be one of another namespace. Only a
+    /// process of the user who runs the instance gets the signal.
     pub(super) async fn reload(&self) -> Result<(), String> {
         let gone = |error: &dyn std::fmt::Display| {
             format!("{} cannot be told to read its configuration again: {error}", self.name())
         };
-        let stream = UnixStream::connect(&self.instance.admin_socket).await.map_err(|error| gone(&error))?;
-        let pid = stream.peer_cred().map_err(|error| gone(&error))?.pid().and_then(Pid::from_raw);
+        let stream = self.client.connect().await.map_err(|error| gone(&error))?;
+        let peer = stream.peer_cred().map_err(|error| gone(&error))?;
+        let pid = peer.pid().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| gone(&"its process cannot be seen from here"))?;
-        kill_process(pid, Signal::HUP).map_err(|error| gone(&error))
+        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(&error))?;
+        // The one that listened may have ended, and its number may be that of another user's process by now.
+        if user_of(pid) != Some(peer.uid()) {
+            return Err(gone(&"the process that made its socket has ended"));
+        }
+        pidfd_send_signal(process, Signal::HUP).map_err(|error| gone(&error))
     }
 
     /// What is wrong with its models that was not before.
@@ -233,6 +240,13 @@ impl Live {
         let model = self.own(status).find(died)?;
         Some(format!("`{}` of {} died{}", model.name, self.name(), why(model)))
     }
+}
+
+/// The user whom a process belongs to.
+fn user_of(pid: Pid) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Whether a model does not serve and will not by itself soon.

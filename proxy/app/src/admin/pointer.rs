@@ -1,0 +1,293 @@
+//! Pointers: files that say where an instance is. Which ones are believed, and how they are written and removed.
+//!
+//! The command line acts on what a pointer says: it restarts models there, and has the instance replaced by another program. So a
+//! pointer counts only if it belongs to our user or to root, in a folder of theirs. Root also believes the user of a folder that root gave
+//! away (`/run/llama-warden` is the service's), and removes nothing of that user.
+//!
+//! Folder and file are opened once and judged as opened, because another user may exchange what a name leads to at any time.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, flock, openat, statat, unlinkat};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
+use warden_supervisor::trusted_path;
+
+use super::answer::Instance;
+
+/// Bytes of a pointer: paths and an address, of which none is longer than some thousand bytes.
+const LARGEST: u64 = 64 << 10;
+/// Pointers of one folder that are read.
+const MOST: usize = 1000;
+/// Names of one instance that are tried: processes of different namespaces may have the same number.
+const NAMES: u32 = 100;
+const ROOT: u32 = 0;
+
+/// A running instance, and the user whose pointer says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LocatedInstance {
+    pub(crate) instance: Instance,
+    pub(crate) owner: u32,
+}
+
+/// A folder of pointers, opened.
+#[derive(Debug)]
+pub(super) struct PointerFolder {
+    directory: File,
+    own: u32,
+    /// The other user who is believed here.
+    given_to: Option<u32>,
+    /// Pointers that nobody holds are removed.
+    is_ours: bool,
+}
+
+impl PointerFolder {
+    /// Opens it; `None` if another user made it.
+    ///
+    /// # Errors
+    /// It is missing or cannot be read; for root: another user can exchange it.
+    pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
+        let own = geteuid().as_raw();
+        let given_to = if own == ROOT { Some(trusted_path::owner(path)?) } else { None };
+        let directory = trusted_path::open_dir(path)?;
+        let owner = directory.metadata()?.uid();
+        let folder = Self { directory, own, given_to, is_ours: owner == own };
+        Ok(folder.believes(owner).then_some(folder))
+    }
+
+    fn believes(&self, user: u32) -> bool {
+        user == self.own || user == ROOT || self.given_to == Some(user)
+    }
+
+    /// The running instances that it knows of.
+    pub(super) fn instances(&self) -> Vec<LocatedInstance> {
+        let names = Dir::read_from(&self.directory).into_iter().flatten().flatten();
+        let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+        let names = names.filter(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
+        names.take(MOST).filter_map(|name| self.read(&name)).collect()
+    }
+
+    /// The running instance that one pointer is about. One that is dead is removed.
+    fn read(&self, name: &OsStr) -> Option<LocatedInstance> {
+        // A pipe would be waited for, a link leads elsewhere.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.directory, name, flags, Mode::empty()).ok()?);
+        let facts = file.metadata().ok()?;
+        let owner = facts.uid();
+        if !facts.is_file() || facts.len() > LARGEST || !self.believes(owner) {
+            return None;
+        }
+        let mut text = Vec::new();
+        (&file).take(LARGEST + 1).read_to_end(&mut text).ok()?;
+        let instance: Instance = serde_json::from_slice(&text).ok()?;
+        if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
+            return Some(LocatedInstance { instance, owner });
+        }
+        // Nobody holds it. Versions before this one did not, so it counts whether a process listens.
+        match listener(&instance.admin_socket) {
+            Listener::User(user) => (user == owner).then_some(LocatedInstance { instance, owner }),
+            Listener::Busy => Some(LocatedInstance { instance, owner }),
+            Listener::Nobody => {
+                if self.is_ours && owner == self.own {
+                    remove(&self.directory, name, &file);
+                }
+                None
+            }
+            Listener::Unknown => None,
+        }
+    }
+}
+
+/// What is at the path of a socket.
+enum Listener {
+    /// A process of this user.
+    User(u32),
+    /// A process that has not accepted its last connections.
+    Busy,
+    /// Nobody, and nobody will ever listen there again.
+    Nobody,
+    /// Whatever is wrong may pass.
+    Unknown,
+}
+
+/// Looks without waiting: a socket whose queue is full would keep us for ever.
+fn listener(path: &str) -> Listener {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
+        return Listener::Unknown;
+    };
+    let Ok(address) = SocketAddrUnix::new(path) else { return Listener::Unknown };
+    match connect(&socket, &address) {
+        Ok(()) => {
+            socket_peercred(&socket).map_or(Listener::Unknown, |peer| Listener::User(peer.uid.as_raw()))
+        }
+        Err(Errno::AGAIN) => Listener::Busy,
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Listener::Nobody,
+        Err(_) => Listener::Unknown,
+    }
+}
+
+/// Removes a name, if it is still that of the file.
+fn remove(directory: &File, name: &OsStr, file: &File) {
+    let there = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    let is_same = |facts: fs::Metadata| {
+        there.is_some_and(|there| (there.st_dev, there.st_ino) == (facts.dev(), facts.ino()))
+    };
+    if file.metadata().is_ok_and(is_same) {
+        // Gone is as good.
+        let _gone = unlinkat(directory, name, AtFlags::empty());
+    }
+}
+
+/// The file that says where an instance is, locked and removed by the instance itself.
+#[derive(Debug)]
+pub(super) struct Pointer {
+    directory: File,
+    name: OsString,
+    file: File,
+}
+
+impl Pointer {
+    /// Writes one into a folder that exists.
+    pub(super) fn put(folder: &Path, instance: &Instance) -> io::Result<Self> {
+        let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+        flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
+        new.write_all(&serde_json::to_vec(instance)?)?;
+        let directory = trusted_path::open_dir(folder)?;
+        let known = PointerFolder::open(folder).ok().flatten();
+        for number in 1..=NAMES {
+            let more = if number == 1 { String::new() } else { format!("-{number}") };
+            let name = OsString::from(format!("{}{more}.json", instance.pid));
+            // One that a killed process of our number has left makes room.
+            drop(known.as_ref().and_then(|known| known.read(&name)));
+            match new.persist_noclobber(folder.join(&name)) {
+                Ok(file) => return Ok(Self { directory, name, file }),
+                Err(taken) if taken.error.kind() == io::ErrorKind::AlreadyExists => new = taken.file,
+                Err(failed) => return Err(failed.error),
+            }
+        }
+        Err(io::Error::other("there are too many files of our name"))
+    }
+}
+
+impl Drop for Pointer {
+    fn drop(&mut self) {
+        remove(&self.directory, &self.name, &self.file);
+    }
+}
+
+/// The running instances that a folder knows of: none where it is missing, or another user's.
+pub(super) fn in_folder(path: &Path) -> Vec<LocatedInstance> {
+    match PointerFolder::open(path) {
+        Ok(Some(folder)) => folder.instances(),
+        Ok(None) => Vec::new(),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::debug!(folder = %path.display(), %error, "pointers to instances are not looked for there");
+            }
+            Vec::new()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    const MALLORY: u32 = 61_002;
+
+    fn pointer(socket: &Path) -> Vec<u8> {
+        let admin_socket = socket.to_string_lossy().into_owned();
+        serde_json::to_vec(&Instance { pid: 7, admin_socket, ..Instance::default() }).unwrap()
+    }
+
+    #[test]
+    fn nothing_but_a_small_regular_file_is_read_and_nothing_is_waited_for() {
+        let base = tempfile::tempdir().unwrap();
+        let (folder, socket) = (base.path().join("f"), base.path().join("s"));
+        fs::create_dir(&folder).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        fs::write(base.path().join("outside.json"), pointer(&socket)).unwrap();
+        symlink(base.path().join("outside.json"), folder.join("link.json")).unwrap();
+        symlink("/dev/zero", folder.join("zero.json")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            folder.join("pipe.json"),
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        let sparse = File::create(folder.join("huge.json")).unwrap();
+        sparse.set_len(6 << 30).unwrap();
+        let mut long = pointer(&socket);
+        long.resize(usize::try_from(LARGEST).unwrap() + 1, b' ');
+        fs::write(folder.join("long.json"), long).unwrap();
+        assert_eq!(in_folder(&folder), []);
+        fs::write(folder.join("good.json"), pointer(&socket)).unwrap();
+        assert_eq!(in_folder(&folder).len(), 1);
+        let linked = base.path().join("linked");
+        symlink(&folder, &linked).unwrap();
+        assert_eq!(in_folder(&linked), [], "the folder itself is no link");
+    }
+
+    #[test]
+    fn a_socket_whose_queue_is_full_is_not_waited_for() {
+        let base = tempfile::tempdir().unwrap();
+        let socket = base.path().join("s");
+        let address = SocketAddrUnix::new(&socket).unwrap();
+        let open =
+            || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let full = open();
+        rustix::net::bind(&full, &address).unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let one = open();
+            if connect(&one, &address).is_err() {
+                break;
+            }
+            waiting.push(one);
+        }
+        fs::write(base.path().join("7.json"), pointer(&socket)).unwrap();
+        assert_eq!(in_folder(base.path()).len(), 1);
+    }
+
+    #[test]
+    fn another_users_pointers_and_folders_are_not_believed() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root can make files of another user");
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let (folder, socket) = (base.path().join("f"), base.path().join("s"));
+        fs::create_dir(&folder).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let file = folder.join("7.json");
+        fs::write(&file, pointer(&socket)).unwrap();
+        assert_eq!(in_folder(&folder).len(), 1);
+        std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
+        assert_eq!(in_folder(&folder), [], "her file in our folder");
+        std::os::unix::fs::chown(&folder, Some(MALLORY), None).unwrap();
+        std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+        assert_eq!(in_folder(&folder), [], "our file in her folder, which she has made in a public place");
+        // In a place that is root's alone, root has given her the folder: what she says is about her own instance.
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
+        assert_eq!(in_folder(&folder), [], "root answers on that socket, not she");
+        fs::write(&file, pointer(&base.path().join("gone"))).unwrap();
+        assert_eq!(in_folder(&folder), []);
+        assert!(file.exists(), "root removes nothing of hers");
+    }
+}
