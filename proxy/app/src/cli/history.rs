@@ -2,14 +2,13 @@
 //! of the state directory; nothing needs to run.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde_json::Value;
 use warden_policies::secrets;
-use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, PinEntry, ReclaimEntry};
+use warden_supervisor::{CanaryEntry, Event, EventKind, LedgerEntry, PinEntry, ReclaimEntry, regular_file};
 
 use super::ConfigArgs;
 use crate::config::machine::Machine;
@@ -184,9 +183,12 @@ impl Entry {
     }
 }
 
+/// Bytes of a ledger or of events: some hundred bytes for each replacement in years.
+const LARGEST_FILE: u64 = 1 << 30;
+
 /// The lines of a file; none if there is no file.
 fn lines(path: &Path) -> Result<Vec<String>, Failure> {
-    match fs::read(path) {
+    match regular_file::read(path, LARGEST_FILE) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
@@ -198,6 +200,8 @@ fn lines(path: &Path) -> Result<Vec<String>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use clap::Parser;
 

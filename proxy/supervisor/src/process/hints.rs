@@ -4,6 +4,7 @@ use std::path::Path;
 
 use warden_policies::warmth::NoFile;
 
+use crate::process::regular_file;
 use crate::spec::Command;
 
 /// The first key that the command line, a file that it names, or the environment gives llama-server: `/props` asks for one.
@@ -18,11 +19,14 @@ fn first_key(keys: &str) -> Option<String> {
     keys.split(',').map(str::trim).find(|key| !key.is_empty()).map(str::to_owned)
 }
 
+/// Bytes of a file of keys.
+const LARGEST_KEYS: u64 = 1 << 20;
+
 /// One key a line.
 fn key_of_file(command: &Command, path: &str) -> Option<String> {
     let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
     let path = directory.join(path);
-    let text = std::fs::read_to_string(&path).inspect_err(|error| {
+    let text = regular_file::read_text(&path, LARGEST_KEYS).inspect_err(|error| {
         tracing::warn!(
             path = %path.display(), %error,
             "llama-server's file of keys cannot be read; its properties stay unknown"

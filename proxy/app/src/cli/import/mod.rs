@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 use warden_policies::secrets;
+use warden_supervisor::regular_file;
 
 use crate::config::machine::Machine;
 use crate::exit::Failure;
@@ -205,6 +206,9 @@ fn create(path: &Path, text: &str) -> Result<(), Failure> {
     file.write_all(text.as_bytes()).map_err(failed)
 }
 
+/// Bytes of a file that is imported: the largest that was seen has some hundred KiB.
+const LARGEST_FILE: u64 = 16 << 20;
+
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> {
@@ -223,8 +227,10 @@ fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> 
     }
     let path = args.file.as_deref().ok_or_else(|| Failure::usage("there is nothing to import", hint))?;
     let from = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("cannot read {from}: {error}"), hint))?;
+    // A pipe that the user names is read: `import <(docker inspect …)`.
+    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, LARGEST_FILE));
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    let text = text.map_err(|error| Failure::usage(format!("cannot read {from}: {error}"), hint))?;
     let imported = match args.from.unwrap_or_else(|| guess(path, &text)) {
         Source::LlamaSwap => llama_swap::import(&text, &from, env)?,
         Source::Preset => preset::import(&text, &from)?,

@@ -3,9 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use warden_supervisor::regular_file;
 
 use super::{Env, Imported, Model};
 use crate::exit::Failure;
+
+/// Bytes of a manifest, a system prompt or a list of parameters. Ollama itself makes none of a hundredth of this.
+const LARGEST_TEXT: u64 = 4 << 20;
+/// Folders within each other: manifests lie in HOST/OWNER/MODEL/TAG.
+const DEEPEST: usize = 8;
+/// Files of all folders together.
+const MOST_FILES: usize = 10_000;
 
 /// Parameters of Ollama, and the flag of llama-server that says the same when a process starts.
 const FLAGS: [(&str, &str); 6] = [
@@ -58,7 +66,7 @@ pub(super) fn place(given: Option<&Path>, env: Env<'_>) -> Result<PathBuf, Failu
 pub(super) fn import(dir: &Path) -> Result<Imported, Failure> {
     let manifests = dir.join("manifests");
     let mut files = Vec::new();
-    below(&manifests, &mut files)?;
+    below(&manifests, DEEPEST, &mut files)?;
     files.sort();
     let mut imported = Imported::default();
     for file in files {
@@ -79,7 +87,11 @@ pub(super) fn import(dir: &Path) -> Result<Imported, Failure> {
     Ok(imported)
 }
 
-fn below(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+fn below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    let too_much = |what: String| Failure::usage(what, "name the folder that has `manifests` and `blobs`");
+    if depth == 0 {
+        return Err(too_much(format!("{} has more than {DEEPEST} folders within each other", dir.display())));
+    }
     let unreadable = |error: std::io::Error| {
         Failure::hinted(
             format!("cannot read {}: {error}", dir.display()),
@@ -89,7 +101,9 @@ fn below(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
         if entry.file_type().map_err(unreadable)?.is_dir() {
-            below(&entry.path(), files)?;
+            below(&entry.path(), depth - 1, files)?;
+        } else if files.len() == MOST_FILES {
+            return Err(too_much(format!("{} has more than {MOST_FILES} manifests", dir.display())));
         } else {
             files.push(entry.path());
         }
@@ -113,7 +127,8 @@ fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -
     let name = model.name.clone();
     let hint = format!("let Ollama repair it: `ollama pull {name}`");
     let wrong = |what: String| Failure::usage(format!("{}: {what}", file.display()), hint.clone());
-    let text = std::fs::read_to_string(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let text = regular_file::read_text(file, LARGEST_TEXT)
+        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let manifest: Value = serde_json::from_str(&text)
         .map_err(|error| wrong(format!("line {}: this is no manifest: {error}", error.line())))?;
     let blob = |digest: &str| {
@@ -132,7 +147,7 @@ fn layers(dir: &Path, file: &Path, model: &mut Model, imported: &mut Imported) -
         let path = blob(digest)?;
         let shown = path.display().to_string();
         let read = || {
-            std::fs::read_to_string(&path)
+            regular_file::read_text(&path, LARGEST_TEXT)
                 .map_err(|error| wrong(format!("its blob {shown} cannot be read: {error}")))
         };
         match kind {
@@ -172,5 +187,59 @@ fn parameters(table: &Value, model: &mut Model, imported: &mut Imported) {
                 "llama-server has no such parameter",
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    /// A folder with one model whose system prompt is the blob `sha256-a`, which the test makes.
+    fn folder() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let base = tempfile::tempdir().unwrap();
+        let tag = base.path().join("manifests/registry.ollama.ai/library/m/latest");
+        fs::create_dir_all(tag.parent().unwrap()).unwrap();
+        fs::create_dir(base.path().join("blobs")).unwrap();
+        let layer = |kind: &str, digest: &str| {
+            format!("{{\"mediaType\": \"application/vnd.ollama.image.{kind}\", \"digest\": \"{digest}\"}}")
+        };
+        let (model, system) = (layer("model", "sha256:m"), layer("system", "sha256:a"));
+        fs::write(&tag, format!("{{\"layers\": [{model}, {system}]}}")).unwrap();
+        fs::write(base.path().join("blobs/sha256-m"), "GGUF").unwrap();
+        let blob = base.path().join("blobs/sha256-a");
+        (base, tag, blob)
+    }
+
+    fn pipe(path: &Path) {
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).unwrap();
+    }
+
+    #[test]
+    fn what_a_manifest_names_is_neither_waited_for_nor_read_without_end() {
+        let (base, _, blob) = folder();
+        fs::write(&blob, "Be kind.").unwrap();
+        assert_eq!(import(base.path()).unwrap().models[0].system_prompt.as_deref(), Some("Be kind."));
+        fs::remove_file(&blob).unwrap();
+        File::create(&blob).unwrap().set_len(3 << 30).unwrap();
+        let refused = import(base.path()).err().unwrap().to_string();
+        assert!(refused.contains("sha256-a") && refused.contains("larger than"), "{refused}");
+        fs::remove_file(&blob).unwrap();
+        pipe(&blob);
+        assert!(import(base.path()).err().unwrap().to_string().contains("sha256-a"));
+    }
+
+    #[test]
+    fn manifests_are_small_files_in_a_few_folders() {
+        let (base, tag, blob) = folder();
+        fs::write(&blob, "x").unwrap();
+        fs::remove_file(&tag).unwrap();
+        pipe(&tag);
+        assert!(import(base.path()).err().unwrap().to_string().contains("no regular file"));
+        fs::remove_file(&tag).unwrap();
+        fs::create_dir_all(base.path().join("manifests/a/b/c/d/e/f/g/h/i")).unwrap();
+        assert!(import(base.path()).err().unwrap().to_string().contains("folders within each other"));
     }
 }
