@@ -56,6 +56,7 @@ pub mod loading;
 pub mod modes;
 pub mod names;
 pub mod origins;
+pub mod own_variables;
 pub mod phrases;
 pub mod pool;
 pub mod quarantine;

@@ -116,6 +116,7 @@ impl Family {
     /// [`BUSY`]; whoever really holds the file open for writing longer than that gets to see it.
     pub(crate) async fn spawn(mut command: Command) -> io::Result<Self> {
         command.process_group(0).kill_on_drop(true);
+        keep_what_is_ours(&mut command);
         let given_up = Instant::now() + BUSY;
         let child = loop {
             match command.spawn() {
@@ -165,6 +166,29 @@ impl Family {
             tokio::time::sleep(BUSY_POLL).await;
         }
         Ok(())
+    }
+}
+
+/// Keeps from a program what our environment has for us alone: sockets of the service manager, and where our own secrets are. As
+/// `warden_policies::own_variables`, which this crate does not know.
+fn keep_what_is_ours(command: &mut Command) {
+    const OURS: [&str; 7] = [
+        "NOTIFY_SOCKET",
+        "WATCHDOG_",
+        "LISTEN_",
+        "CREDENTIALS_DIRECTORY",
+        "WARDEN_SUCCEEDS",
+        "OTEL_EXPORTER_OTLP",
+        "LLAMA_WARDEN_",
+    ];
+    let is_given = |name: &std::ffi::OsStr| command.as_std().get_envs().any(|(given, _)| given == name);
+    let is_ours = |name: &std::ffi::OsStr| {
+        name.to_str().is_some_and(|name| OURS.iter().any(|ours| name.starts_with(ours)))
+    };
+    let names = std::env::vars_os().map(|(name, _)| name);
+    let kept: Vec<_> = names.filter(|name| is_ours(name) && !is_given(name)).collect();
+    for name in kept {
+        command.env_remove(name);
     }
 }
 

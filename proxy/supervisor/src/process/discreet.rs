@@ -1,5 +1,6 @@
 //! What a process said, as others may see it: without the secrets that the process was given, which it may repeat.
 
+use warden_policies::own_variables::is_ours_alone;
 use warden_policies::secrets::{self, Known};
 
 use crate::spec::Command;
@@ -8,7 +9,7 @@ use crate::spec::Command;
 pub(crate) fn known(command: &Command) -> Known {
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let pair = (name.into_string().ok()?, value.into_string().ok()?);
-        (!command.env_remove.contains(&pair.0)).then_some(pair)
+        (!is_ours_alone(&pair.0) && !command.env_remove.contains(&pair.0)).then_some(pair)
     });
     let all: Vec<(String, String)> = inherited.chain(command.env.iter().cloned()).collect();
     Known::of(&command.args, all.iter().map(|(name, value)| (name.as_str(), value.as_str())))

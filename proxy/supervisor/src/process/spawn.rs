@@ -12,15 +12,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
+use warden_policies::own_variables::is_ours_alone;
 
 use crate::error::SpawnError;
 use crate::process::group::Group;
 use crate::process::root::ask::Program;
 use crate::spec::SpawnRequest;
-
-/// What a service manager tells us and nobody else: a child that took it for its own (tools for containers do) would speak in our name.
-const TOLD_US: [&str; 6] =
-    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"];
 
 /// A process and the reading ends of its output. Dropping it kills the process's group.
 #[derive(Debug)]
@@ -128,8 +125,10 @@ pub(crate) fn spawn(request: &SpawnRequest) -> Result<Spawned, SpawnError> {
     let what = &request.command;
     let mut command = Command::new(&what.binary);
     command.args(&what.args);
-    for name in TOLD_US {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_ours_alone) {
+            command.env_remove(name);
+        }
     }
     command.envs(what.env.iter().map(|(key, value)| (key, value)));
     for name in &what.env_remove {

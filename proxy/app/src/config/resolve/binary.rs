@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use warden_builder::Measured;
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
+use warden_policies::own_variables::is_ours_alone;
 use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::Command;
 
@@ -329,6 +330,11 @@ pub(in crate::config) async fn ask(path: &Path, flag: &str) -> io::Result<String
         let mut command = tokio::process::Command::new(path);
         // A Ctrl-C is for us: what the program says of it is no answer.
         command.arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(is_ours_alone) {
+                command.env_remove(name);
+            }
+        }
         match command.output().await {
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < given_up => {
                 tokio::time::sleep(BUSY_POLL).await;
