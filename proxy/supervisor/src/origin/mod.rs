@@ -6,7 +6,7 @@ mod wire;
 use std::fmt;
 use std::net::IpAddr;
 
-use http::header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderValue};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, HeaderMap, HeaderValue, USER_AGENT, VIA};
 use http::uri::{InvalidUri, Scheme};
 use http::{Request, Uri};
 
@@ -18,10 +18,10 @@ const VERSION: &str = "/v1";
 /// Ends of an address that belong to requests.
 const ROUTES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
 
-/// What of a client's head is passed on. All else is between the client and us: who it is, where it comes from.
-const PASSES: [&str; 15] = [
+/// What of a client's head is passed on: what the answer depends on, and names of this one request that both sides log. All else is
+/// between the client and us: who it is, with which program and language, and where it comes from.
+const PASSES: [&str; 13] = [
     "accept",
-    "accept-language",
     "anthropic-beta",
     "anthropic-version",
     "content-encoding",
@@ -32,10 +32,15 @@ const PASSES: [&str; 15] = [
     "transfer-encoding",
     "traceparent",
     "tracestate",
-    "user-agent",
     "via",
     "x-request-id",
 ];
+
+/// What requests say of their sender: this program.
+const OUR_NAME: HeaderValue = HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
+
+/// Begins our name in `Via`. Those of other llama-wardens are kept, because one that finds its own notices a loop.
+const OUR_VIA: &str = "llama-warden-";
 
 /// An endpoint that speaks OpenAI's dialect. Its key is shown nowhere.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -131,6 +136,8 @@ impl Origin {
         while let Some(name) = headers.keys().find(|name| !PASSES.contains(&name.as_str())).cloned() {
             headers.remove(name);
         }
+        keep_our_via(headers);
+        headers.insert(USER_AGENT, OUR_NAME);
         headers.insert(HOST, HeaderValue::from_str(&self.authority)?);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if let Some(key) = &self.key {
@@ -139,6 +146,21 @@ impl Origin {
             headers.insert(AUTHORIZATION, value);
         }
         Ok(())
+    }
+}
+
+/// Takes the proxies between a client and us out of `Via`.
+fn keep_our_via(headers: &mut HeaderMap) {
+    let ours = |part: &str| {
+        let mut words = part.split_whitespace();
+        let (version, name) = words.next().zip(words.next())?;
+        name.starts_with(OUR_VIA).then(|| format!("{version} {name}"))
+    };
+    let all = headers.get_all(VIA).iter().filter_map(|value| value.to_str().ok());
+    let ours: Vec<String> = all.flat_map(|value| value.split(',')).filter_map(ours).collect();
+    match HeaderValue::from_str(&ours.join(", ")) {
+        Ok(ours) if !ours.is_empty() => drop(headers.insert(VIA, ours)),
+        _ => drop(headers.remove(VIA)),
     }
 }
 
@@ -169,9 +191,15 @@ mod tests {
             ("cookie", "a=b"),
             ("origin", "http://page"),
             ("x-forwarded-for", "192.0.2.1"),
+            ("user-agent", "secret-client/7 (alice's laptop)"),
+            ("accept-language", "de-AT"),
+            ("referer", "http://intern.example/plan"),
+            ("via", "1.1 proxy.intern.example, 1.1 llama-warden-0123456789ab (a note)"),
+            ("via", "1.1 llama-warden-ba9876543210"),
             ("content-type", "application/json"),
+            ("x-request-id", "r1"),
         ] {
-            request.headers_mut().insert(name, HeaderValue::from_static(value));
+            request.headers_mut().append(name, HeaderValue::from_static(value));
         }
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         Origin::parse(url, key).unwrap().address(&mut request).unwrap();
@@ -211,8 +239,12 @@ mod tests {
             let mut names: Vec<_> = request.headers().keys().map(http::HeaderName::as_str).collect();
             names.retain(|name| *name != "authorization");
             names.sort_unstable();
-            assert_eq!(names, ["accept-encoding", "content-type", "host"]);
+            let wanted = ["accept-encoding", "content-type", "host", "user-agent", "via", "x-request-id"];
+            assert_eq!(names, wanted);
             assert_eq!(request.headers()[ACCEPT_ENCODING], "identity");
+            assert_eq!(request.headers()[USER_AGENT], OUR_NAME);
+            let via = "1.1 llama-warden-0123456789ab, 1.1 llama-warden-ba9876543210";
+            assert_eq!(request.headers()[VIA], via);
         }
         let shown = format!("{:?}", Origin::parse("https://a.example", Some("secret")).unwrap());
         assert_eq!(shown, "Origin(https://a.example, with a key)");

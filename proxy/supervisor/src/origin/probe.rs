@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, HeaderValue, LOCATION, USER_AGENT};
+use http::header::{ACCEPT, HeaderValue, LOCATION};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::client::conn::http1;
@@ -98,7 +98,6 @@ async fn ask(origin: &Origin) -> Result<Answer, String> {
     *request.uri_mut() = http::Uri::from_static(LIST);
     let headers = request.headers_mut();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
     origin.address(&mut request).map_err(|error| error.to_string())?;
     let answered = async {
         let response = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
