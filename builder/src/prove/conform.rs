@@ -136,7 +136,8 @@ fn compiler(builder: &Builder) -> Result<PathBuf> {
 
 fn folder() -> Result<TempDir> {
     let base = std::env::temp_dir();
-    let made = tempfile::Builder::new().prefix("llama-warden-prove-").tempdir_in(&base);
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix("llama-warden-prove-").permissions(private).tempdir_in(&base);
     made.map_err(io_error("creating a folder in", base))
 }
 

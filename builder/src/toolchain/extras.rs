@@ -77,7 +77,8 @@ async fn linked(
     doing: &str,
     cancel: &CancellationToken,
 ) -> Result<Option<String>> {
-    let Ok(folder) = tempfile::tempdir() else { return Ok(None) };
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let Ok(folder) = tempfile::Builder::new().permissions(private).tempdir() else { return Ok(None) };
     let (source, program) = (folder.path().join("x.c"), folder.path().join("x"));
     if fs::write(&source, text).is_err() {
         return Ok(None);

@@ -24,6 +24,7 @@ mod otel;
 mod out;
 #[cfg(test)]
 mod printed;
+mod private_temp;
 mod probe;
 mod replay;
 mod request_recorder;

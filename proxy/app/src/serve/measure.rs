@@ -16,6 +16,7 @@ use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
 
 use crate::config::resolve::Resolved;
 use crate::config::resolve::server_facts::{self, Unmeasured};
+use crate::private_temp;
 
 /// Variables that hide GPUs: the model that is measured with needs none, and theirs may be full.
 const HIDING: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
@@ -87,7 +88,7 @@ impl Job {
     }
 
     async fn measured(&self, spec: &ModelSpec) -> Result<Measured, Box<dyn std::error::Error + Send + Sync>> {
-        let folder = tempfile::Builder::new().prefix("lw-measure-").tempdir()?;
+        let folder = private_temp::folder("lw-measure-")?;
         let model = folder.path().join("sample.gguf");
         measuring_model(&model)?;
         let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };

@@ -9,6 +9,7 @@
 //! | `reproduce.sh`, `requests/` | the script, and what it sends |
 
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use warden_policies::defaults::Diagnose;
@@ -81,7 +82,7 @@ impl Report {
     /// # Errors
     /// A file cannot be written, or one that would be replaced is none of ours.
     pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
-        std::fs::create_dir_all(path)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
         let told = self.discreet();
         let leg = self.worst();

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use warden_policies::sample::Sample;
@@ -28,7 +29,8 @@ impl Recorder {
         generation: GenerationId,
         limit: u64,
     ) -> Option<Self> {
-        let opened = fs::create_dir_all(directory).and_then(|()| create(directory, model, generation));
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let opened = made.and_then(|()| create(directory, model, generation));
         match opened {
             Ok((path, file)) => {
                 tracing::info!(%model, %generation, path = %path.display(), "recording");

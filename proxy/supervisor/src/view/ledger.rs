@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -195,6 +196,9 @@ impl LedgerEntry {
     }
 }
 
+/// Entries have names of models and why they were replaced: not for everybody.
+const MODE: u32 = 0o640;
+
 /// The open file. Entries of earlier runs stay; the file only grows, by a few hundred bytes a replacement.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -206,9 +210,10 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Opens `ledger.jsonl` in a directory that it makes if need be.
     pub(crate) fn open(directory: &Path) -> Result<Self, (PathBuf, io::Error)> {
-        std::fs::create_dir_all(directory).map_err(|error| (directory.to_owned(), error))?;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|error| (directory.to_owned(), error))?;
         let path = directory.join("ledger.jsonl");
-        let file = File::options().read(true).create(true).append(true).open(&path);
+        let file = File::options().read(true).create(true).append(true).mode(MODE).open(&path);
         match file.and_then(after_a_whole_line) {
             Ok(file) => Ok(Self { path, file: Mutex::new(file), last: AtomicU64::new(0) }),
             Err(error) => Err((path, error)),

@@ -1,6 +1,8 @@
 //! What is written beside the table: the cure into the configuration, the page, the folder. Places are tried before the work
 //! is done, and one that fails after it keeps none of the others from being written.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use super::DiagnoseArgs;
@@ -25,7 +27,9 @@ pub(super) fn prepare(args: &DiagnoseArgs) -> Result<(), Failure> {
                 "choose a folder of its own for the report",
             ));
         }
-        let tried = std::fs::create_dir_all(path).and_then(|()| tempfile::tempfile_in(path));
+        // Only for us at first: a report has lines of the server's log and what was asked of it.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        let tried = made.and_then(|()| tempfile::tempfile_in(path));
         tried.map_err(|error| {
             Failure::usage(
                 format!("--report {}: {error}", path.display()),

@@ -27,7 +27,7 @@ use warden_tracer_reader::{
 };
 
 use crate::exit::Failure;
-use crate::out;
+use crate::{out, private_temp};
 
 /// Kinds of handles in a [`Trace`], and what they are called.
 const HANDLES: [(Kind, &str); 2] =
@@ -105,7 +105,7 @@ impl Tracing {
         let failed = |what: &str, error: &std::io::Error| {
             Failure::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
         };
-        let folder = tempfile::Builder::new().prefix("llama-warden-trace-").tempdir();
+        let folder = private_temp::folder("llama-warden-trace-");
         let folder = folder.map_err(|error| failed("cannot make a folder", &error))?;
         let library = match other {
             Some(path) => std::path::absolute(path).and_then(std::fs::canonicalize),

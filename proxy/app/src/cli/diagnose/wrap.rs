@@ -20,6 +20,7 @@ use warden_supervisor::Command;
 
 use super::keeper;
 use crate::exit::Failure;
+use crate::private_temp;
 
 /// A tool, in front of a server.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Wrap {
             Failure::hinted(format!("--wrap: {} is not installed here", words[0]), hint(&words[0]))
         })?;
         words[0] = program.to_string_lossy().into_owned();
-        let folder = tempfile::Builder::new().prefix("llama-warden-wrap-").tempdir();
+        let folder = private_temp::folder("llama-warden-wrap-");
         let folder =
             folder.map_err(|error| Failure::failed(format!("--wrap: cannot make a folder: {error}")))?;
         Ok(Self { folder, words })
@@ -136,6 +137,12 @@ fn hint(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_else_can_look_into_the_folder_of_a_tool() {
+        let wrap = Wrap::prepare("true").unwrap();
+        assert_eq!(wrap.folder.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
 
     #[test]
     fn a_tool_that_is_not_there_is_named_with_where_it_comes_from() {

@@ -1,10 +1,10 @@
 //! What a search was told so far, in a file of the state folder: the same command goes on from there, after Ctrl-C or a new start of the
 //! machine. One line says what is searched, each further one what came of one process.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::hash::Hasher;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -79,7 +79,7 @@ impl Kept {
                 "choose another `paths.state_dir`",
             )
         };
-        fs::create_dir_all(&folder).map_err(failed)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -218,6 +218,8 @@ impl Hasher for Fnv {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
     use warden_policies::experiment::between::{Ask, Seen};

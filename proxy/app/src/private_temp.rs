@@ -1,0 +1,26 @@
+//! Temporary folders that only our user can enter. The `tempfile` crate leaves the mode to the umask, with which all users can usually
+//! read: what a tool writes about a server's memory has prompts in it.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+
+use tempfile::TempDir;
+
+/// Makes a folder of mode 0700 whose name begins like this.
+///
+/// # Errors
+/// The temporary directory cannot be written to.
+pub(crate) fn folder(prefix: &str) -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn nobody_else_can_look_into_a_temporary_folder() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = super::folder("lw-").unwrap();
+        assert_eq!(folder.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+}
