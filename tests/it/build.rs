@@ -10,7 +10,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use warden_builder::{Reporter, verify};
+use warden_builder::{
+    AmxKernels, Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source, verify,
+};
 use warden_rig::process::{Kid, ProcessId};
 use warden_rig::real::{SERVER_VARIABLE, llama_server};
 use warden_rig::real_weights;
@@ -262,6 +264,82 @@ async fn a_server_that_computes_something_else_is_refused_with_its_distance() ->
         text.contains("(--no-repack)") && text.contains("from those of the same numbers in f32"),
         "{text}"
     );
+    Ok(())
+}
+
+/// Scripts in the place of cmake, ninja and compilers: the processor has AMX, and what comes of it is the real llama-server, which dies
+/// of repacked weights unless cmake was told to leave AMX out.
+async fn machine_with_amx(folder: &Path) -> Result<Builder, Trouble> {
+    let real = llama_server().await?;
+    let dies = "case \"$*\" in *form.gguf*--no-repack*) ;; *form.gguf*) kill -SEGV $$;; esac";
+    let scripts = [
+        ("cc", "echo cc 12".to_owned()),
+        (
+            "c++",
+            "case \"$*\" in *-march=native*-dM*) echo '#define __AMX_INT8__ 1';; *-dumpmachine*) echo x86_64-linux-gnu;;\n\
+             *probe.cpp*) exit 1;; *) echo c++ 12;; esac"
+                .to_owned(),
+        ),
+        ("cmake", "[ \"$1\" = --version ] && echo cmake version 3.25.1 && exit\necho \"$@\" > flags".to_owned()),
+        (
+            "ninja",
+            format!(
+                "[ \"$1\" = --version ] && echo 1.11 && exit\nmkdir -p bin\n\
+                 {{ echo '#!/bin/sh'; grep -q U__AMX_INT8__ ../flags || echo '{dies}'; echo \"exec '{}' \\\"\\$@\\\"\"; }} > bin/llama-server\n\
+                 chmod +x bin/llama-server",
+                real.display()
+            ),
+        ),
+    ];
+    let bin = folder.join("bin");
+    std::fs::create_dir(&bin)?;
+    for (name, script) in scripts {
+        std::fs::write(bin.join(name), format!("#!/bin/sh\n{script}\n"))?;
+        std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755))?;
+    }
+    for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
+        let path = folder.join("source").join(name);
+        std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
+        std::fs::write(path, "")?;
+    }
+    Ok(Builder {
+        dirs: Dirs { cache: folder.join("cache"), data: folder.join("data") },
+        env: Environment {
+            path: format!("{}:/usr/bin:/bin", bin.display()).into(),
+            ..Environment::default()
+        },
+        memory: || None,
+        reporter: Reporter::silent(),
+        cancel: CancellationToken::new(),
+    })
+}
+
+#[tokio::test]
+async fn a_build_that_dies_of_repacked_weights_is_made_again_without_amx_and_is_a_hit_the_next_time()
+-> Outcome {
+    let folder = tempfile::tempdir()?;
+    let builder = machine_with_amx(folder.path()).await?;
+    let request = Request {
+        source: Source::at(&folder.path().join("source"))?,
+        backend: Backend::Cpu.into(),
+        arch: Arch::Native.into(),
+        patches: warden_patches::Selection::default(),
+        options: Vec::new(),
+        jobs: Some(1),
+        needs: Needs { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
+        page_timeout: SOON,
+        verify_timeout: LONG,
+    };
+    assert_eq!(builder.plan(&request).await?.amx, Some(AmxKernels::Compiled));
+    let built = builder.build(&request).await?;
+    let Some(AmxKernels::LeftOut(why)) = &built.provenance.plan.amx else {
+        return Err(Trouble::new("AMX was not left out"));
+    };
+    assert!(why.contains("f16 weights (repacked)") && why.contains("SIGSEGV"), "{why}");
+    assert!(built.provenance.verified.computed.is_some() && !built.hit);
+    assert_eq!(builder.store().list()?.builds.len(), 1, "the one that failed is not in the store");
+    let again = builder.build(&request).await?;
+    assert!(again.hit && again.id == built.id);
     Ok(())
 }
 
