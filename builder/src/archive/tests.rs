@@ -195,8 +195,7 @@ fn a_name_or_an_extension_header_above_64_kib_is_refused_and_not_shown() {
         let path = extended(folder.path(), kind, size);
         walk(&path, room, &CancellationToken::new(), &mut |_| Ok(()))
     };
-    use tar::EntryType::{GNULongLink, GNULongName, XHeader};
-    for kind in [GNULongName, GNULongLink, XHeader] {
+    for kind in [tar::EntryType::GNULongName, tar::EntryType::GNULongLink, tar::EntryType::XHeader] {
         let error = walked(kind, 8 << 20).unwrap_err().to_string();
         assert!(error.contains("64 KiB of headers") && error.len() < 400, "{kind:?}: {error}");
         walked(kind, 60 << 10).unwrap();

@@ -82,12 +82,11 @@ impl Walk<'_> {
                     let mut text = String::new();
                     let read = (&mut entry).take(LONGEST_TARGET).read_to_string(&mut text);
                     let comment = text.split_once("comment=").map(|(_, rest)| rest.trim().to_owned());
-                    match (read, comment) {
-                        (Ok(_), Some(comment)) => Kind::Remark(comment),
-                        _ => {
-                            io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
-                            continue;
-                        }
+                    if let (Ok(_), Some(comment)) = (read, comment) {
+                        Kind::Remark(comment)
+                    } else {
+                        io::copy(&mut entry, &mut io::sink()).map_err(failed)?;
+                        continue;
                     }
                 }
                 _ => Kind::Other,

@@ -151,12 +151,17 @@ fn with_copies(code: &str) -> Option<String> {
             continue;
         };
         found = true;
-        out.push_str("\tmovq %rax, kept_rax(%rip)\n\tmovq %rcx, kept_rcx(%rip)\n");
-        out.push_str(&format!("\tleaq {}, %rax\n", place.trim()));
-        for at in (0..64).step_by(8) {
-            out.push_str(&format!("\tmovq {at}(%rax), %rcx\n\tmovq %rcx, seen+{at}(%rip)\n"));
-        }
-        out.push_str("\tmovq kept_rax(%rip), %rax\n\tmovq kept_rcx(%rip), %rcx\n");
+        let copies: Vec<String> = (0..64)
+            .step_by(8)
+            .map(|at| format!("\tmovq {at}(%rax), %rcx\n\tmovq %rcx, seen+{at}(%rip)\n"))
+            .collect();
+        out.extend([
+            "\tmovq %rax, kept_rax(%rip)\n\tmovq %rcx, kept_rcx(%rip)\n\tleaq ",
+            place.trim(),
+            ", %rax\n",
+            &copies.concat(),
+            "\tmovq kept_rax(%rip), %rax\n\tmovq kept_rcx(%rip), %rcx\n",
+        ]);
     }
     found.then_some(out)
 }

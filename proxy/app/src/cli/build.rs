@@ -29,6 +29,7 @@ use crate::out;
 
 /// What `build` takes.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 pub(crate) struct BuildArgs {
     /// Folder or archive (.tar.gz, .tar.xz, .zip) with llama.cpp somewhere in it.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["sdist", "git", "reference", "offline"])]
