@@ -57,12 +57,12 @@ impl UnreadAnswer {
 
     pub(super) fn is_over(&self) -> bool {
         let state = self.lock();
-        state.held.is_empty() && state.failure.is_none() && state.relay.is_over()
+        !state.held.has_pieces() && state.failure.is_none() && state.relay.is_over()
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
         let state = self.lock();
-        if state.held.is_empty() { state.relay.size_hint() } else { SizeHint::new() }
+        if state.held.has_pieces() { SizeHint::new() } else { state.relay.size_hint() }
     }
 }
 
@@ -89,7 +89,7 @@ impl ReadAhead for UnreadAnswer {
 impl ReadState {
     fn poll(&mut self, context: &mut Context<'_>) -> Polled {
         while let Some(piece) = self.held.pop() {
-            self.is_full &= !self.held.is_empty();
+            self.is_full &= self.held.has_pieces();
             if !piece.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }

@@ -116,8 +116,9 @@ impl Held {
         self.bytes
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+    /// Whether a piece is held, however small.
+    pub(crate) fn has_pieces(&self) -> bool {
+        !self.pieces.is_empty()
     }
 
     /// Whether no more than half of the budget is used: what could do without goes first.

@@ -369,16 +369,14 @@ fn admit(exchange: &mut Exchange, received: Received) -> Result<Admitted, Refuse
         let request = Request::from_parts(*parts, body);
         return Ok(Admitted::Page(Box::new(ForPage { page, request, asker })));
     }
-    match local {
-        Some(local) => local_routes::answer(exchange, &access, &parts, &local).map(Admitted::Here),
-        None => {
-            let asked = Asked { parts, body, named, held, access };
-            Ok(match RouterCall::of(exchange, &asked) {
-                Some(call) => Admitted::Router(call, asked),
-                None => Admitted::Forward(asked),
-            })
-        }
+    if let Some(local) = local {
+        return local_routes::answer(exchange, &access, &parts, &local).map(Admitted::Here);
     }
+    let asked = Asked { parts, body, named, held, access };
+    Ok(match RouterCall::of(exchange, &asked) {
+        Some(call) => Admitted::Router(call, asked),
+        None => Admitted::Forward(asked),
+    })
 }
 
 /// Who asks, and whether that client may.

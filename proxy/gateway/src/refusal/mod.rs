@@ -229,13 +229,13 @@ impl Refusal {
             | Self::ModelTooFar { .. }
             | Self::NotJson { .. }
             | Self::ModelNotText { .. }
+            | Self::AlreadyLoaded { .. }
+            | Self::NotRunning { .. }
             | Self::Resolve(ResolveError::Missing { .. }) => (StatusCode::BAD_REQUEST, INVALID),
-            Self::AlreadyLoaded { .. } | Self::NotRunning { .. } => (StatusCode::BAD_REQUEST, INVALID),
-            Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Quarantined { .. } => (StatusCode::UNPROCESSABLE_ENTITY, INVALID),
             Self::TargetTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID),
             Self::Name(_) => (StatusCode::MISDIRECTED_REQUEST, INVALID),
-            Self::Origin => (StatusCode::FORBIDDEN, "permission_error"),
+            Self::Origin | Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
             Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => {
