@@ -104,7 +104,7 @@ impl Users {
     }
 
     /// Where Alice's sockets go without `XDG_RUNTIME_DIR`.
-    fn base(&self, user: u32) -> Base {
+    fn base(user: u32) -> Base {
         Base(PathBuf::from(format!("/tmp/llama-warden-{user}")))
     }
 }
@@ -152,7 +152,7 @@ impl<T: Send + 'static> Drop for Attack<T> {
 }
 
 /// Makes a directory for all and removes it, again and again, until another user has put something into it: what that is.
-fn snatch(path: &Path, user: u32, stop: &AtomicBool) -> Result<Vec<OsString>, Trouble> {
+fn snatch(path: &Path, user: u32, stop: &AtomicBool) -> Vec<OsString> {
     while !stop.load(Ordering::Relaxed) {
         if fs::create_dir(path).is_ok() {
             drop(fs::set_permissions(path, fs::Permissions::from_mode(0o777)));
@@ -163,12 +163,12 @@ fn snatch(path: &Path, user: u32, stop: &AtomicBool) -> Result<Vec<OsString>, Tr
             let inside: Vec<OsString> =
                 fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect();
             if !inside.is_empty() {
-                return Ok(inside);
+                return inside;
             }
         }
         (0..2_000).for_each(|_| std::hint::spin_loop());
     }
-    Ok(Vec::new())
+    Vec::new()
 }
 
 /// Alice's home with one model that is not loaded yet.
@@ -184,12 +184,12 @@ async fn a_user_who_makes_our_directory_first_gets_no_socket_of_ours() -> Outcom
     let Some(users) = Users::new()? else { return Ok(()) };
     let mut setup = home_of_alice(&users, "")?;
     setup.home.env.remove(std::ffi::OsStr::new("XDG_RUNTIME_DIR"));
-    let base = users.base(users.alice);
+    let base = Users::base(users.alice);
     let (mut served, mut refused) = (0, 0);
     for start in 1..=STARTS {
         drop(fs::remove_dir_all(&base.0));
         let (path, mallory) = (base.0.clone(), users.mallory);
-        let attack = Attack::begin(mallory, move |stop| snatch(&path, mallory, stop));
+        let attack = Attack::begin(mallory, move |stop| Ok(snatch(&path, mallory, stop)));
         let log = setup.home.path().join("warden.log");
         let mut kid = users.start(&setup.home, &["serve", "--config", "warden.toml"], log)?;
         wait_until("it serves or refuses", SOON, async || {
@@ -216,7 +216,7 @@ async fn a_user_who_makes_our_directory_first_gets_no_socket_of_ours() -> Outcom
 async fn a_directory_of_our_name_keeps_nobody_from_starting_who_does_not_use_it() -> Outcome {
     let Some(users) = Users::new()? else { return Ok(()) };
     let setup = home_of_alice(&users, "")?;
-    let base = users.base(users.alice);
+    let base = Users::base(users.alice);
     fs::create_dir(&base.0)?;
     chown(&base.0, Some(users.mallory), None)?;
     let log = setup.home.path().join("warden.log");
@@ -272,7 +272,7 @@ const ASKING: [&[&str]; 6] =
 async fn the_command_line_asks_no_instance_that_another_user_made_up() -> Outcome {
     let Some(users) = Users::new()? else { return Ok(()) };
     // Root looks in the place that is root's own, which other tests of this machine may use, too.
-    let root_base = users.base(0);
+    let root_base = Users::base(0);
     let for_root = !root_base.0.exists();
     let hers = tempfile::tempdir()?;
     fs::set_permissions(hers.path(), fs::Permissions::from_mode(0o777))?;
@@ -282,7 +282,7 @@ async fn the_command_line_asks_no_instance_that_another_user_made_up() -> Outcom
     let attack = Attack::begin(users.mallory, move |stop| impostor(&path, &seen, stop));
     wait_until("she listens", SOON, async || socket.exists()).await?;
     let victims =
-        [(users.alice, users.base(users.alice))].into_iter().chain(for_root.then_some((0, root_base)));
+        [(users.alice, Users::base(users.alice))].into_iter().chain(for_root.then_some((0, root_base)));
     for (victim, base) in victims {
         let mut home = Home::new()?;
         if victim != 0 {
@@ -356,7 +356,7 @@ async fn pointers_that_never_end_or_never_answer_hold_nobody_up() -> Outcome {
 #[tokio::test]
 async fn a_folder_that_is_exchanged_while_root_looks_costs_root_no_file() -> Outcome {
     let Some(users) = Users::new()? else { return Ok(()) };
-    let base = users.base(0);
+    let base = Users::base(0);
     if base.0.exists() {
         return Ok(());
     }
@@ -464,7 +464,7 @@ async fn prompts_go_to_no_socket_of_another_user_who_took_the_place_of_our_direc
     setup.home.file("warden.toml", users.config(&setup)?)?;
     setup.home.file("ledger.jsonl", "")?;
     users.give_to_alice(&setup.home)?;
-    let base = users.base(users.alice);
+    let base = Users::base(users.alice);
     let log = setup.home.path().join("warden.log");
     let mut kid = users.start(&setup.home, &["serve", "--config", "warden.toml"], log)?;
     let said = kid.says("listening on http", SOON).await?;
