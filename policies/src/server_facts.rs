@@ -23,6 +23,10 @@ pub struct ServerFacts {
     /// lists them for everybody. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_files: Option<bool>,
+    /// Whether a body that it answers without reading is read and thrown away, or its connection closed. cpp-httplib before 0.40, which
+    /// upstream had until about b8570, does neither: it reads the rest of such a body as the next request. `None`: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discards_bodies: Option<bool>,
 }
 
 /// When the head of a streamed answer is sent: what a connection that ends without one proves.
@@ -44,9 +48,33 @@ impl ServerFacts {
     /// upstream's own limit of them.
     pub const THREADS_ON_DEMAND: u32 = 1024;
 
+    /// These facts, and where one of them is unknown, that of `other`.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        const fn either<T: Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
+            if one.is_some() { one } else { other }
+        }
+        Self {
+            stream_head: match self.stream_head {
+                StreamHead::Unknown => other.stream_head,
+                known => known,
+            },
+            unix_sockets: either(self.unix_sockets, other.unix_sockets),
+            http_threads: either(self.http_threads, other.http_threads),
+            slot_files: either(self.slot_files, other.slot_files),
+            discards_bodies: either(self.discards_bodies, other.discards_bodies),
+        }
+    }
+
     /// Whether a streamed request whose connection ended before any byte of an answer was certainly not begun.
     pub const fn no_head_means_not_begun(&self) -> bool {
         matches!(self.stream_head, StreamHead::BeforeFirstToken)
+    }
+
+    /// Whether what it leaves of a request's body may be read as another request. A request with a body then has to be the last one of its
+    /// connection, and has to say so.
+    pub const fn may_read_body_as_request(&self) -> bool {
+        !matches!(self.discards_bodies, Some(true))
     }
 }
 
@@ -63,6 +91,23 @@ mod tests {
         assert!(!after.no_head_means_not_begun());
         let before = ServerFacts { stream_head: StreamHead::BeforeFirstToken, ..unknown };
         assert!(before.no_head_means_not_begun());
+        let reads = |discards_bodies| ServerFacts { discards_bodies, ..unknown }.may_read_body_as_request();
+        assert_eq!([None, Some(false), Some(true)].map(reads), [true, true, false]);
+    }
+
+    #[test]
+    fn what_is_measured_newly_comes_before_what_was_known() {
+        let before = ServerFacts {
+            stream_head: StreamHead::AfterFirstToken,
+            unix_sockets: Some(true),
+            slot_files: Some(false),
+            ..ServerFacts::default()
+        };
+        let now =
+            ServerFacts { unix_sockets: Some(false), discards_bodies: Some(true), ..ServerFacts::default() };
+        let both = ServerFacts { unix_sockets: Some(false), discards_bodies: Some(true), ..before };
+        assert_eq!(now.or(before), both);
+        assert_eq!(before.or(ServerFacts::default()), before);
     }
 
     #[test]
@@ -72,6 +117,7 @@ mod tests {
             unix_sockets: Some(true),
             http_threads: Some(3),
             slot_files: None,
+            discards_bodies: None,
         };
         let text = serde_json::to_string(&facts).unwrap();
         assert_eq!(text, r#"{"stream_head":"before_first_token","unix_sockets":true,"http_threads":3}"#);

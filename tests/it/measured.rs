@@ -1,9 +1,11 @@
 //! Promise: how a llama-server behaves is measured, not guessed: one that we did not build is asked at its first start, beside
 //! the model, and the answer is remembered; one that takes no Unix socket is served by a port.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use warden_rig::raw;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Http, Outcome, Trouble, Warden, wait_until};
 
@@ -62,5 +64,50 @@ async fn a_server_without_unix_sockets_is_served_by_a_port_once_that_is_known() 
     let backends = warden.backends();
     assert!(matches!(backends[0].http(), Some(Http::Tcp(_))), "{backends:?}");
     assert!(warden.http.post(CHAT, &chat("r", "m", "hello", 4, true)).await?.answer()?.is_whole());
+    Ok(())
+}
+
+/// A warden with a raw-llama that does this with bodies that it has not read, once that was measured.
+async fn measured_raw(bodies: &str) -> Result<(Warden, raw::Log, Value), Trouble> {
+    let (setup, log) = raw::model(setup(&[("RAW_LLAMA_BODIES", bodies)])?, &BTreeMap::new())?;
+    let warden = setup.start().await?;
+    let measured = until_remembered(&warden).await?;
+    warden.until_ready(1).await?;
+    Ok((warden, log, measured))
+}
+
+/// Connections by which this many requests with a body come to the backend.
+async fn connections(warden: &Warden, log: &raw::Log, requests: usize) -> Result<BTreeSet<u64>, Trouble> {
+    let before = log.requests()?.len();
+    for _ in 0..requests {
+        assert!(warden.http.post("/kept", &json!({})).await?.status.is_success());
+    }
+    let came = log.by_connection()?.split_off(before);
+    assert_eq!(came.len(), requests);
+    Ok(came.into_iter().map(|(connection, _)| connection).collect())
+}
+
+#[tokio::test]
+async fn connections_of_bodies_are_kept_where_unread_ones_were_seen_to_be_discarded() -> Outcome {
+    let (warden, log, measured) = measured_raw("discard").await?;
+    assert_eq!(measured["discards_bodies"], json!(true), "{measured}");
+    // The model learns it behind what is remembered.
+    wait_until("a connection is kept", SOON, async || {
+        connections(&warden, &log, 4).await.is_ok_and(|connections| connections.len() == 1)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_connection_ends_behind_each_body_where_unread_ones_were_read_as_requests() -> Outcome {
+    let (warden, log, measured) = measured_raw("leave").await?;
+    assert_eq!(measured["discards_bodies"], json!(false), "{measured}");
+    assert_eq!(connections(&warden, &log, 4).await?.len(), 4);
+    assert!(
+        log.requests()?
+            .iter()
+            .filter(|raw| raw.starts_with("POST /kept"))
+            .all(|raw| raw.contains("connection: close"))
+    );
     Ok(())
 }

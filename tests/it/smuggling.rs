@@ -1,10 +1,12 @@
 //! Nobody gets a second request past us, whatever bytes they send: each request of the corpus is refused with its
-//! connection closed, or arrives exactly as written down; and no answer is given to anybody but who asked.
+//! connection closed, or arrives exactly as written down; and no answer is given to anybody but who asked. That holds
+//! behind a llama-server that leaves bodies unread in its connections, too.
 
 mod answers;
 mod corpus;
 mod h2;
 mod rivals;
+mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -5,8 +5,10 @@
 //! It reads requests as a plain server would: a head up to an empty line, then a body by `Content-Length` or in chunks.
 //! So whatever a proxy smuggles past itself becomes a request here, and a line in the log.
 //!
-//! `RAW_LLAMA_LOG` names the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the
+//! `RAW_LLAMA_BODIES` makes it answer some requests before their bodies are read ([`unread`]). `RAW_LLAMA_LOG` names the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the
 //! characters of the same number.
+
+mod unread;
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -20,12 +22,15 @@ use std::thread;
 
 use serde_json::json;
 
+use self::unread::{Bodies, Framing};
+
 /// No request of a test is longer.
 const LIMIT: u64 = 1 << 20;
 
 struct Shared {
     log: Option<PathBuf>,
     answers: BTreeMap<String, String>,
+    bodies: Option<Bodies>,
     connections: AtomicU64,
 }
 
@@ -50,6 +55,7 @@ fn main() -> ExitCode {
     let shared = Arc::new(Shared {
         log: std::env::var_os("RAW_LLAMA_LOG").map(PathBuf::from),
         answers: answers.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default(),
+        bodies: std::env::var("RAW_LLAMA_BODIES").ok().and_then(|value| Bodies::from_variable(&value)),
         connections: AtomicU64::new(0),
     });
     let listener = match UnixListener::bind(socket) {
@@ -87,13 +93,30 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
     let mut reader = BufReader::new(stream.try_clone()?);
     for nth in 0_u64.. {
-        let Some(raw) = request(&mut reader)? else { return Ok(()) };
-        let raw = text(&raw);
+        let (raw, early) = match shared.bodies {
+            None => {
+                let Some(raw) = request(&mut reader)? else { return Ok(()) };
+                (text(&raw), None)
+            }
+            Some(bodies) => {
+                let Some(request) = unread::next(&mut reader)? else { return Ok(()) };
+                (text(&request.raw), Some((request, bodies)))
+            }
+        };
+        let status = early.as_ref().map_or("200 OK", |(request, _)| request.status);
+        let goes_on = |reader: &mut BufReader<UnixStream>| match &early {
+            Some((request, bodies)) => request.goes_on(reader, *bodies),
+            None => Ok(true),
+        };
+        let has_body = !raw.starts_with("HEAD ");
         let target = raw.split(' ').nth(1).unwrap_or_default().to_owned();
         let path = target.split('?').next().unwrap_or_default();
         if ["/health", "/props", "/slots", "/metrics", "/v1/models"].contains(&path) {
-            answer(&mut stream, "{\"status\":\"ok\"}")?;
-            continue;
+            answer(&mut stream, status, "{\"status\":\"ok\"}", has_body)?;
+            if goes_on(&mut reader)? {
+                continue;
+            }
+            return Ok(());
         }
         let line = json!({ "connection": connection, "nth": nth, "target": target, "raw": raw }).to_string();
         if let Some(log) = &shared.log {
@@ -107,21 +130,26 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
                     return Ok(());
                 }
             }
-            None => answer(&mut stream, &line)?,
+            None => answer(&mut stream, status, &line, has_body)?,
+        }
+        if !goes_on(&mut reader)? {
+            return Ok(());
         }
     }
     Ok(())
 }
 
-fn answer(stream: &mut UnixStream, body: &str) -> io::Result<()> {
-    let head = "HTTP/1.1 200 OK\r\nServer: raw-llama\r\nContent-Type: application/json\r\n";
-    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes())
+fn answer(stream: &mut UnixStream, status: &str, body: &str, has_body: bool) -> io::Result<()> {
+    let head = format!("HTTP/1.1 {status}\r\nServer: raw-llama\r\nContent-Type: application/json\r\n");
+    let length = body.len();
+    let body = if has_body { body } else { "" };
+    stream.write_all(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes())
 }
 
 /// The bytes of the next request; `None` at the end of the connection.
 fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut raw = Vec::new();
-    let (mut length, mut chunked, mut dirty) = (0, false, false);
+    let (mut framing, mut dirty) = (Framing::default(), false);
     loop {
         let line = line(reader, &mut raw)?;
         let Some(line) = line else { return Ok(None) };
@@ -130,8 +158,8 @@ fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
         }
         let Some((name, value)) = line.split_once(':') else { continue };
         match name.to_ascii_lowercase().as_str() {
-            "content-length" => length = value.trim().parse().unwrap_or(0),
-            "transfer-encoding" => chunked = true,
+            "content-length" => framing.length = value.trim().parse().unwrap_or(0),
+            "transfer-encoding" => framing.chunked = true,
             _ => {}
         }
         // Early answers are sent before a body is read.
@@ -140,28 +168,34 @@ fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     if dirty {
         return Ok(Some(raw));
     }
+    Ok(rest_of(reader, &mut raw, framing)?.then_some(raw))
+}
+
+/// Reads a body to its end; whether it has one.
+fn rest_of(reader: &mut impl BufRead, raw: &mut Vec<u8>, framing: Framing) -> io::Result<bool> {
+    let Framing { length, chunked } = framing;
     if chunked {
         loop {
-            let Some(size) = line(reader, &mut raw)? else { return Ok(None) };
+            let Some(size) = line(reader, raw)? else { return Ok(false) };
             let size =
                 u64::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16).unwrap_or(0);
             if size > 0 {
-                reader.take(size.min(LIMIT)).read_to_end(&mut raw)?;
+                reader.take(size.min(LIMIT)).read_to_end(raw)?;
             }
             // Behind the last chunk there may be trailers, behind any other an empty line.
             loop {
-                let Some(rest) = line(reader, &mut raw)? else { return Ok(None) };
+                let Some(rest) = line(reader, raw)? else { return Ok(false) };
                 if size > 0 || rest.is_empty() {
                     break;
                 }
             }
             if size == 0 {
-                return Ok(Some(raw));
+                return Ok(true);
             }
         }
     }
-    reader.take(length.min(LIMIT)).read_to_end(&mut raw)?;
-    Ok(Some(raw))
+    reader.take(length.min(LIMIT)).read_to_end(raw)?;
+    Ok(true)
 }
 
 /// The next line without its end, which is kept in `raw` with everything else.

@@ -39,6 +39,16 @@ impl Log {
         Self(path.to_owned())
     }
 
+    /// The requests in order, each with the number of its connection.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn by_connection(&self) -> Result<Vec<(u64, String)>, Trouble> {
+        let number = |line: &Value| line["connection"].as_u64().unwrap_or_default();
+        let lines = json_lines(&self.0)?;
+        Ok(lines.iter().map(number).zip(self.requests()?).collect())
+    }
+
     /// The raw requests of all connections, in order.
     ///
     /// # Errors
@@ -197,7 +207,7 @@ pub async fn talk(http: &Http, sent: &str, patience: Duration) -> Result<Talk, T
 }
 
 /// A request as it arrived, in a form to compare: request line, fields sorted by name, empty line, body without framing.
-/// What every forwarded request has is checked and left out.
+/// What every forwarded request has is checked and left out; so is `connection: close`, which one with a body may have.
 ///
 /// # Errors
 /// It lacks `host`, `via` or `x-request-id`, has one of them twice, or its framing is not exactly one.
@@ -221,6 +231,10 @@ pub fn arrived(raw: &str) -> Result<String, Trouble> {
         if found.len() != 1 {
             return Err(Trouble::new(format!("{name}: {found:?} in {raw:?}")));
         }
+    }
+    let connection = take("connection");
+    if !connection.is_empty() && (connection != ["close"] || body.is_empty()) {
+        return Err(Trouble::new(format!("connection: {connection:?} in {raw:?}")));
     }
     let (lengths, codings) = (take("content-length"), take("transfer-encoding"));
     let body = match (&lengths[..], &codings[..]) {

@@ -2,7 +2,8 @@
 //! cannot be measured is not known.
 //!
 //! ```text
-//!  start with two HTTP threads -> health -> /  -> connections, one more than threads  -> long prompts, streamed -> stop
+//!  start with two HTTP threads -> health -> / -> bodies that are not read -> connections, one more than threads
+//!        -> long prompts, streamed -> stop
 //! ```
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::bodies;
 use super::checks::Door;
 use crate::sample_model::{FIRST_WORD, WORDS};
 
@@ -146,6 +148,7 @@ pub(super) async fn all(door: &Door, limit: Duration) -> Measured {
     let unix = matches!(door, Door::Unix(_));
     let mut measured = Measured { unix_sockets: Some(unix), ..Measured::default() };
     measured.web_page = timeout_at(until, web_page(door)).await.ok().flatten();
+    measured.discards_bodies = timeout_at(until, bodies::discards(door)).await.ok().flatten();
     measured.http_threads = timeout_at(until, http_threads(door)).await.ok().flatten();
     measured.stream_head = head(door, until).await;
     measured

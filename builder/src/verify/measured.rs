@@ -21,6 +21,9 @@ pub struct Measured {
     /// Whether `/` is a web page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub web_page: Option<bool>,
+    /// Whether a body that it answers without reading is never read as a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discards_bodies: Option<bool>,
 }
 
 /// When the head of a streamed answer is sent.
@@ -67,6 +70,11 @@ impl fmt::Display for Measured {
                 Some(true) => "a web page".to_owned(),
                 Some(false) => "no web page".to_owned(),
                 None => unknown("web page"),
+            },
+            match self.discards_bodies {
+                Some(true) => "unread bodies are discarded".to_owned(),
+                Some(false) => "unread bodies are read as requests".to_owned(),
+                None => unknown("what becomes of unread bodies"),
             },
         ];
         f.write_str(&parts.join(", "))
@@ -171,16 +179,18 @@ mod tests {
             unix_sockets: Some(false),
             http_threads: Some(HttpThreads::Fixed),
             web_page: None,
+            discards_bodies: Some(false),
         };
         let text = serde_json::to_string(&measured).unwrap();
         assert_eq!(
             text,
-            r#"{"stream_head":"after_first_token","unix_sockets":false,"http_threads":"fixed"}"#
+            r#"{"stream_head":"after_first_token","unix_sockets":false,"http_threads":"fixed","discards_bodies":false}"#
         );
         assert_eq!(serde_json::from_str::<Measured>(&text).unwrap(), measured);
         assert_eq!(
             measured.to_string(),
-            "head of a stream with the first token, no Unix sockets, a fixed number of HTTP threads, web page not known"
+            "head of a stream with the first token, no Unix sockets, a fixed number of HTTP threads, web page not known, \
+             unread bodies are read as requests"
         );
         assert_eq!(serde_json::from_str::<Measured>("{}").unwrap(), Measured::default());
     }

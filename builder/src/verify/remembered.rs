@@ -1,4 +1,4 @@
-//! What was measured of servers that we did not build, remembered in the cache by what identifies a binary: its place on the
+//! What was measured of servers that we did not build, or built before all of it was measured, remembered in the cache by what identifies a binary: its place on the
 //! disk, its size, its time, and what it says of its version. A binary that changes is another one.
 
 use std::fs;
@@ -23,6 +23,21 @@ struct Entry {
     /// For people: where the binary was.
     binary: PathBuf,
     measured: Measured,
+    /// [`QUESTIONS`] when it was measured.
+    #[serde(default)]
+    questions: u32,
+}
+
+/// Counts up with each fact that is measured newly: entries of fewer questions lack it, and not because it could not be measured.
+const QUESTIONS: u32 = 1;
+
+/// What is remembered of a binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    /// What was measured.
+    pub measured: Measured,
+    /// Whether everything was asked that is asked now.
+    pub is_complete: bool,
 }
 
 impl Remembered {
@@ -47,9 +62,10 @@ impl Remembered {
     }
 
     /// What is remembered of it. A file that cannot be understood is nothing.
-    pub fn read(&self, identity: &str) -> Option<Measured> {
+    pub fn read(&self, identity: &str) -> Option<Recalled> {
         let text = fs::read(self.file(identity)).ok()?;
-        serde_json::from_slice::<Entry>(&text).ok().map(|entry| entry.measured)
+        let Entry { measured, questions, .. } = serde_json::from_slice(&text).ok()?;
+        Some(Recalled { measured, is_complete: questions >= QUESTIONS })
     }
 
     /// Remembers it.
@@ -59,7 +75,8 @@ impl Remembered {
     pub fn write(&self, identity: &str, binary: &Path, measured: Measured) -> Result<()> {
         let file = self.file(identity);
         let write = || {
-            let mut text = serde_json::to_vec(&Entry { binary: binary.to_owned(), measured })?;
+            let mut text =
+                serde_json::to_vec(&Entry { binary: binary.to_owned(), measured, questions: QUESTIONS })?;
             text.push(b'\n');
             whole::write(&file, &text, Loss::Bearable)
         };
@@ -85,12 +102,22 @@ mod tests {
         assert_eq!(remembered.read(&identity), None);
         let measured = Measured { unix_sockets: Some(false), ..Measured::default() };
         remembered.write(&identity, &binary, measured).unwrap();
-        assert_eq!(remembered.read(&identity), Some(measured));
+        assert_eq!(remembered.read(&identity), Some(Recalled { measured, is_complete: true }));
         assert_eq!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
         assert_ne!(Remembered::identity(&binary, "version: 2").as_ref(), Some(&identity));
         fs::write(&binary, "other").unwrap();
         assert_ne!(Remembered::identity(&binary, "version: 1").as_ref(), Some(&identity));
         assert_eq!(Remembered::identity(&folder.path().join("gone"), ""), None);
+    }
+
+    #[test]
+    fn what_was_measured_before_a_fact_was_asked_for_is_known_and_not_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let remembered = Remembered::new(folder.path());
+        fs::create_dir_all(folder.path().join("measured")).unwrap();
+        fs::write(remembered.file("x"), r#"{"binary":"/x","measured":{"unix_sockets":true}}"#).unwrap();
+        let measured = Measured { unix_sockets: Some(true), ..Measured::default() };
+        assert_eq!(remembered.read("x"), Some(Recalled { measured, is_complete: false }));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Measures llama-servers that we did not build, once each, beside the start of the models that run them: a second process
+//! Measures llama-servers that we did not build, and builds that are older than a question, once each, beside the start of the models that run them: a second process
 //! with a tiny model, on the CPU, for some seconds. It is a child like any other, so it dies with us. What is found out is
 //! remembered, and the models learn it while they run. Nothing here is an error: what is not known stays unknown.
 
@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
-use warden_policies::ServerFacts;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{Command, ModelSpec, Socket};
@@ -81,8 +80,7 @@ impl Job {
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for spec in using() {
-            let facts = server_facts::of(measured, &spec.command, cores);
-            let facts = ServerFacts { slot_files: spec.facts.slot_files, ..facts };
+            let facts = server_facts::of(measured, &spec.command, cores).or(spec.facts);
             fleet.learn(&spec.name, binary, facts).await;
         }
     }

@@ -39,6 +39,7 @@ use crate::backend::message::Message;
 use crate::backend::pool::Pool;
 use crate::backend::request_body::RequestBody;
 use crate::backend::tried::{BROKE, Canary, STOPPED};
+use crate::backend::unread_body::end_connection_behind;
 use crate::backend::upstream::Upstream;
 use crate::backend::upstream_conn::{SendError, UpstreamConn};
 use crate::body::intake::Intake;
@@ -508,6 +509,7 @@ impl Attempts<'_> {
             // Cannot be: address and key were looked at when they were configured, and the path is one.
             tracing::error!(%error, "a request cannot be addressed");
         }
+        end_connection_behind(&mut request, lease.facts());
         request.body_mut().stop_at(|| Checkpoint::new(lease, upstream.tasks.clone()));
         request
     }

@@ -1,22 +1,29 @@
-//! Which heads llama-server reads: it closes without a word over a line that is too long for it.
+//! Which heads llama-server reads. Over one that it cannot read, cpp-httplib (0.53 as well as 0.30) answers 400 without a word, and then
+//! takes what it has not read of the head, and all of the body, for further requests: those past keys and rules. So such a head goes to no
+//! backend. What it reads of the others, a method that it does not know among them, [`crate::route`] says.
 
 use http::request::Parts;
 
 use crate::refusal::Refusal;
 
-/// Bytes of a line of a request's head, its end included, that llama-server takes (`CPPHTTPLIB_MAX_LINE_LENGTH`).
-const LINE_BYTES: usize = 32 * 1024;
+/// Bytes of a request's target that it takes (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
+const TARGET_BYTES: usize = 8192;
+/// Bytes of a field's line, its end included (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
+const LINE_BYTES: usize = 8192;
+/// Fields of a head (`CPPHTTPLIB_HEADER_MAX_COUNT`).
+const FIELDS: usize = 100;
+/// Fields that are added later, at most: the length of the body, `Connection`, the context of a trace, the key of an endpoint.
+const ADDED: usize = 4;
 
-/// Whether llama-server reads a request line with this target: it closes without a word over one that is longer.
+/// Whether llama-server takes a request line with this target.
 pub(crate) fn fits_line(parts: &Parts) -> Result<(), Refusal> {
     // A target that begins with its query gets a slash.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
         text.len() + usize::from(!text.starts_with('/'))
     });
-    // `METHOD target HTTP/1.1` and the end of the line.
-    if parts.method.as_str().len() + target + "  HTTP/1.1\r\n".len() > LINE_BYTES {
-        return Err(Refusal::TargetTooLong { limit: LINE_BYTES });
+    if target > TARGET_BYTES {
+        return Err(Refusal::TargetTooLong { limit: TARGET_BYTES });
     }
     Ok(())
 }
@@ -29,5 +36,36 @@ pub(crate) fn fits_lines(parts: &Parts) -> Result<(), Refusal> {
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(Refusal::LineTooLong { limit: LINE_BYTES });
     }
+    if parts.headers.len() + ADDED > FIELDS {
+        return Err(Refusal::TooManyFields { limit: FIELDS });
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{HeaderName, HeaderValue, Request};
+
+    fn parts(target: &str, fields: usize, value: usize) -> Parts {
+        let mut parts = Request::get(target).body(()).unwrap().into_parts().0;
+        for nth in 0..fields {
+            let name = HeaderName::from_bytes(format!("x-{nth}").as_bytes()).unwrap();
+            parts.headers.insert(name, HeaderValue::from_bytes(&vec![b'a'; value]).unwrap());
+        }
+        parts
+    }
+
+    #[test]
+    fn a_head_that_llama_server_cannot_read_is_refused_with_the_limit_that_it_passes() {
+        let long = |length: usize| format!("/{}", "a".repeat(length - 1));
+        assert!(fits_lines(&parts(&long(8192), 1, 1)).is_ok());
+        let refused = |parts: &Parts| fits_lines(parts).unwrap_err();
+        assert!(matches!(refused(&parts(&long(8193), 1, 1)), Refusal::TargetTooLong { limit: 8192 }));
+        // `x-0: ` and the end of the line.
+        assert!(fits_lines(&parts("/", 1, 8192 - 7)).is_ok());
+        assert!(matches!(refused(&parts("/", 1, 8192 - 6)), Refusal::LineTooLong { limit: 8192 }));
+        assert!(fits_lines(&parts("/", 96, 1)).is_ok());
+        assert!(matches!(refused(&parts("/", 97, 1)), Refusal::TooManyFields { limit: 100 }));
+    }
 }

@@ -11,5 +11,6 @@ pub(crate) mod message;
 pub(crate) mod pool;
 pub(crate) mod request_body;
 mod tried;
+pub(crate) mod unread_body;
 pub(crate) mod upstream;
 pub(crate) mod upstream_conn;

@@ -31,6 +31,7 @@ use warden_supervisor::{Address, Endpoint, Wire, private_dir};
 
 use crate::backend::conn_waker::ConnWaker;
 use crate::backend::request_body::RequestBody;
+use crate::backend::unread_body::ends_connection;
 
 /// A server takes a connection off its backlog within microseconds, unless the machine is busy.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
@@ -62,6 +63,8 @@ pub(crate) struct UpstreamConn {
     waker: Waker,
     /// Met behind pieces that were passed on first.
     failure: Option<hyper::Error>,
+    /// Its last request has said that it is the last one.
+    is_closing: bool,
 }
 
 impl std::fmt::Debug for UpstreamConn {
@@ -93,7 +96,7 @@ impl UpstreamConn {
             .map_err(io::Error::other)?;
         let waker = Waker::from(conn_waker.clone());
         let connection = Some(Box::new(connection));
-        Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None })
+        Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None, is_closing: false })
     }
 
     /// Sends a request and waits for the head of its answer. Dropping the future and then the link closes the
@@ -102,6 +105,7 @@ impl UpstreamConn {
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
+        self.is_closing |= ends_connection(request.headers());
         self.conn_waker.listen();
         let mut answer = pin!(self.sender.try_send_request(request));
         let result = std::future::poll_fn(|context| {
@@ -234,7 +238,7 @@ impl UpstreamConn {
             }
         }
         self.conn_waker.leave();
-        self.connection.is_some() && self.sender.is_ready()
+        self.connection.is_some() && self.sender.is_ready() && !self.is_closing
     }
 
     /// Gives it a task of its own. It takes no other request afterwards.

@@ -188,6 +188,15 @@ impl Intake {
         Ok(true)
     }
 
+    /// Lets go of the body, after all of it has come: the backend gets none.
+    pub(crate) async fn discard(&mut self) -> Result<(), Refusal> {
+        self.held = self.held.anew();
+        while self.timely().await?.is_some() {}
+        // What it said about the body is said of nothing now.
+        self.finder = Finder::Json(Scanner::new());
+        Ok(())
+    }
+
     /// The next piece, if it comes in time.
     async fn timely(&mut self) -> Result<Option<Bytes>, Refusal> {
         let since = Instant::now();

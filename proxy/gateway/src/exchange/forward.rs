@@ -26,6 +26,7 @@ use crate::backend::attempts::{Attempts, Relayed};
 use crate::backend::backends::{BackendLease, BoxFuture};
 use crate::backend::line_limits::fits_lines;
 use crate::backend::message::{Message, Repeating};
+use crate::backend::unread_body::goes_without_body;
 use crate::backend::upstream::Upstream;
 use crate::body::intake::{Intake, Named};
 use crate::body::limits::Limits;
@@ -332,6 +333,9 @@ async fn prepare(
     };
     exchange.flight.progress.model(&model);
     exchange.flight.record.model = Some(model.clone());
+    if goes_without_body(&parts.method) {
+        intake.discard().await?;
+    }
     let rules = exchange.rules(&model);
     if rules.is_some_and(|rules| rules.remote) && !(is_plain && route.computes) {
         return Err(Refusal::NotThere { model });

@@ -33,6 +33,7 @@ use warden_supervisor::{Size, Weighed};
 
 use crate::backend::attempts::connect;
 use crate::backend::request_body::RequestBody;
+use crate::backend::unread_body::end_connection_behind;
 use crate::backend::upstream::Upstream;
 use crate::backend::upstream_conn::SendError;
 use crate::body::intake::Intake;
@@ -126,6 +127,7 @@ async fn count(
             fields.insert(key, value.clone());
         }
     }
+    end_connection_behind(&mut request, lease.facts());
     let mut conn = connect(&*lease, &pool).await.ok()?;
     let response = match conn.send(request).await {
         Ok(response) => response,

@@ -76,7 +76,11 @@ pub(crate) enum Refusal {
         "one header of the request is too long: llama-server takes {limit} bytes in a line; send a shorter one"
     )]
     LineTooLong { limit: usize },
-    #[error("the method {0} is not served")]
+    #[error(
+        "the request has too many headers: llama-server takes {limit}, of which up to 6 are added on the way; send fewer"
+    )]
+    TooManyFields { limit: usize },
+    #[error("the method {} is not served", short(.0))]
     Method(http::Method),
     #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
     BodyTooLarge { limit: u64, key: &'static str },
@@ -198,6 +202,12 @@ fn seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
+/// A method as far as an error names it: there is no bound to what clients make up.
+fn short(method: &http::Method) -> &str {
+    let name = method.as_str();
+    name.get(..24).unwrap_or(name)
+}
+
 fn models(known: &[String]) -> String {
     format!("the models are `{}`", known.join("`, `"))
 }
@@ -238,7 +248,7 @@ impl Refusal {
             Self::Origin | Self::Pinned { .. } => (StatusCode::FORBIDDEN, "permission_error"),
             Self::Wire(fault) => (fault.status(), INVALID),
             Self::Method(_) => (StatusCode::METHOD_NOT_ALLOWED, INVALID),
-            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => {
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
                 (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID)
             }
             Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
@@ -377,7 +387,9 @@ impl Refusal {
             Self::Origin => Outcome::Rejected("origin"),
             Self::Wire(fault) => Outcome::Rejected(fault.label()),
             Self::Method(_) => Outcome::Rejected("method"),
-            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } => Outcome::Rejected("head_too_large"),
+            Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
+                Outcome::Rejected("head_too_large")
+            }
             Self::TargetTooLong { .. } => Outcome::Rejected("target_too_long"),
             Self::Quarantined { .. } => BodyFault::Quarantined.outcome(),
             Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),

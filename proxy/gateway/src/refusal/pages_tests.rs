@@ -43,6 +43,7 @@ fn refusals() -> Vec<Refusal> {
         Refusal::HeadTooLarge { limit: 65_536 },
         Refusal::TargetTooLong { limit: 8192 },
         Refusal::LineTooLong { limit: 8192 },
+        Refusal::TooManyFields { limit: 100 },
         Refusal::Method(http::Method::TRACE),
         Refusal::BodyTooLarge { limit: 1024, key: "server.body_bytes" },
         Refusal::BodyTooSlow,

@@ -144,9 +144,24 @@ pub(crate) fn route(method: &Method, path: &str) -> Route {
     if *method == Method::OPTIONS { Route { loads: false, kind: LeaseKind::Read, ..route } } else { route }
 }
 
+/// Whether a backend may get requests of this method. Behind one that it does not know, llama-server takes head and body for requests of
+/// their own; `CONNECT` asks for a tunnel, and `TRACE` for what others must not see.
+fn is_served(method: &Method) -> bool {
+    matches!(
+        *method,
+        Method::GET
+            | Method::HEAD
+            | Method::POST
+            | Method::PUT
+            | Method::PATCH
+            | Method::DELETE
+            | Method::OPTIONS
+    )
+}
+
 /// Whether the request is answered here.
 pub(crate) fn local(method: &Method, path: &str) -> Option<LocalRoute> {
-    if matches!(*method, Method::CONNECT | Method::TRACE) {
+    if !is_served(method) {
         return Some(LocalRoute::Forbidden);
     }
     if *method == Method::OPTIONS {
@@ -271,6 +286,8 @@ mod tests {
         assert_eq!(local(&Method::POST, "/v1/models"), None);
         assert_eq!(local(&Method::OPTIONS, "/anything"), Some(LocalRoute::Preflight));
         assert_eq!(local(&Method::TRACE, "/"), Some(LocalRoute::Forbidden));
+        let made_up = Method::from_bytes(b"FROB").unwrap();
+        assert_eq!(local(&made_up, "/v1/chat/completions"), Some(LocalRoute::Forbidden));
         assert_eq!(local(&Method::GET, "/v1/healthx"), None);
     }
 }

@@ -28,6 +28,7 @@ mod slow;
 mod stopping;
 mod storm;
 mod tls;
+mod unread;
 mod weighing;
 
 use std::collections::HashMap;
@@ -64,6 +65,7 @@ const NEW: ServerFacts = ServerFacts {
     unix_sockets: Some(true),
     http_threads: Some(ServerFacts::THREADS_ON_DEMAND),
     slot_files: None,
+    discards_bodies: Some(true),
 };
 
 /// What all generations are made of.

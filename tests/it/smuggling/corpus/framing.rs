@@ -32,7 +32,7 @@ pub(super) fn lengths() -> Vec<Case> {
         get(
             "body with GET",
             "GET /e HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
-            "GET /e HTTP/1.1\n\nhello",
+            "GET /e HTTP/1.1\n\n",
         ),
         case(
             "body shorter than cl",

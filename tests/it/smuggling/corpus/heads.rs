@@ -121,11 +121,7 @@ pub(super) fn request_lines() -> Vec<Case> {
         "GET /e HTTP/1.1\r\nHost: x\r\nMax-Forwards: 3\r\n\r\n",
         "GET /e HTTP/1.1\nmax-forwards: 3\n\n",
     ));
-    all.push(get(
-        "method unknown",
-        "FROB /e HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-        "FROB /e HTTP/1.1\n\n",
-    ));
+    all.push(head("method unknown", 405, "FROB /e HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"));
     all
 }
 

@@ -72,7 +72,10 @@ impl Found {
         let help = help(self.path(), timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
         match self {
-            Self::Built(build) => Known { measured: build.measured, unmeasured: None, slot_files },
+            Self::Built(build) => {
+                let known = Known::built(build.measured, cache, &build.facts.binary, version);
+                Known { slot_files, ..known }
+            }
             Self::Foreign(path) => {
                 let mut known = Known { slot_files, ..Known::remembered(cache, path, version) };
                 if known.measured.unix_sockets.is_none() {

@@ -10,7 +10,7 @@ use warden_supervisor::Command;
 
 use crate::config::arguments;
 
-/// A binary that we did not build and that nothing was measured of yet.
+/// A binary of which something is not measured yet: mostly one that we did not build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unmeasured {
     pub(crate) binary: PathBuf,
@@ -33,11 +33,22 @@ impl Known {
     /// What is remembered of a binary that somebody else built. `version`: what it says to `--version`.
     pub(crate) fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
         let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
-        if let Some(measured) = Remembered::new(cache).read(&identity) {
+        let recalled = Remembered::new(cache).read(&identity);
+        let measured = recalled.map(|recalled| recalled.measured).unwrap_or_default();
+        let is_complete = recalled.is_some_and(|recalled| recalled.is_complete);
+        let unmeasured = (!is_complete).then(|| Unmeasured { binary: binary.to_owned(), identity });
+        Self { measured, unmeasured, slot_files: None }
+    }
+
+    /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the question, by what was
+    /// measured since.
+    pub(crate) fn built(measured: Measured, cache: &Path, binary: &Path, version: &str) -> Self {
+        if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };
         }
-        let unmeasured = Some(Unmeasured { binary: binary.to_owned(), identity });
-        Self { unmeasured, ..Self::default() }
+        let since = Self::remembered(cache, binary, version);
+        let discards_bodies = since.measured.discards_bodies;
+        Self { measured: Measured { discards_bodies, ..measured }, ..since }
     }
 }
 
@@ -70,6 +81,7 @@ pub(crate) fn of(measured: Measured, command: &Command, cores: usize) -> ServerF
         }),
         // Nobody measures that.
         slot_files: None,
+        discards_bodies: measured.discards_bodies,
     }
 }
 
@@ -106,6 +118,27 @@ mod tests {
     #[test]
     fn what_is_not_measured_is_unknown() {
         assert_eq!(of(Measured::default(), &command(&[], &[]), 4), ServerFacts::default());
+    }
+
+    #[test]
+    fn a_build_from_before_a_question_is_measured_once_more_and_a_newer_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, binary) = (folder.path(), folder.path().join("llama-server"));
+        std::fs::write(&binary, "x").unwrap();
+        let new = Measured { discards_bodies: Some(true), ..Measured::default() };
+        assert_eq!(Known::built(new, cache, &binary, "v").unmeasured, None);
+        let old = Measured { unix_sockets: Some(true), ..Measured::default() };
+        let known = Known::built(old, cache, &binary, "v");
+        assert_eq!(known.measured, old, "unknown until it is measured");
+        let identity = known.unmeasured.unwrap().identity;
+        let found = Measured { discards_bodies: Some(false), ..Measured::default() };
+        Remembered::new(cache).write(&identity, &binary, found).unwrap();
+        let known = Known::built(old, cache, &binary, "v");
+        assert_eq!(known.measured, Measured { discards_bodies: Some(false), ..old });
+        assert_eq!(known.unmeasured, None);
+        // What cannot be measured is not asked at every start.
+        Remembered::new(cache).write(&identity, &binary, Measured::default()).unwrap();
+        assert_eq!(Known::built(old, cache, &binary, "v").unmeasured, None);
     }
 
     #[test]

@@ -1,0 +1,195 @@
+//! Measures what a server makes of a body that it answers without reading. cpp-httplib before 0.40 leaves it in the connection and reads it
+//! as the next request, so that behind a proxy one client's body becomes a request among those of others.
+//!
+//! ```text
+//!  head of a request -> its answer, before the body was sent -> the body: GET /llama-warden-unread -> GET /health
+//!        404, or two answers: the body was read as a request          200, or the end of the connection: it was not
+//! ```
+//!
+//! The body is sent behind the answer: cpp-httplib forgets what it had buffered of it with the head, and would look careful.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, timeout_at};
+
+use super::checks::Door;
+
+/// Requests that are answered without a look at their body: by the handler in front of all routes, and by three checks of the head.
+const HEADS: [&str; 4] = [
+    "OPTIONS /v1/chat/completions HTTP/1.1\r\n",
+    "POST /tokenize HTTP/1.1\r\nAccept: ;;q=x,,\r\n",
+    "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
+    "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\n",
+];
+/// How many of them, from the first, have to show that the body is not read as a request. Of the others a build may read the body first.
+const NEEDED: usize = 2;
+
+/// The body: a request of which no server has the route.
+const BODY: &str = "GET /llama-warden-unread HTTP/1.1\r\nHost: llama-server\r\n\r\n";
+/// What is sent behind it: its answer ends the connection.
+const NEXT: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnection: close\r\n\r\n";
+
+/// An answer that is given without the body is here by then.
+const EARLY: Duration = Duration::from_secs(1);
+/// From the body to the end of the connection.
+const ENDED: Duration = Duration::from_secs(5);
+/// Bytes of answers at most; each is a few hundred.
+const MOST: usize = 64 * 1024;
+
+/// What one request has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Discarded,
+    ReadAsRequest,
+    /// It waits for the body, or what came is no answer.
+    Unclear,
+}
+
+/// Whether a body that is answered without being read is never read as a request.
+pub(super) async fn discards(door: &Door) -> Option<bool> {
+    let mut all = Vec::with_capacity(HEADS.len());
+    for head in HEADS {
+        let shown = match door {
+            Door::Unix(socket) => shown(UnixStream::connect(socket).await, head).await,
+            Door::Port(port) => shown(TcpStream::connect(("127.0.0.1", *port)).await, head).await,
+        };
+        all.push(shown.unwrap_or(Shown::Unclear));
+    }
+    judge(&all)
+}
+
+fn judge(all: &[Shown]) -> Option<bool> {
+    if all.contains(&Shown::ReadAsRequest) {
+        return Some(false);
+    }
+    let sure = all.iter().take(NEEDED).all(|shown| *shown == Shown::Discarded);
+    (sure && all.len() >= NEEDED).then_some(true)
+}
+
+async fn shown<S: AsyncRead + AsyncWrite + Unpin>(stream: io::Result<S>, head: &str) -> io::Result<Shown> {
+    let mut stream = stream?;
+    let head = format!("{head}Host: llama-server\r\nContent-Length: {}\r\n\r\n", BODY.len());
+    stream.write_all(head.as_bytes()).await?;
+    let mut heard = Vec::new();
+    let until = Instant::now() + EARLY;
+    while statuses(&heard).is_empty() || !heard.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        match timeout_at(until, stream.read_buf(&mut heard)).await {
+            Ok(Ok(read)) if read > 0 && heard.len() < MOST => {}
+            _ => return Ok(Shown::Unclear),
+        }
+    }
+    let early = statuses(&heard).len();
+    // A server that closes takes neither, and that is an answer, too.
+    for text in [BODY, NEXT] {
+        if stream.write_all(text.as_bytes()).await.is_err() {
+            break;
+        }
+    }
+    let until = Instant::now() + ENDED;
+    let ended = loop {
+        match timeout_at(until, stream.read_buf(&mut heard)).await {
+            Ok(Ok(read)) if read > 0 && heard.len() < MOST => {}
+            Ok(Ok(0) | Err(_)) => break true,
+            _ => break false,
+        }
+    };
+    Ok(match (&statuses(&heard)[early..], ended) {
+        ([], true) | ([200], _) => Shown::Discarded,
+        // One for each of the two, if its server has every route.
+        ([404, ..] | [_, _, ..], _) => Shown::ReadAsRequest,
+        _ => Shown::Unclear,
+    })
+}
+
+/// The statuses of the answers in what came.
+fn statuses(heard: &[u8]) -> Vec<u16> {
+    let text = String::from_utf8_lossy(heard);
+    let answers = text.split("HTTP/1.1 ").skip(1);
+    answers.map(|answer| answer.get(..3).and_then(|status| status.parse().ok()).unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::DuplexStream;
+
+    /// What a server does with a body that it has answered without reading.
+    #[derive(Clone, Copy)]
+    enum Server {
+        Leaves,
+        LeavesAndHasEveryRoute,
+        Discards,
+        Closes,
+        ReadsFirst,
+        Stalls,
+    }
+
+    async fn head(stream: &mut DuplexStream) -> Option<String> {
+        let mut text = Vec::new();
+        while !text.ends_with(b"\r\n\r\n") {
+            text.push(stream.read_u8().await.ok()?);
+        }
+        String::from_utf8(text).ok()
+    }
+
+    async fn answer(stream: &mut DuplexStream, status: &str) {
+        let text = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\n{{}}");
+        stream.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn serve(mut stream: DuplexStream, server: Server) {
+        let mut body = vec![0; BODY.len()];
+        head(&mut stream).await.unwrap();
+        match server {
+            Server::Stalls => std::future::pending().await,
+            Server::ReadsFirst => {
+                stream.read_exact(&mut body).await.unwrap();
+                answer(&mut stream, "200 OK").await;
+            }
+            Server::Closes => return answer(&mut stream, "400 Bad Request").await,
+            Server::Leaves | Server::LeavesAndHasEveryRoute => answer(&mut stream, "200 OK").await,
+            Server::Discards => {
+                answer(&mut stream, "200 OK").await;
+                stream.read_exact(&mut body).await.unwrap();
+            }
+        }
+        while let Some(head) = head(&mut stream).await {
+            answer(&mut stream, if head.starts_with("GET /health ") { "200 OK" } else { "404 Not Found" })
+                .await;
+            if head.contains("Connection: close") {
+                return;
+            }
+        }
+    }
+
+    async fn shows(server: Server) -> Shown {
+        let (ours, theirs) = tokio::io::duplex(1024);
+        let serving = tokio::spawn(serve(theirs, server));
+        let shown = shown(Ok(ours), HEADS[0]).await.unwrap();
+        serving.abort();
+        shown
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_becomes_of_an_unread_body_is_seen_by_the_answers_behind_it() {
+        assert_eq!(shows(Server::Leaves).await, Shown::ReadAsRequest);
+        assert_eq!(shows(Server::LeavesAndHasEveryRoute).await, Shown::ReadAsRequest);
+        assert_eq!(shows(Server::Discards).await, Shown::Discarded);
+        assert_eq!(shows(Server::Closes).await, Shown::Discarded);
+        assert_eq!(shows(Server::ReadsFirst).await, Shown::Unclear, "it answers only with the body");
+        assert_eq!(shows(Server::Stalls).await, Shown::Unclear);
+    }
+
+    #[test]
+    fn one_body_that_was_read_as_a_request_is_enough_and_what_is_unclear_is_no_proof() {
+        use Shown::{Discarded, ReadAsRequest, Unclear};
+        assert_eq!(judge(&[Discarded, Discarded, Discarded, ReadAsRequest]), Some(false));
+        assert_eq!(judge(&[Discarded, Discarded, Unclear, Unclear]), Some(true));
+        assert_eq!(judge(&[Discarded, Unclear, Discarded, Discarded]), None);
+        assert_eq!(judge(&[Unclear; 4]), None);
+        assert_eq!(judge(&[]), None);
+    }
+}
