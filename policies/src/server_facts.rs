@@ -23,8 +23,9 @@ pub struct ServerFacts {
     /// lists them for everybody. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_files: Option<bool>,
-    /// Whether a body that it answers without reading is read and thrown away, or its connection closed. cpp-httplib before 0.40, which
-    /// upstream had until about b8570, does neither: it reads the rest of such a body as the next request. `None`: unknown.
+    /// Whether a body that it answers without reading is read and thrown away, or its connection closed. cpp-httplib
+    /// before 0.40, which upstream had until about b8570, does neither: it reads the rest of such a body as the next
+    /// request. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discards_bodies: Option<bool>,
 }
@@ -71,8 +72,8 @@ impl ServerFacts {
         matches!(self.stream_head, StreamHead::BeforeFirstToken)
     }
 
-    /// Whether what it leaves of a request's body may be read as another request. A request with a body then has to be the last one of its
-    /// connection, and has to say so.
+    /// Whether what it leaves of a request's body may be read as another request. A request with a body then has to
+    /// be the last one of its connection, and has to say so.
     pub const fn may_read_body_as_request(&self) -> bool {
         !matches!(self.discards_bodies, Some(true))
     }

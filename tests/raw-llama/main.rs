@@ -5,8 +5,9 @@
 //! It reads requests as a plain server would: a head up to an empty line, then a body by `Content-Length` or in chunks.
 //! So whatever a proxy smuggles past itself becomes a request here, and a line in the log.
 //!
-//! `RAW_LLAMA_BODIES` makes it answer some requests before their bodies are read ([`unread`]). `RAW_LLAMA_LOG` names the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the
-//! characters of the same number.
+//! `RAW_LLAMA_BODIES` makes it answer some requests before their bodies are read ([`unread`]). `RAW_LLAMA_LOG` names
+//! the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the characters of the same
+//! number.
 
 mod unread;
 

@@ -1,6 +1,7 @@
-//! `RAW_LLAMA_BODIES=leave` plays cpp-httplib before 0.40, `discard` a later one: some answers are given by the head alone, as in front of
-//! all routes, for a file, for a head that is refused, and on `/unread`. Then the body stays in the connection, to be read as the next
-//! request, or it is thrown away. A head that cannot be read leaves what comes behind it in both.
+//! `RAW_LLAMA_BODIES=leave` plays cpp-httplib before 0.40, `discard` a later one: some answers are given by the head
+//! alone, as in front of all routes, for a file, for a head that is refused, and on `/unread`. Then the body stays in
+//! the connection, to be read as the next request, or it is thrown away. A head that cannot be read leaves what comes
+//! behind it in both.
 
 use std::io::{self, BufRead, Read as _};
 

@@ -1,12 +1,14 @@
-//! Measures what a server makes of a body that it answers without reading. cpp-httplib before 0.40 leaves it in the connection and reads it
-//! as the next request, so that behind a proxy one client's body becomes a request among those of others.
+//! Measures what a server makes of a body that it answers without reading. cpp-httplib before 0.40 leaves it in the
+//! connection and reads it as the next request, so that behind a proxy one client's body becomes a request among
+//! those of others.
 //!
 //! ```text
 //!  head of a request -> its answer, before the body was sent -> the body: GET /llama-warden-unread -> GET /health
 //!        404, or two answers: the body was read as a request          200, or the end of the connection: it was not
 //! ```
 //!
-//! The body is sent behind the answer: cpp-httplib forgets what it had buffered of it with the head, and would look careful.
+//! The body is sent behind the answer: cpp-httplib forgets what it had buffered of it with the head, and would look
+//! careful.
 
 use std::io;
 use std::time::Duration;
@@ -17,14 +19,16 @@ use tokio::time::{Instant, timeout_at};
 
 use super::checks::Door;
 
-/// Requests that are answered without a look at their body: by the handler in front of all routes, and by three checks of the head.
+/// Requests that are answered without a look at their body: by the handler in front of all routes, and by three
+/// checks of the head.
 const HEADS: [&str; 4] = [
     "OPTIONS /v1/chat/completions HTTP/1.1\r\n",
     "POST /tokenize HTTP/1.1\r\nAccept: ;;q=x,,\r\n",
     "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
     "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\n",
 ];
-/// How many of them, from the first, have to show that the body is not read as a request. Of the others a build may read the body first.
+/// How many of them, from the first, have to show that the body is not read as a request. Of the others a build may
+/// read the body first.
 const NEEDED: usize = 2;
 
 /// The body: a request of which no server has the route.

@@ -12,8 +12,9 @@
 //! in a private folder, so no port is taken and nobody else can reach it; one that cannot is tried on a free port of the
 //! loopback interface. It is gone when this returns, however it returns.
 //!
-//! What is measured (when the head of a stream is sent, how connections get threads, what becomes of unread bodies) differs between versions and forks,
-//! and is a fact that the proxy decides by. It is never a reason to refuse a build.
+//! What is measured (when the head of a stream is sent, how connections get threads, what becomes of unread bodies)
+//! differs between versions and forks, and is a fact that the proxy decides by. It is never a reason to refuse a
+//! build.
 
 mod bodies;
 mod checks;

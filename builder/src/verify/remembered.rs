@@ -1,5 +1,6 @@
-//! What was measured of servers that we did not build, or built before all of it was measured, remembered in the cache by what identifies a binary: its place on the
-//! disk, its size, its time, and what it says of its version. A binary that changes is another one.
+//! What was measured of servers that we did not build, or built before all of it was measured, remembered in the
+//! cache by what identifies a binary: its place on the disk, its size, its time, and what it says of its version. A
+//! binary that changes is another one.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -28,7 +29,8 @@ struct Entry {
     questions: u32,
 }
 
-/// Counts up with each fact that is measured newly: entries of fewer questions lack it, and not because it could not be measured.
+/// Counts up with each fact that is measured newly: entries of fewer questions lack it, and not because it could not
+/// be measured.
 const QUESTIONS: u32 = 1;
 
 /// What is remembered of a binary.

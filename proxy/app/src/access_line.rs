@@ -21,6 +21,7 @@ pub(crate) fn trace(record: &Record) {
         status = record.status,
         outcome = record.outcome.as_str(),
         stream = record.stream,
+        late_status = record.late_status.filter(|status| *status != 200),
         queue_ms = ms(record.queued),
         ttfb_ms = record.first_byte.map(ms),
         total_ms = ms(record.total),
@@ -31,6 +32,7 @@ pub(crate) fn trace(record: &Record) {
         retries = record.retries,
         continued = record.continued.then_some(true),
         peer = %record.peer,
+        user_agent = record.user_agent.as_deref(),
     );
 }
 
@@ -55,6 +57,9 @@ pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
     line.word("outcome", record.outcome.as_str());
     line.name("stream");
     line.out.extend_from_slice(if record.stream { b"true" } else { b"false" });
+    if let Some(late) = record.late_status.filter(|status| *status != 200) {
+        line.number("late_status", late.into());
+    }
     line.ms("queue_ms", record.queued);
     if let Some(first_byte) = record.first_byte {
         line.ms("ttfb_ms", first_byte);
@@ -70,6 +75,9 @@ pub(crate) fn spell(record: &Record, now: &[u8], json: bool) -> Vec<u8> {
         line.out.extend_from_slice(b"true");
     }
     line.peer(record);
+    if let Some(user_agent) = &record.user_agent {
+        line.quoted("user_agent", user_agent);
+    }
     line.end()
 }
 
@@ -116,7 +124,7 @@ impl Line {
         }
     }
 
-    /// A word of ours, or a method: none has anything that would need a mask.
+    /// A word of ours, or a method, of bounded length: none has anything that would need a mask.
     fn word(&mut self, name: &str, word: &str) {
         self.name(name);
         self.mark();
@@ -198,11 +206,13 @@ pub(crate) mod tests {
             peer: [127, 0, 0, 1].into(),
             method: http::Method::POST,
             protocol: Version::HTTP_2,
+            user_agent: Some("an agent/1.0".into()),
             key: Some("alice".into()),
             route: "chat",
             model: Some(ModelName::new("a model")),
             generation: Some(GenerationId(3)),
             status: 200,
+            late_status: None,
             outcome: Outcome::Ok,
             stream: true,
             queued: Duration::from_micros(1500),
@@ -221,13 +231,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_line_is_text_or_json_with_the_same_fields() {
-        let record = record();
+        let record = Record { late_status: Some(400), ..record() };
         let text = String::from_utf8(spell(&record, NOW, false)).unwrap();
         assert_eq!(
             text,
             "2026-01-02T03:04:05.000006Z access: id=\"r\\\"1\" key=\"alice\" model=\"a model\" generation=3 method=POST \
-             route=chat protocol=h2 status=200 outcome=ok stream=true queue_ms=1.5 ttfb_ms=20 total_ms=30 \
-             prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 continued=true peer=127.0.0.1\n"
+             route=chat protocol=h2 status=200 outcome=ok stream=true late_status=400 queue_ms=1.5 ttfb_ms=20 total_ms=30 \
+             prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 continued=true peer=127.0.0.1 user_agent=\"an agent/1.0\"\n"
         );
         let json: serde_json::Value = serde_json::from_slice(&spell(&record, NOW, true)).unwrap();
         let fields: Vec<&str> =

@@ -130,7 +130,8 @@ impl Client {
     fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
         let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
-            // Recorded bodies are a client's text: a server that answers without reading one must not read it as a request.
+            // Recorded bodies are a client's text: a server that answers without reading one must not read it as a
+            // request.
             request = request.json(body).header(reqwest::header::CONNECTION, "close");
         }
         if let Some(key) = &self.key {

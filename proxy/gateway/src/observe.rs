@@ -29,6 +29,8 @@ pub struct Record {
     pub method: Method,
     /// The protocol on the client's side.
     pub protocol: Version,
+    /// What the client calls itself: the first 200 characters, without control characters.
+    pub user_agent: Option<Box<str>>,
     /// Name of the client's key, where keys are asked for and it brought a right one.
     pub key: Option<Arc<str>>,
     /// Label of the route, one of a bounded set: `chat`, `embeddings`, `health`, `other` ...
@@ -39,6 +41,9 @@ pub struct Record {
     pub generation: Option<GenerationId>,
     /// The status sent to the client; 0 if the client left before there was one.
     pub status: u16,
+    /// Status of the backend's answer, or of our refusal, where the head of a stream with status 200 was sent before
+    /// either was there. An error is an event of that stream then.
+    pub late_status: Option<u16>,
     /// How it ended.
     pub outcome: Outcome,
     /// Whether the answer was an event stream.
@@ -87,10 +92,10 @@ impl Record {
             self.outcome,
             Outcome::UpstreamDied | Outcome::UpstreamGarbled | Outcome::UpstreamStalled | Outcome::TimedOut
         );
-        let failed = broke || (self.outcome == Outcome::Ok && self.status >= 500);
+        let failed = broke || (self.outcome == Outcome::Ok && self.answer_status() >= 500);
         if left.is_some() {
             // What fails with both is the fault of the request, and counts as it does for those that the other build gets alone.
-            let answered = self.outcome == Outcome::Ok && self.status < 400;
+            let answered = self.outcome == Outcome::Ok && self.answer_status() < 400;
             exchange.failed = answered || failed || self.outcome == Outcome::ClientGone;
             let refused = self.outcome == Outcome::Ok && !exchange.failed;
             return (exchange.failed || refused).then_some(exchange);
@@ -104,7 +109,7 @@ impl Record {
         }
         // A stream may begin with a comment long before it says anything.
         let first = if self.stream { self.first_token } else { self.first_byte };
-        if let Some(first) = first.filter(|_| self.status == 200) {
+        if let Some(first) = first.filter(|_| self.answer_status() == 200) {
             let begins = if self.stream { first } else { self.queued };
             let tokens = self.work.output_tokens;
             exchange.latency_ms = Some(first.saturating_sub(self.queued).as_secs_f64() * 1e3);
@@ -113,6 +118,24 @@ impl Record {
             });
         }
         Some(exchange)
+    }
+
+    /// Status of the answer, whether it is in the head or came behind one that had been sent.
+    pub fn answer_status(&self) -> u16 {
+        self.late_status.unwrap_or(self.status)
+    }
+
+    /// Notes the head of the answer: for the client, unless the client has one.
+    pub(crate) fn note_head(&mut self, status: u16, stream: bool) {
+        match &mut self.late_status {
+            Some(late) => *late = status,
+            None => (self.status, self.stream) = (status, stream),
+        }
+    }
+
+    /// Notes that the client is given the head of a stream before there is an answer.
+    pub(crate) fn note_early_head(&mut self) {
+        (self.status, self.stream, self.late_status) = (200, true, Some(200));
     }
 
     /// What further attempts have cost, from a copy on which they were counted.

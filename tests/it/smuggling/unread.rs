@@ -1,6 +1,6 @@
-//! A llama-server with cpp-httplib before 0.40 leaves a body that it answers without reading in the connection and reads it as the next
-//! request; and any llama-server does so behind a head that it cannot read. No body becomes a request of another client, or one past keys
-//! and rules. `raw-llama` plays both, with every byte where it is.
+//! A llama-server with cpp-httplib before 0.40 leaves a body that it answers without reading in the connection and
+//! reads it as the next request; and any llama-server does so behind a head that it cannot read. No body becomes a
+//! request of another client, or one past keys and rules. `raw-llama` plays both, with every byte where it is.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

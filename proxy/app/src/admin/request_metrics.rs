@@ -118,7 +118,7 @@ families! {
 
 impl RequestMetrics {
     pub(super) fn done(&self, record: &Record) {
-        let key = (record.model.clone(), record.route, record.status, record.outcome.as_str());
+        let key = (record.model.clone(), record.route, record.answer_status(), record.outcome.as_str());
         let known = self.counted.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let counted = known.unwrap_or_else(|| {
             let counted = Arc::new(self.counted_for(&key));

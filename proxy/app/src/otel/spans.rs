@@ -50,8 +50,8 @@ fn operation(route: &str) -> Option<&'static str> {
 fn error_of(record: &Record) -> Option<String> {
     match record.outcome {
         Outcome::ClientGone => None,
-        Outcome::Ok | Outcome::Rejected(_) | Outcome::Denied(_) if record.status < 500 => None,
-        Outcome::Ok => Some(record.status.to_string()),
+        Outcome::Ok | Outcome::Rejected(_) | Outcome::Denied(_) if record.answer_status() < 500 => None,
+        Outcome::Ok => Some(record.answer_status().to_string()),
         outcome => Some(outcome.as_str().to_owned()),
     }
 }

@@ -1,6 +1,7 @@
-//! Measures llama-servers that we did not build, and builds that are older than a question, once each, beside the start of the models that run them: a second process
-//! with a tiny model, on the CPU, for some seconds. It is a child like any other, so it dies with us. What is found out is
-//! remembered, and the models learn it while they run. Nothing here is an error: what is not known stays unknown.
+//! Measures llama-servers that we did not build, and builds that are older than a question, once each, beside the
+//! start of the models that run them: a second process with a tiny model, on the CPU, for some seconds. It is a child
+//! like any other, so it dies with us. What is found out is remembered, and the models learn it while they run.
+//! Nothing here is an error: what is not known stays unknown.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -33,6 +33,8 @@ static ANSWERS: [HeaderName; 7] = [
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
+/// llama-server's own word, where nothing else is configured.
+const PLAIN_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// What llama-server has routes for.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
 /// What clients send, for a browser that does not say what it wants to send.
@@ -86,7 +88,7 @@ impl Cors {
         let mut headers = HeaderMap::new();
         if self.is_plain() {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
-            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            headers.insert(ACCESS_CONTROL_ALLOW_METHODS, PLAIN_METHODS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
         } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
@@ -145,7 +147,7 @@ mod tests {
         let headers = answer(&cors(&["mirror"], false), "https://any.example");
         assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_ORIGIN), "https://any.example");
         assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_CREDENTIALS), "true");
-        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_METHODS), "GET, POST");
+        assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_METHODS), "GET, POST, DELETE, OPTIONS");
         assert_eq!(text(&headers, &ACCESS_CONTROL_ALLOW_HEADERS), "*");
         assert_eq!(text(&headers, &ACCESS_CONTROL_MAX_AGE), "600");
         assert_eq!(text(&headers, &VARY), "Origin");

@@ -1,6 +1,7 @@
-//! Which heads llama-server reads. Over one that it cannot read, cpp-httplib (0.53 as well as 0.30) answers 400 without a word, and then
-//! takes what it has not read of the head, and all of the body, for further requests: those past keys and rules. So such a head goes to no
-//! backend. What it reads of the others, a method that it does not know among them, [`crate::route`] says.
+//! Which heads llama-server reads. Over one that it cannot read, cpp-httplib (0.53 as well as 0.30) answers 400
+//! without a word, and then takes what it has not read of the head, and all of the body, for further requests: those
+//! past keys and rules. So such a head goes to no backend. What it reads of the others, a method that it does not
+//! know among them, [`crate::route`] says.
 
 use http::request::Parts;
 
@@ -12,7 +13,8 @@ const TARGET_BYTES: usize = 8192;
 const LINE_BYTES: usize = 8192;
 /// Fields of a head (`CPPHTTPLIB_HEADER_MAX_COUNT`).
 const FIELDS: usize = 100;
-/// Fields that are added later, at most: the length of the body, `Connection`, the context of a trace, the key of an endpoint.
+/// Fields that are added later, at most: the length of the body, `Connection`, the context of a trace, the key of an
+/// endpoint.
 const ADDED: usize = 4;
 
 /// Whether llama-server takes a request line with this target.

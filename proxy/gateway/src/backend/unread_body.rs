@@ -1,5 +1,5 @@
-//! Bodies that a backend may leave unread in its connection, where cpp-httplib before 0.40 reads them as the next request: that of another
-//! client, or one past keys and rules.
+//! Bodies that a backend may leave unread in its connection, where cpp-httplib before 0.40 reads them as the next
+//! request: that of another client, or one past keys and rules.
 //!
 //! | request | what is done |
 //! |---|---|
@@ -20,7 +20,8 @@ pub(crate) fn goes_without_body(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Makes a request the last one of its connection, if its backend may read what it leaves of the body as another request.
+/// Makes a request the last one of its connection, if its backend may read what it leaves of the body as another
+/// request.
 pub(crate) fn end_connection_behind<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
     if facts.may_read_body_as_request() && !request.body().is_end_stream() {
         request.headers_mut().insert(CONNECTION, CLOSE);

@@ -16,7 +16,7 @@ use super::{ClientBody, Exchange, Refused, dropin, naming};
 use crate::access::keys::Access;
 use crate::clock;
 use crate::refusal::Refusal;
-use crate::route::{LocalRoute, target};
+use crate::route::{self, LocalRoute, target};
 
 /// Whether a model is listed.
 type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
@@ -65,7 +65,7 @@ pub(super) fn answer(
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),
         // It has a body of its own kind, and was let in as such.
-        LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(parts.method.clone())),
+        LocalRoute::Page | LocalRoute::Forbidden => Err(Refusal::Method(route::named(&parts.method))),
     };
     let rest = match local {
         // A client may send through its tunnel before it knows that there is none: nothing behind is a request.

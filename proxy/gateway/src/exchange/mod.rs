@@ -300,7 +300,7 @@ fn receive(
         shared.gauges.clone(),
         request_id.to_str().unwrap_or_default().to_owned(),
         peer.ip,
-        (parts.method.clone(), parts.version),
+        (route::named(&parts.method), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
         |record, at| {
             // What we answer ourselves is over at once, and probes come all the time.
@@ -312,6 +312,7 @@ fn receive(
         },
     );
     flight.record.trace = trace;
+    flight.record.user_agent = headers::user_agent(&parts.headers);
     let origin = parts.headers.get(ORIGIN).cloned();
     let exchange = Exchange {
         shared,

@@ -6,7 +6,7 @@ use std::pin::pin;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION};
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
@@ -120,8 +120,7 @@ fn relay(mut exchange: Exchange, answered: Answered, is_events: bool, busy: Busy
     }
     wire::sign(&mut parts.headers, version);
     let record = &mut exchange.flight.record;
-    record.status = parts.status.as_u16();
-    record.stream = is_events;
+    record.note_head(parts.status.as_u16(), is_events);
     headers::mark_continued(&mut parts.headers, record.continued);
     if is_events && route.watches() && record.method == Method::GET {
         backend.lease.watches();
@@ -169,12 +168,14 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // As the head of the model's own answer has them: a proxy that buffers would hold back the signs of life.
+    headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    wire::sign(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
     exchange.tell_conversation(StatusCode::OK, &mut headers);
     exchange.live.cors.mark(exchange.origin.as_ref(), &mut headers);
-    // As the client sees it, if it leaves before anything comes of it.
     let record = &mut exchange.flight.record;
-    (record.status, record.stream) = (StatusCode::OK.as_u16(), true);
+    record.note_early_head();
     let teller = Teller::new(
         exchange.shared.upstream.backends.clone(),
         waits.model().clone(),
@@ -254,7 +255,7 @@ fn reply(
     let Exchange { shared, live, conn, request_id, origin, mut flight, .. } = exchange;
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.mark(origin.as_ref(), &mut headers);
-    flight.record.status = status.as_u16();
+    flight.record.note_head(status.as_u16(), false);
     // Our own words are few: who has not taken them by then does not read.
     conn.bound(Instant::now() + shared.config.server.send_timeout);
     let mut answer = Response::new(AnswerBody::fixed(body, flight, outcome, busy));

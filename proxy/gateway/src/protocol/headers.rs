@@ -41,6 +41,9 @@ pub(crate) fn sweep(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool)
 /// What a conversation is known by.
 pub(crate) const CONVERSATION: HeaderName = HeaderName::from_static("x-warden-conversation");
 
+/// `no`: a proxy passes each event on as it comes.
+pub(crate) const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
 /// Names one request through client, gateway, log and backend.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// `no`: nothing was executed, the client may send again. `maybe`: that is not known.
@@ -142,6 +145,18 @@ pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
     ((1..=128).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic)).then(|| value.clone())
 }
 
+/// Characters of a client's name for itself that are kept.
+const USER_AGENT_CHARS: usize = 200;
+
+/// What a client calls itself, fit to be logged: as text, without control characters, of bounded length.
+pub(crate) fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
+    let value = headers.get(header::USER_AGENT)?.as_bytes();
+    // A character has four bytes at most.
+    let text = String::from_utf8_lossy(&value[..value.len().min(4 * USER_AGENT_CHARS)]);
+    let plain = |char: char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char };
+    Some(text.chars().take(USER_AGENT_CHARS).map(plain).collect::<String>().into_boxed_str())
+}
+
 /// A fresh request id: 32 hexadecimal digits.
 pub(crate) fn fresh_request_id() -> HeaderValue {
     let mut digits = [0; 32];
@@ -230,6 +245,21 @@ mod tests {
         }
         assert_ne!(fresh_request_id(), fresh_request_id());
         assert_eq!(fresh_request_id().len(), 32);
+    }
+
+    #[test]
+    fn what_a_client_calls_itself_is_kept_without_control_characters_and_not_at_any_length() {
+        let kept = |value: &[u8]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::USER_AGENT, HeaderValue::from_bytes(value).unwrap());
+            user_agent(&headers).unwrap().into_string()
+        };
+        assert_eq!(user_agent(&HeaderMap::new()), None);
+        assert_eq!(kept(b"openai-python/1.0 \"x\""), "openai-python/1.0 \"x\"");
+        // A tab, a control character of C1 (it begins sequences as ESC [ does), a byte that is no text.
+        assert_eq!(kept(b"a\tb\xc2\x9b31m\xff"), "a\u{fffd}b\u{fffd}31m\u{fffd}");
+        assert_eq!(kept(&[b'a'; 5000]).len(), 200);
+        assert_eq!(kept("\u{1f600}".repeat(300).as_bytes()).chars().count(), 200);
     }
 
     proptest! {

@@ -80,7 +80,7 @@ pub(crate) enum Refusal {
         "the request has too many headers: llama-server takes {limit}, of which up to 6 are added on the way; send fewer"
     )]
     TooManyFields { limit: usize },
-    #[error("the method {} is not served", short(.0))]
+    #[error("the method {0} is not served")]
     Method(http::Method),
     #[error("the request body is larger than {limit} bytes, the limit `{key}`")]
     BodyTooLarge { limit: u64, key: &'static str },
@@ -200,12 +200,6 @@ pub(crate) enum Refusal {
 /// Whole seconds, rounded up.
 fn seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
-}
-
-/// A method as far as an error names it: there is no bound to what clients make up.
-fn short(method: &http::Method) -> &str {
-    let name = method.as_str();
-    name.get(..24).unwrap_or(name)
 }
 
 fn models(known: &[String]) -> String {

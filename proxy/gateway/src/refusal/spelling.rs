@@ -81,7 +81,30 @@ pub(crate) fn error_event(status: u16, body: &[u8], dialect: Dialect) -> String 
         _ if status == super::cancelled().as_u16() => {
             stream_error(StreamEnd::Cancelled, &message, dialect, 0)
         }
-        _ => stream_error(StreamEnd::Fault, &message, dialect, 0),
+        (Dialect::OpenAi, None) => stream_error(StreamEnd::Fault, &message, dialect, 0),
+        (Dialect::Anthropic, read) => {
+            let kind = StatusCode::from_u16(status).map_or("api_error", anthropic_kind);
+            let mut error = anthropic_error(kind, &message);
+            keep_source(&mut error["error"], read.as_ref());
+            format!("event: error\ndata: {error}\n\n")
+        }
+        (Dialect::Responses, read) => {
+            let kind =
+                read.as_ref().and_then(|read| read["error"]["type"].as_str()).unwrap_or("server_error");
+            let mut error = responses_error(kind, &message, 0);
+            keep_source(&mut error, read.as_ref());
+            format!("event: error\ndata: {error}\n\n")
+        }
+    }
+}
+
+/// Who speaks in an error of ours that stands for this one: we, only if we do in that, or if the answer has said
+/// nothing.
+fn keep_source(error: &mut Value, read: Option<&Value>) {
+    if let (Some(read), Some(fields)) = (read, error.as_object_mut())
+        && read["error"]["source"].is_null()
+    {
+        fields.remove("source");
     }
 }
 

@@ -300,7 +300,7 @@ impl Ticket {
         self.shard.end(
             self.place,
             End {
-                status: record.status,
+                status: record.answer_status(),
                 outcome: record.outcome.as_str(),
                 stream: record.stream,
                 queued: record.queued,

@@ -144,8 +144,8 @@ pub(crate) fn route(method: &Method, path: &str) -> Route {
     if *method == Method::OPTIONS { Route { loads: false, kind: LeaseKind::Read, ..route } } else { route }
 }
 
-/// Whether a backend may get requests of this method. Behind one that it does not know, llama-server takes head and body for requests of
-/// their own; `CONNECT` asks for a tunnel, and `TRACE` for what others must not see.
+/// Whether a backend may get requests of this method. Behind one that it does not know, llama-server takes head and
+/// body for requests of their own; `CONNECT` asks for a tunnel, and `TRACE` for what others must not see.
 fn is_served(method: &Method) -> bool {
     matches!(
         *method,
@@ -157,6 +157,16 @@ fn is_served(method: &Method) -> bool {
             | Method::DELETE
             | Method::OPTIONS
     )
+}
+
+/// Letters of a method that is made up, as far as it is logged and named.
+const METHOD_LETTERS: usize = 24;
+
+/// The method by which a request is logged and named: there is no bound to what clients make up.
+pub(crate) fn named(method: &Method) -> Method {
+    let name = method.as_str();
+    let short = name.get(..METHOD_LETTERS).and_then(|short| Method::from_bytes(short.as_bytes()).ok());
+    short.unwrap_or_else(|| method.clone())
 }
 
 /// Whether the request is answered here.
@@ -287,6 +297,8 @@ mod tests {
         assert_eq!(local(&Method::OPTIONS, "/anything"), Some(LocalRoute::Preflight));
         assert_eq!(local(&Method::TRACE, "/"), Some(LocalRoute::Forbidden));
         let made_up = Method::from_bytes(b"FROB").unwrap();
+        assert_eq!(named(&made_up), made_up);
+        assert_eq!(named(&Method::from_bytes(&[b'A'; 32_000]).unwrap()).as_str(), "A".repeat(24));
         assert_eq!(local(&made_up, "/v1/chat/completions"), Some(LocalRoute::Forbidden));
         assert_eq!(local(&Method::GET, "/v1/healthx"), None);
     }

@@ -43,7 +43,7 @@ impl Rig {
     /// It has ended, as it was told to.
     async fn is_cancelled(&self, status: u16) -> RequestView {
         let record = self.record(0).await;
-        assert_eq!((record.outcome, record.status), (Outcome::Cancelled, status));
+        assert_eq!((record.outcome, record.answer_status()), (Outcome::Cancelled, status));
         let ended = self.comes_to("x", RequestState::Ended).await;
         assert_eq!(ended.outcome.as_deref(), Some("cancelled_by_operator"));
         assert!(ended.cancelled && ended.status == Some(status), "{ended:?}");

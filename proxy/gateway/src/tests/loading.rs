@@ -54,6 +54,10 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
         let head = client.until("\r\n\r\n").await;
         assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("text/event-stream"), "{head}");
         assert!(head.contains("x-request-id: "), "{head}");
+        assert!(
+            head.contains("x-accel-buffering: no\r\n") && head.contains("\r\nvia: 1.1 llama-warden-"),
+            "{head}"
+        );
         for _ in 0..3 {
             client.until(SIGN).await;
         }
@@ -62,6 +66,7 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
         client.until("data: {\"a\":1}\n\n").await;
         let record = rig.record(0).await;
         assert_eq!((record.status, record.outcome, record.stream), (200, Outcome::Ok, true));
+        assert_eq!(record.late_status, Some(200));
         // The connection is as good as before.
         *rig.backends.coming.lock().unwrap() = None;
         client.until("0\r\n\r\n").await;
@@ -133,7 +138,7 @@ async fn what_is_refused_then_is_an_event_of_its_dialect() {
     let upstream = streaming();
     for (path, event) in [
         ("/v1/chat/completions", "data: {\"error\":{\"code\":503,"),
-        ("/v1/responses", "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\","),
+        ("/v1/responses", "event: error\ndata: {\"type\":\"error\",\"code\":\"unavailable_error\","),
         (
             "/v1/messages",
             "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"model `m`: no backend was free",
@@ -148,7 +153,8 @@ async fn what_is_refused_then_is_an_event_of_its_dialect() {
         let error = client.until("0\r\n\r\n").await;
         assert!(error.contains(event) && error.contains("within 300.0 s"), "{path}: {error}");
         let record = rig.record(0).await;
-        assert_eq!((record.status, record.outcome), (503, Outcome::Denied("queue_deadline")));
+        assert_eq!((record.status, record.stream, record.late_status), (200, true, Some(503)));
+        assert_eq!(record.outcome, Outcome::Denied("queue_deadline"));
         drop(client);
         rig.is_clean().await;
     }
@@ -162,20 +168,38 @@ async fn what_the_model_refuses_then_is_one_too() {
         format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
     });
     let silent = Upstream::answering(|_, _| b"HTTP/1.1 500 Oh\r\nContent-Length: 2\r\n\r\nno".to_vec());
-    for (upstream, words) in [
+    for (upstream, path, status, words) in [
         (
-            refusing,
+            &refusing,
+            "/v1/chat/completions",
+            400,
             "data: {\"error\":{\"code\":400,\"message\":\"too long\",\"type\":\"exceed_context_size_error\"}}\n\n",
         ),
-        (silent, "the model answered with status 500"),
+        (
+            &refusing,
+            "/v1/messages",
+            400,
+            "data: {\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\"message\":\"too long\"}}\n\n",
+        ),
+        (
+            &refusing,
+            "/v1/responses",
+            400,
+            "data: {\"type\":\"error\",\"code\":\"exceed_context_size_error\",\"message\":\"too long\",\"param\":null,\"sequence_number\":0}\n\n",
+        ),
+        (&silent, "/v1/chat/completions", 500, "the model answered with status 500"),
+        (&silent, "/v1/messages", 500, "\"api_error\",\"message\":\"the model answered with status 500"),
     ] {
-        let rig = loading(WhileLoading::Comment, &upstream).await;
+        let rig = loading(WhileLoading::Comment, upstream).await;
         let mut client = rig.client().await;
-        client.send(&post("/v1/chat/completions", ASKED)).await;
+        client.send(&post(path, ASKED)).await;
         client.until(SIGN).await;
         rig.backends.room.add_permits(1);
         let error = client.until("0\r\n\r\n").await;
-        assert!(error.contains(words), "{error}");
+        assert!(error.contains(words), "{path}: {error}");
+        // What the client got, and what came of it.
+        let record = rig.record(0).await;
+        assert_eq!((record.status, record.stream, record.late_status), (200, true, Some(status)));
         drop(client);
         rig.is_clean().await;
     }

@@ -49,7 +49,8 @@ impl BackendHttp {
             request = request.bearer_auth(key);
         }
         let request = request.header(reqwest::header::CONTENT_TYPE, "application/json").body(body);
-        // A conversation that is sent again is a client's text: a server that answers without reading it must not read it as a request.
+        // A conversation that is sent again is a client's text: a server that answers without reading it must not
+        // read it as a request.
         let request = request.header(reqwest::header::CONNECTION, "close");
         request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }

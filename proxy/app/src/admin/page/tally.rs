@@ -60,13 +60,13 @@ impl Tally {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.requests, 1);
         let gone = record.outcome == warden_gateway::Outcome::ClientGone;
-        if !gone && (record.status >= 500 || record.outcome.as_str().starts_with("upstream")) {
+        if !gone && (record.answer_status() >= 500 || record.outcome.as_str().starts_with("upstream")) {
             add(&self.failed, 1);
         }
         add(&self.prompt_tokens, record.work.prompt_tokens);
         add(&self.output_tokens, record.work.output_tokens);
         // Not the first byte: of an answer in one piece it says when that was finished, and a stream may begin with a comment.
-        if let Some(first) = record.first_token.filter(|_| record.stream && record.status == 200) {
+        if let Some(first) = record.first_token.filter(|_| record.stream && record.answer_status() == 200) {
             self.first[bucket(first)].fetch_add(1, Ordering::Relaxed);
         }
     }

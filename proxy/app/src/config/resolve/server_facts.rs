@@ -40,8 +40,8 @@ impl Known {
         Self { measured, unmeasured, slot_files: None }
     }
 
-    /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the question, by what was
-    /// measured since.
+    /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the
+    /// question, by what was measured since.
     pub(crate) fn built(measured: Measured, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::body::Incoming;
 use tokio::time::{Instant, timeout_at};
 use warden_policies::defaults::Upstream;
@@ -24,9 +24,6 @@ use crate::backend::upstream_conn::UpstreamConn;
 use crate::body::sent::Sent;
 use crate::protocol::{headers, wire};
 use crate::refusal::Refusal;
-
-/// Says to proxies that a stream must not be held.
-const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// The work that a stream has reported so far. It is counted once, also when its client leaves in the middle.
 struct Tally<'a> {
@@ -176,7 +173,7 @@ pub(crate) async fn gather(
     let version = parts.version;
     headers::to_client(&mut parts.headers, request_id, true);
     wire::sign(&mut parts.headers, version);
-    for name in [CACHE_CONTROL, ACCEL_BUFFERING] {
+    for name in [CACHE_CONTROL, headers::ACCEL_BUFFERING] {
         parts.headers.remove(name);
     }
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));

@@ -120,16 +120,16 @@ impl Relay {
             && outcome == Outcome::Ok
         {
             // Only a whole answer says how its backend fares; one that was cut shows in other ways.
-            let ended = meter.outcome(record.status);
+            let ended = meter.outcome(record.answer_status());
             lease.note_outcome(&ended);
             let ms = |took: Option<(u64, f64)>| took.map(|(_, ms)| ms);
             self.flight.progress.took(ms(ended.prefill), ms(ended.decode));
-            if let Some(remember) = self.remember.take().filter(|_| record.status == 200) {
+            if let Some(remember) = self.remember.take().filter(|_| record.answer_status() == 200) {
                 remember.note(&*lease, meter, &ended, self.heard.as_deref());
             }
         }
         if let Some(meter) = &self.meter
-            && (200..300).contains(&record.status)
+            && (200..300).contains(&record.answer_status())
         {
             let counts = meter.is_told();
             let events = self.events.as_ref().map(Events::seen);
