@@ -107,8 +107,10 @@ async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
 async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back() -> Outcome {
     let all = requests("r", "m", 60, 6);
     let script = json!({"ms_per_token": 2, "leak_kib_per_request": 4096});
+    // It leaks that fast only here: elsewhere a budget that is filled within four loads is too small.
     let toml = format!("policy.host.soft = \"48MiB\"\n{EAGER}");
-    let warden = Setup::new()?.top("sensors.interval = \"100ms\"").fake("m", &script, &toml)?.start().await?;
+    let top = "sensors.interval = \"100ms\"\ninternal.recycle.budget_loads = 0.0\ninternal.recycle.budget_requests = 0";
+    let warden = Setup::new()?.top(top).fake("m", &script, &toml)?.start().await?;
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
     warden.ledger().each_finished_once(names(&all))?;
@@ -141,19 +143,27 @@ async fn at_the_hard_budget_a_busy_backend_is_drained_now_and_its_streams_end_we
 }
 
 #[tokio::test]
-async fn recycling_that_does_not_help_stops_and_says_so() -> Outcome {
+async fn a_budget_that_a_fresh_process_passes_replaces_nothing_and_is_said_to_be_too_small() -> Outcome {
     let script = json!({"base_mib": 96});
-    let toml =
-        format!("policy.host.soft = \"32MiB\"\npolicy.max_futile = 2\nreplace = \"sequential\"\n{EAGER}");
+    let toml = format!("policy.host.soft = \"32MiB\"\nreplace = \"sequential\"\n{EAGER}");
     let mut warden =
         Setup::new()?.top("sensors.interval = \"50ms\"").fake("m", &script, &toml)?.start().await?;
-    warden.says("recycling by policy is off").await?;
+    warden.says("the budget is below what this model needs to work").await?;
     let answer = warden.http.post(CHAT, &chat("a", "m", "still there?", 4, false)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
-    let found = entries(&warden)?;
-    assert!((2..=3).contains(&found.len()), "{found:?}");
-    assert!(found.iter().all(|entry| entry["helped"] == json!(false)), "{found:?}");
-    Ok(())
+    wait_until("the status says so", SOON, async || {
+        let status = warden.cli(&["status"]).await;
+        status.is_ok_and(|status| status.stdout.contains("below what this model needs"))
+    })
+    .await?;
+    assert!(entries(&warden)?.is_empty());
+    // What it was seen to hold is known the next time.
+    wait_until("its needs are remembered", SOON, async || {
+        let config = warden.home().path().join("warden.toml").display().to_string();
+        let checked = warden.cli(&["config", "check", &config]).await;
+        checked.is_ok_and(|checked| checked.all().contains("below what this model needs"))
+    })
+    .await
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | too soon | the last recycle was a moment ago, measured by an interval and by the time that a load takes | time passes |
 //! | futile | the process after a recycle was as big as the one before, several times | an operator restarts the model |
+//! | budget too small | a fresh process passes the budget, at ready or with its first work ([`working_set`]) | the same |
 //! | growth | it was recycled because of growth several times in a few hours | an operator restarts the model |
 //! | driver | memory did not come back when the process had exited | it comes back, or an operator restarts the model |
 //!
@@ -11,6 +12,9 @@
 
 #[cfg(test)]
 mod tests;
+pub mod working_set;
+#[cfg(test)]
+mod working_set_tests;
 
 use std::time::Duration;
 
@@ -20,6 +24,7 @@ use crate::recycle::{Action, Decision, Reason, RecyclePolicy};
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 use crate::units::span;
+use working_set::{BudgetPass, BudgetRecords, Shortfall};
 
 /// A rule that keeps recycles apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +91,17 @@ pub enum Held {
     },
     /// Something that the next process needs is not there, so that this one would be stopped for nothing.
     CannotStart,
+    /// The budget is below what the model needs to work, so nothing is replaced for it until an operator acts, or until the
+    /// process holds more than the suggested budget.
+    BudgetTooSmall {
+        /// Which memory.
+        series: MemoryKind,
+        /// [`Reason::HostSoft`] and its like: which budget.
+        reason: Reason,
+        /// The figures.
+        #[serde(flatten)]
+        shortfall: Shortfall,
+    },
 }
 
 impl std::fmt::Display for Held {
@@ -125,6 +141,7 @@ impl std::fmt::Display for Held {
                  switches it on again",
                 span(Duration::from_secs(*seconds))
             ),
+            Self::BudgetTooSmall { series, reason, shortfall } => shortfall.describe(f, *series, *reason),
             Self::CannotStart => f.write_str(
                 "something that the next process needs is missing, so the running one is kept; it is replaced when that is there",
             ),
@@ -157,6 +174,8 @@ pub struct Ask {
     pub load_time: Option<Duration>,
     /// The generation's own random number in `[0, 1)`.
     pub unit: f64,
+    /// Bytes that the process holds of the memory that the decision is about; `None` if not known.
+    pub held: Option<u64>,
 }
 
 /// What is remembered about recycles of one model.
@@ -170,6 +189,9 @@ pub struct Cooldown {
     growth_off: Option<Held>,
     /// Exits in a row after which memory was missing, and how much after the last.
     unreturned: Vec<(MemoryKind, u32, u64)>,
+    /// Budgets that were passed soon after ready.
+    #[serde(default)]
+    budgets: BudgetRecords,
 }
 
 impl Cooldown {
@@ -179,7 +201,8 @@ impl Cooldown {
     ///
     /// What holds it back.
     pub fn check(&self, decision: &Decision, ask: &Ask, policy: &RecyclePolicy) -> Result<(), Held> {
-        if let Some(held) = decision.reason.and_then(|reason| self.bars(reason, decision.series, policy)) {
+        let barred = |reason| self.bars(reason, decision.series, ask.held, policy);
+        if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
         // The pause is for policies that do not help, not for a machine that is about to run out of memory.
@@ -197,11 +220,39 @@ impl Cooldown {
     }
 
     /// What bars a recycle for this reason until an operator acts, if something does: not the time since the last one.
-    pub fn bars(&self, reason: Reason, series: Option<MemoryKind>, policy: &RecyclePolicy) -> Option<Held> {
+    /// `held`: bytes that the process holds of that memory.
+    pub fn bars(
+        &self,
+        reason: Reason,
+        series: Option<MemoryKind>,
+        held: Option<u64>,
+        policy: &RecyclePolicy,
+    ) -> Option<Held> {
         if !reason.is_memory() {
             return None;
         }
-        self.no_cure(reason, series.unwrap_or(MemoryKind::Host), policy).err()
+        let series = series.unwrap_or(MemoryKind::Host);
+        self.budgets.bars(reason, series, held).or_else(|| self.no_cure(reason, series, policy).err())
+    }
+
+    /// A recycle took place because of a budget that the process had passed at `first`.
+    pub fn note_replaced(&mut self, first: &BudgetPass, load_time: Option<Duration>, policy: &RecyclePolicy) {
+        self.budgets.note_replaced(first, load_time, policy);
+    }
+
+    /// Whether a recycle for this budget undoes nothing: the one before it did not last either.
+    pub fn is_repeated(
+        &self,
+        first: &BudgetPass,
+        load_time: Option<Duration>,
+        policy: &RecyclePolicy,
+    ) -> bool {
+        self.budgets.is_repeated(first, load_time, policy)
+    }
+
+    /// The process that follows a recycle by policy is ready: intervals count from here, so that a long load is no service.
+    pub fn note_ready(&mut self, now: Duration) {
+        self.last = self.last.map(|last| last.max(now));
     }
 
     fn no_cure(&self, reason: Reason, series: MemoryKind, policy: &RecyclePolicy) -> Result<(), Held> {

@@ -29,6 +29,12 @@ section!(
         load_factor: f64,
         /// Futile recycles in a row that switch the policy off.
         pub max_futile: u32,
+        /// Replacements for a budget that is passed again soon, after which the budget counts as too small for the model.
+        budget_tries: u32,
+        /// A budget that is passed within so many requests is passed by work, not by growth.
+        budget_requests: u64,
+        /// The same for a budget that is passed within this multiple of the time that a load takes.
+        budget_loads: f64,
         /// What is done about memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where Takes::OneOf(&["off", "observe", "recycle"]),
         /// Recycles because of growth ...

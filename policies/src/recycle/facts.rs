@@ -156,3 +156,10 @@ pub struct Facts {
     /// This generation's own random number in `[0, 1)`, drawn once.
     pub unit: f64,
 }
+
+impl Facts {
+    /// Bytes that it holds of one memory; `None` if that is not known.
+    pub fn charged(&self, series: Option<MemoryKind>) -> Option<u64> {
+        self.series.iter().find(|facts| Some(facts.series) == series)?.charged
+    }
+}

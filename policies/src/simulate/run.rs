@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Outcome, Policy, Scenario, Strategy};
+use crate::cooldown::working_set::Passed;
 use crate::cooldown::{Ask, Cooldown, Held, helped};
 use crate::growth::Monitor;
 use crate::recycle::{Action, Decision, Facts, Reading, SeriesFacts, decide_unless};
@@ -42,6 +43,8 @@ struct Mind {
     previous: Option<Sample>,
     at_ready: Option<Sample>,
     waiting: Option<Waiting>,
+    /// Budgets that the present process has passed.
+    passed: Passed,
 }
 
 impl<'a> Simulation<'a> {
@@ -294,20 +297,29 @@ impl<'a> Simulation<'a> {
     fn act(&mut self, policy: &Policy, facts: &Facts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };
-        let barred = |reason, series| mind.cooldown.bars(reason, series, &policy.recycle).is_some();
+        let load_time = Some(self.scenario.load_time);
+        for held in mind.passed.note(facts, load_time, &mut mind.cooldown, &policy.recycle) {
+            note(&mut self.outcome, held);
+        }
+        let held = |series: Option<MemoryKind>| facts.charged(series);
+        let barred =
+            |reason, series| mind.cooldown.bars(reason, series, held(series), &policy.recycle).is_some();
         let decision = decide_unless(&policy.recycle, facts, barred);
         let wanted = decision.action != Action::Observe;
         mind.wanted = wanted.then(|| mind.wanted.unwrap_or(now));
         mind.urgent = (decision.action >= Action::DrainNow).then(|| mind.urgent.unwrap_or(now));
         self.pending = wanted.then_some(decision);
         let (true, Some(reason)) = (decision.due, decision.reason) else { return false };
-        let ask = Ask { now: duration(now), load_time: Some(self.scenario.load_time), unit: facts.unit };
+        let ask = Ask { now: duration(now), load_time, unit: facts.unit, held: held(decision.series) };
         if let Err(held) = mind.cooldown.check(&decision, &ask, &policy.recycle) {
             note(&mut self.outcome, held);
             return false;
         }
         if let Some(held) = mind.cooldown.began(duration(now), reason, &policy.recycle) {
             note(&mut self.outcome, held);
+        }
+        if let Some(first) = mind.passed.find(reason, decision.series) {
+            mind.cooldown.note_replaced(first, load_time, &policy.recycle);
         }
         let series = decision.series.filter(|_| reason.is_memory());
         let waiting = series.and_then(|series| {
@@ -316,7 +328,9 @@ impl<'a> Simulation<'a> {
             Some((series, before, known.and_then(SeriesFacts::fresh), decision.limit_bytes))
         });
         self.restart(reason.as_str(), idle, decision.action == Action::KillNow);
+        let ready = duration(self.ready_at);
         if let Some(mind) = &mut self.mind {
+            mind.cooldown.note_ready(ready);
             mind.waiting = waiting;
         }
         true
@@ -335,6 +349,7 @@ impl Mind {
             previous: None,
             at_ready: None,
             waiting: None,
+            passed: Passed::default(),
         }
     }
 
@@ -342,6 +357,7 @@ impl Mind {
         self.monitor = monitor(scenario, policy, self.monitor.priors());
         (self.last, self.previous, self.at_ready) = (None, None, None);
         (self.wanted, self.urgent, self.waiting) = (None, None, None);
+        self.passed = Passed::default();
     }
 }
 

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use warden_policies::book::held::Held;
 use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
-use warden_policies::{ByteSize, loading};
+use warden_policies::cooldown::working_set::{Shortfall, find_shortfalls};
+use warden_policies::{ByteSize, MemoryKind, Reason, loading};
 use warden_sensors::gpu::{Device, Gpus, Vendor};
 use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
-use warden_supervisor::{has_gpu, known_memory};
+use warden_supervisor::{KnownMemory, has_gpu, known_memory};
 
 use super::machine::Machine;
 use super::problem::{Place, Problem};
@@ -128,7 +130,30 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
             fallback.needs = known.ok().map(|known| known.needs);
         }
     }
-    resolved.warnings.extend(misfits(&resolved.fleet, &room));
+    let seen: Vec<KnownMemory> = resolved
+        .fleet
+        .models
+        .iter()
+        .map(|spec| known_memory(&resolved.fleet.state_dir, &spec.command))
+        .collect();
+    resolved.warnings.extend(misfits(&resolved.fleet, &room, &seen));
+    let total = |series| match series {
+        MemoryKind::Host => Some(machine.memory.0),
+        MemoryKind::Vram(gpu) => gpus.devices().iter().find(|device| device.index == gpu)?.total,
+    };
+    for (spec, seen) in resolved.fleet.models.iter().zip(&seen) {
+        resolved.warnings.extend(small_budgets(spec, &seen.held, total));
+    }
+}
+
+/// Budgets under which a model cannot work, by what its processes were seen to hold.
+fn small_budgets(spec: &ModelSpec, seen: &[Held], total: impl Fn(MemoryKind) -> Option<u64>) -> Vec<Problem> {
+    let found = find_shortfalls(&spec.recycle, seen, total);
+    let problem = |(series, reason, shortfall): (MemoryKind, Reason, Shortfall)| {
+        let message = format!("model `{}`: {}", spec.name, shortfall.figures(series, reason));
+        Problem::new(Place::Nowhere, message).hint(shortfall.advice(reason))
+    };
+    found.into_iter().map(problem).collect()
 }
 
 /// Bytes of each GPU that has memory of its own and tells how much.
@@ -162,13 +187,13 @@ pub(crate) fn why(misfit: &Misfit) -> String {
 
 /// What cannot be satisfied on this machine: a model that is too large, pins that do not fit together. They are started all the same: what
 /// was reckoned may be wrong.
-fn misfits(fleet: &FleetConfig, room: &Room) -> Vec<Problem> {
+fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Problem> {
     let wanted: Vec<(Wanted, &ModelSpec)> = fleet
         .models
         .iter()
-        .filter_map(|spec| {
+        .zip(seen)
+        .filter_map(|(spec, seen)| {
             let loading::Spec { needs, gpus, may_split, .. } = spec.loading.clone();
-            let seen = known_memory(&fleet.state_dir, &spec.command);
             let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
             Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, spec))
         })

@@ -201,14 +201,16 @@ impl<'a> Run<'a> {
 
     /// Asks the policy, and the cooldown where a replacement is due. Returns what has not been told yet.
     fn judge(&mut self, sample: &Sample, facts: &Facts) -> Option<Act> {
-        let barred = |reason, series| self.cooldown.bars(reason, series, &self.told.policy).is_some();
+        let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
+        let barred =
+            |reason, series| self.cooldown.bars(reason, series, held(series), &self.told.policy).is_some();
         let decision = decide_unless(&self.told.policy, facts, barred);
         let since = |wanted: bool, since: Option<Duration>| wanted.then(|| since.unwrap_or(sample.at));
         self.wanted_since = since(decision.action > Action::Observe, self.wanted_since);
         self.urgent_since = since(decision.action >= Action::DrainNow, self.urgent_since);
         let reason = decision.reason?;
         let asked = decision.due && decision.action > Action::Observe;
-        let ask = Ask { now: sample.at, load_time: None, unit: 0.0 };
+        let ask = Ask { now: sample.at, held: held(decision.series), ..Ask::default() };
         let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.told.policy).err()).flatten();
         // What was held back is told again when it is not any more, but not the other way round.
         let key = |due| (decision.action, decision.reason, decision.series, due);

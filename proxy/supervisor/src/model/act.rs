@@ -215,8 +215,14 @@ impl Model {
         let start = live.ready.unwrap_or(live.spawned).saturating_duration_since(live.spawned);
         let (generation, cell) = (live.id, Arc::clone(&live.cell));
         let opened = self.leases.open(&cell, limit);
-        if role != Role::Retiring {
-            self.replacements.note_opened(replica, generation, &opened, start);
+        if role != Role::Retiring
+            && let Some((reason, passed)) = self.replacements.note_opened(replica, generation, &opened, start)
+            && reason.is_policy()
+        {
+            self.cooldown.note_ready(self.context.now());
+            if let Some(first) = passed {
+                self.cooldown.note_replaced(&first, self.experience.load_time, &self.spec.recycle);
+            }
         }
         self.changed();
     }

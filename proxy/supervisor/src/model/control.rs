@@ -5,6 +5,7 @@ use std::path::Path;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::ServerFacts;
+use warden_policies::cooldown::working_set::Passed;
 use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::{Event, Phase};
 
@@ -118,7 +119,10 @@ impl Model {
         if self.spec.recycle != before {
             self.cooldown.reset();
             let lives = self.units.iter_mut().filter_map(|unit| unit.live.as_mut());
-            lives.for_each(|live| live.reclaims.forgive());
+            lives.for_each(|live| {
+                live.reclaims.forgive();
+                live.wish.passed = Passed::default();
+            });
         }
         if self.spec.run.preload {
             self.wanted |= !old.run.preload;

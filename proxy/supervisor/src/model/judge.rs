@@ -33,7 +33,8 @@ impl Model {
         let now = Instant::now();
         self.note_lull(id);
         let Some(facts) = self.facts(id, now) else { return };
-        let barred = |reason, series| self.cooldown.bars(reason, series, &self.spec.recycle).is_some();
+        self.note_passed(id, &facts);
+        let barred = |reason, series| self.bars(&facts, reason, series).is_some();
         let denied = self.denies_growth(id, now);
         let decision = decide_unless(&self.spec.recycle, &facts, |reason, series| {
             barred(reason, series) || denied && is_growth_of_host(Some(reason), series)
@@ -58,10 +59,43 @@ impl Model {
         }
     }
 
+    /// Tells the cooldown which budgets the process has passed, and operators which of them are too small.
+    fn note_passed(&mut self, id: UnitId, facts: &Facts) {
+        let load_time = self.experience.load_time;
+        let Some(live) = self.live_mut(id) else { return };
+        let generation = live.id;
+        let mut passed = std::mem::take(&mut live.wish.passed);
+        let too_small = passed.note(facts, load_time, &mut self.cooldown, &self.spec.recycle);
+        if let Some(live) = self.live_mut(id) {
+            live.wish.passed = passed;
+        }
+        for held in too_small {
+            self.tell(Some(generation), EventKind::PolicyOff { message: held.to_string() });
+            self.changed();
+        }
+    }
+
+    /// What bars a replacement for this reason until an operator acts.
+    fn bars(&self, facts: &Facts, reason: Reason, series: Option<MemoryKind>) -> Option<Held> {
+        self.cooldown.bars(reason, series, facts.charged(series), &self.spec.recycle)
+    }
+
+    /// The same for a decision about a unit, as the last judgement knew it.
+    fn bars_decision(&self, id: UnitId, decision: &Decision) -> Option<Held> {
+        let held = decision.series.and_then(|series| self.charged(id, series));
+        self.cooldown.bars(decision.reason?, decision.series, held, &self.spec.recycle)
+    }
+
     /// What follows from a decision about a process that serves.
     fn weigh(&mut self, id: UnitId, replica: u32, mut decision: Decision, now: Instant) {
         let mut facts = None;
-        while let Some(waiting) = self.first_rung(id, &decision, now) {
+        let too_small = |model: &Self, decision: &Decision| {
+            matches!(model.bars_decision(id, decision), Some(Held::BudgetTooSmall { .. }))
+        };
+        // What work needs cannot be given back.
+        while !too_small(self, &decision)
+            && let Some(waiting) = self.first_rung(id, &decision, now)
+        {
             let Some(other) = self.beside_a_rest(id, &mut facts, &waiting, now) else {
                 self.remember(id, waiting, None, now);
                 return;
@@ -72,6 +106,7 @@ impl Model {
             now: self.context.now(),
             load_time: self.experience.load_time,
             unit: live.random,
+            held: decision.series.and_then(|series| live.memory.charged(series)),
         };
         let Some(live) = self.live(id) else { return };
         let generation = live.id;
@@ -83,7 +118,12 @@ impl Model {
             Held::LongRequests { seconds_left: left.as_secs() + u64::from(left.subsec_nanos() > 0) }
         });
         let check = || self.cooldown.check(&decision, &ask(live), &self.spec.recycle).err();
-        let held = if due { check().or(long.filter(|_| decision.action < Action::KillNow)) } else { None };
+        let held = match (wanted, due) {
+            (false, _) => None,
+            (true, true) => check().or(long.filter(|_| decision.action < Action::KillNow)),
+            // No moment would be a better one.
+            (true, false) => self.bars_decision(id, &decision),
+        };
         if let Some(by) = held {
             decision = decision.but(WhyNot::Held { by });
             self.context.fleet_memory.pin(generation);
@@ -115,7 +155,7 @@ impl Model {
             decision = decision.but(WhyNot::InTurn);
         }
         self.remember(id, decision, held, now);
-        if wanted && !due {
+        if wanted && !due && held.is_none() {
             let told = before.and_then(|(decision, _)| decision.reason);
             if told != decision.reason {
                 let host_bytes = self.charged(id, MemoryKind::Host);
@@ -156,8 +196,7 @@ impl Model {
             Verdict::Steady;
         let denied = self.denies_growth(id, now);
         let decision = decide_unless(&self.spec.recycle, facts, |reason, series| {
-            self.cooldown.bars(reason, series, &self.spec.recycle).is_some()
-                || denied && is_growth_of_host(Some(reason), series)
+            self.bars(facts, reason, series).is_some() || denied && is_growth_of_host(Some(reason), series)
         });
         (decision.action != Action::Observe).then_some(decision)
     }

@@ -133,7 +133,13 @@ impl Model {
         let (Some(unit), Some(reason)) = (self.current(replica), decision.reason) else { return };
         let running = unit.generation().map_or(0, |generation| self.leases.in_flight(generation));
         let (why, how) = ((reason, decision), (mode, note.clone()));
-        self.replacements.begin(Replacement::new(&self.spec.name, unit, why, how, running, permit));
+        let mut replacement = Replacement::new(&self.spec.name, unit, why, how, running, permit);
+        let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
+        replacement.passed = passed.copied();
+        let load_time = self.experience.load_time;
+        replacement.repeats =
+            passed.is_some_and(|first| self.cooldown.is_repeated(first, load_time, &self.spec.recycle));
+        self.replacements.begin(replacement);
         self.note = note;
     }
 
@@ -252,8 +258,10 @@ impl Model {
         self.context.ledger.append(&entry);
         self.tell(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
+        let known = self.cooldown.bars(entry.reason, Some(series), None, &self.spec.recycle).is_some();
         if let Some(helped) = entry.helped
             && let Some(held) = self.cooldown.ended(series, helped, &self.spec.recycle)
+            && !known
         {
             self.tell(None, EventKind::PolicyOff { message: held.to_string() });
         }

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_policies::cooldown::working_set::BudgetPass;
 use warden_policies::lifecycle::Phase;
 use warden_policies::sample::{HostMemory, Vram};
 use warden_policies::warmth::{NoFile, Warmth};
@@ -41,6 +42,10 @@ pub(super) struct Replacement {
     measured: bool,
     /// It says nothing about memory: the old process serves on, or whether it does was not waited for.
     pub(super) tells_nothing: bool,
+    /// The one before it, for the same budget, was undone soon: this one will be, too.
+    pub(super) repeats: bool,
+    /// The reading at which the old one had passed the budget that is the reason.
+    pub(super) passed: Option<BudgetPass>,
     /// Others wait as long as this is held.
     pub(super) permit: Option<Permit>,
     /// What the next process is made warm with.
@@ -83,6 +88,8 @@ impl Replacement {
             sampled: false,
             measured: live.is_none(),
             tells_nothing: false,
+            repeats: false,
+            passed: None,
             permit,
             luggage: None,
             no_file: None,
@@ -130,7 +137,7 @@ impl Replacement {
         if !entry.reason.is_memory() {
             return None;
         }
-        if failed {
+        if failed || self.repeats {
             return Some(false);
         }
         let of_gpu = |all: &[Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
@@ -322,26 +329,27 @@ impl Replacements {
         }
     }
 
-    /// A generation of a replica that is not on its way out takes requests, so long after its creation.
+    /// A generation of a replica that is not on its way out takes requests, so long after its creation. Returns why it took the
+    /// place of another one, if it did, and which budget that one had passed.
     pub(super) fn note_opened(
         &mut self,
         replica: u32,
         generation: GenerationId,
         opened: &Opened,
         start: Duration,
-    ) {
+    ) -> Option<(Reason, Option<BudgetPass>)> {
         let of = |known: &&mut Replacement| {
             let entry = &known.entry;
             entry.replica == replica && entry.to.is_none() && entry.from != Some(generation)
         };
-        if let Some(replacement) = self.under_way.iter_mut().find(of) {
-            replacement.entry.to = Some(generation);
-            replacement.start = Some(start);
-            if let Some(since) = opened.gap {
-                replacement.gap = Some(since.max(replacement.began).elapsed());
-                replacement.entry.carried_over = opened.waiting as u64;
-            }
+        let replacement = self.under_way.iter_mut().find(of)?;
+        replacement.entry.to = Some(generation);
+        replacement.start = Some(start);
+        if let Some(since) = opened.gap {
+            replacement.gap = Some(since.max(replacement.began).elapsed());
+            replacement.entry.carried_over = opened.waiting as u64;
         }
+        Some((replacement.entry.reason, replacement.passed))
     }
 
     pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>, vram: &[Vram]) {

@@ -77,7 +77,12 @@ impl Model {
             due: true,
             ..Decision::OBSERVE
         };
-        let ask = Ask { now: self.context.now(), load_time: self.experience.load_time, unit: live.random };
+        let ask = Ask {
+            now: self.context.now(),
+            load_time: self.experience.load_time,
+            unit: live.random,
+            held: None,
+        };
         let allowed = free && self.cooldown.check(&decision, &ask, &self.spec.recycle).is_ok();
         allowed.then(|| self.experience.load_time.unwrap_or_default())
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::cooldown::Held;
+use warden_policies::cooldown::working_set::Passed;
 use warden_policies::health::Lost;
 use warden_policies::lifecycle::{Event, Machine, Phase, Timer};
 use warden_policies::reclaim::{NoReclaim, Reclaims};
@@ -124,6 +125,8 @@ pub(super) struct Wish {
     pub(super) urgent_since: Option<Instant>,
     /// It is drained at this time at the earliest: requests had outlasted its last drain.
     pub(super) not_before: Option<Instant>,
+    /// The budgets that it has passed, and when.
+    pub(super) passed: Passed,
 }
 
 /// A signal for a process that is still being created.

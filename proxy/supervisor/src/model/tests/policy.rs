@@ -101,23 +101,62 @@ async fn a_second_recycle_waits_its_interval_and_the_reason_is_shown_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn recycles_that_do_not_help_switch_the_policy_off_until_an_operator_restarts() {
+async fn a_fresh_process_over_its_budget_is_not_replaced_and_the_figures_are_said_at_once() {
     let rig = Rig::new(|config, script| {
         config.models[0].recycle.host_hard = mib(500);
-        for _ in 0..4 {
-            script.next(Role { anon: big(), ..Role::default() });
-        }
+        script.next(Role { anon: big(), ..Role::default() });
     })
     .await;
     drop(rig.lease().await.unwrap());
+    pass(secs(1)).await;
+    assert_eq!(rig.count("policy_off"), 1, "{:?}", rig.kinds());
     pass(secs(3600)).await;
-    assert_eq!((rig.script.children().len(), rig.count("policy_off")), (4, 1));
-    assert!(rig.ledger().iter().all(|entry| entry.helped == Some(false)));
+    assert_eq!((rig.script.children().len(), rig.count("policy_off"), rig.ledger().len()), (1, 1, 0));
+    let policy = rig.fleet.view().models[0].policy.clone().unwrap();
+    let held = policy.held.unwrap().to_string();
+    assert!(held.contains("below what this model needs") && held.contains("750.0 MiB"), "{held}");
     assert!(rig.lease().await.is_ok(), "it serves on");
     rig.fleet.restart("m").await.unwrap();
     rig.script.last().set_anon(big());
     pass(secs(300)).await;
     assert_eq!(rig.ledger().last().unwrap().reason, Reason::HostHard);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_below_the_working_set_replaces_twice_and_then_says_so() {
+    let rig = Rig::new(|config, _| config.models[0].recycle.host_hard = mib(500)).await;
+    for _ in 0..20 {
+        drop(rig.lease().await.unwrap());
+        rig.script.last().set_anon(big());
+        pass(secs(300)).await;
+    }
+    let helped: Vec<_> = rig.ledger().iter().map(|entry| entry.helped).collect();
+    assert_eq!(helped, [Some(true), Some(false)], "the second one is known to be in vain");
+    assert_eq!(rig.count("policy_off"), 1, "{:?}", rig.kinds());
+    let view = rig.fleet.view();
+    let policy = view.models[0].policy.clone().unwrap();
+    let held = policy.held.unwrap().to_string();
+    for figure in ["500.0 MiB", "100.0 MiB", "600.0 MiB", "750.0 MiB"] {
+        assert!(held.contains(figure), "{figure} is missing: {held}");
+    }
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_soft_budget_below_the_working_set_is_named_although_no_moment_is_quiet() {
+    let rig = Rig::new(|config, _| config.models[0].recycle.host_soft = mib(500)).await;
+    for _ in 0..8 {
+        drop(rig.lease().await.unwrap());
+        rig.script.last().set_anon(big());
+        pass(secs(1800)).await;
+    }
+    let busy = rig.lease().await.unwrap();
+    pass(secs(10)).await;
+    assert_eq!((rig.ledger().len(), rig.count("policy_off")), (2, 1), "{:?}", rig.kinds());
+    let policy = rig.fleet.view().models[0].policy.clone().unwrap();
+    assert!(policy.held.unwrap().to_string().contains("policy.host.soft"), "{policy:?}");
+    drop(busy);
     rig.end().await;
 }
 
