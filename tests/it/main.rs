@@ -24,6 +24,7 @@ mod drop_in;
 mod eras;
 mod fake;
 mod files;
+mod flood;
 mod goes_on;
 mod goes_on_under;
 mod growth;

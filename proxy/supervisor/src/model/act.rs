@@ -11,6 +11,7 @@ use warden_policies::lifecycle::{Effect, Event, Phase, Timer};
 use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::health::HealthTracker;
+use super::line_sink::line_sink;
 use super::recipe::recipe;
 use super::unit::{Generation, Role, Unit, UnitId};
 use super::{Message, Model, Report};
@@ -19,14 +20,14 @@ use crate::error::SpawnError;
 use crate::lease::cell::Cell;
 use crate::lease::queue::ward::Ending;
 use crate::memory::fleet_memory::Returned;
+use crate::memory::leak_history;
 use crate::memory::recording::Recorder;
 use crate::memory::tracker::MemoryTracker;
-use crate::memory::{declared_memory, leak_history};
 use crate::process::endpoint::{Endpoint, endpoint, flags};
 use crate::process::failure::{self, OutOfMemory};
 use crate::process::group::Exit;
 use crate::process::socket_name::SOCKET_PATH_LIMIT;
-use crate::process::{Process, Sink, discreet, reclaim_file, report_file};
+use crate::process::{Process, Sink, reclaim_file, report_file};
 use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
@@ -316,19 +317,7 @@ impl Model {
 
     /// What becomes of each line of a generation's output.
     pub(super) fn sink(&self, generation: GenerationId, command: &Command) -> Sink {
-        let (logs, outbox) = (Arc::clone(&self.logs), self.outbox.clone());
-        let given = discreet::known(command);
-        Arc::new(move |stream, text| {
-            if declared_memory::is_telling(&text) {
-                drop(outbox.send(Message::Report(generation, Report::Said(text.clone()))));
-            }
-            let alarms = failure::is_crash(&text);
-            logs.push(generation, stream, given.hide(text));
-            if alarms {
-                // Behind the line, which is looked for then.
-                drop(outbox.send(Message::Report(generation, Report::Alarmed)));
-            }
-        })
+        line_sink(generation, command, Arc::clone(&self.logs), self.outbox.clone())
     }
 
     /// What is known of a generation that is about to be made.

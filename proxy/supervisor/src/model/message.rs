@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ModelName, ServerFacts};
@@ -48,9 +48,9 @@ pub(crate) enum Report {
     /// The process was created, or not.
     Spawned(Result<Arc<dyn Process>, SpawnError>),
     /// It said something that may tell what it is told to keep.
-    Said(String),
+    Said(String, OwnedSemaphorePermit),
     /// It logged what a crash looks like.
-    Alarmed,
+    Alarmed(OwnedSemaphorePermit),
     /// A probe that was sent at this time has ended.
     Probed {
         sent: Instant,

@@ -64,6 +64,7 @@ mod health;
 mod idle;
 mod inherit;
 mod judge;
+mod line_sink;
 mod loading;
 mod look;
 mod message;

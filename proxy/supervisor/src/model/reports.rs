@@ -54,8 +54,8 @@ impl Model {
                     self.tell(Some(generation), EventKind::SettingLost { message });
                 }
             }
-            Report::Said(line) => self.said(id, &line),
-            Report::Alarmed => self.alarmed(id),
+            Report::Said(line, _pending) => self.said(id, &line),
+            Report::Alarmed(_pending) => self.alarmed(id),
             Report::Looked(sight) => {
                 if let Some(unit) = self.unit_mut(id) {
                     unit.sight = Some(sight);

@@ -4,16 +4,23 @@ use std::io;
 use std::sync::Arc;
 
 use tokio::net::unix::pipe;
+use tokio::time::{Duration, Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+
+use super::flood::FloodGate;
 
 /// Bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK: usize = 8 * 1024;
+/// Bytes that are read of one stream within [`SLICE`], 16 MiB a second: a child that writes more waits for us, and not our other
+/// models for it.
+const SLICE_BYTES: usize = 800 * 1024;
+const SLICE: Duration = Duration::from_millis(50);
 
 /// Calls `each` with every line until the end of the stream, or until somebody else reads on from there: then this is `over`,
 /// and what was read by then is a line.
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are left out, bytes that are not UTF-8 are
-/// replaced, blank lines are dropped.
+/// replaced, blank lines are dropped. Repeats are folded, and a flood is bounded ([`FloodGate`]).
 pub(crate) async fn follow(
     from: Arc<pipe::Receiver>,
     longest: usize,
@@ -22,15 +29,35 @@ pub(crate) async fn follow(
 ) {
     let mut chunk = vec![0; CHUNK];
     let mut line = Vec::new();
+    let mut gate = FloodGate::new(Instant::now());
+    let (mut slice, mut of_slice) = (Instant::now(), 0);
     loop {
+        let due = gate.due();
         tokio::select! {
             biased;
             () = over.cancelled() => break,
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                gate.tick(Instant::now(), &mut each);
+                continue;
+            }
             ready = from.readable() => if ready.is_err() { break },
         }
         match from.try_read(&mut chunk) {
             Ok(0) => break,
-            Ok(count) => take(&mut line, &chunk[..count], longest, &mut each),
+            Ok(count) => {
+                let now = Instant::now();
+                take(&mut line, &chunk[..count], longest, &mut |text| gate.take(text, now, &mut each));
+                if now.saturating_duration_since(slice) >= SLICE {
+                    (slice, of_slice) = (now, 0);
+                }
+                of_slice += count;
+                if of_slice >= SLICE_BYTES {
+                    tokio::select! {
+                        () = over.cancelled() => break,
+                        () = sleep_until(slice + SLICE) => {}
+                    }
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::debug!(%error, "cannot read a child's output");
@@ -38,10 +65,12 @@ pub(crate) async fn follow(
             }
         }
     }
-    finish(&mut line, &mut each);
+    let now = Instant::now();
+    finish(&mut line, &mut |text| gate.take(text, now, &mut each));
+    gate.finish(now, &mut each);
 }
 
-fn take(line: &mut Vec<u8>, mut rest: &[u8], longest: usize, each: &mut impl FnMut(String)) {
+fn take(line: &mut Vec<u8>, mut rest: &[u8], longest: usize, each: &mut impl FnMut(&[u8])) {
     while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
         push(line, &rest[..end], longest);
         finish(line, each);
@@ -55,9 +84,10 @@ fn push(line: &mut Vec<u8>, bytes: &[u8], longest: usize) {
     line.extend_from_slice(&bytes[..bytes.len().min(room)]);
 }
 
-fn finish(line: &mut Vec<u8>, each: &mut impl FnMut(String)) {
-    if !line.trim_ascii().is_empty() {
-        each(String::from_utf8_lossy(line).trim_end().to_owned());
+fn finish(line: &mut Vec<u8>, each: &mut impl FnMut(&[u8])) {
+    let text = line.trim_ascii_end();
+    if !text.is_empty() {
+        each(text);
     }
     line.clear();
 }
@@ -80,6 +110,14 @@ mod tests {
     #[tokio::test]
     async fn lines_end_with_lf_crlf_or_cr_and_the_last_one_with_the_stream() {
         assert_eq!(lines(b"a\nb\r\n\n 10%\r 20%\rend", 99).await, ["a", "b", " 10%", " 20%", "end"]);
+    }
+
+    #[tokio::test]
+    async fn a_flood_is_folded_and_all_of_it_is_read() {
+        let text = "the same\n".repeat(500_000) + "the end";
+        let lines = lines(text.as_bytes(), 99).await;
+        assert!(lines.len() < 20, "{}", lines.len());
+        assert_eq!(lines.last().unwrap(), "the end");
     }
 
     #[tokio::test]

@@ -26,6 +26,7 @@ pub(crate) mod directories;
 pub(crate) mod discreet;
 pub(crate) mod endpoint;
 pub(crate) mod failure;
+pub(crate) mod flood;
 pub(crate) mod gpus;
 pub(crate) mod group;
 pub(crate) mod heir;
