@@ -56,6 +56,15 @@ impl Model {
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
             unit.stop_watching(phase);
         }
+        if phase != before.phase()
+            && phase == Phase::Draining
+            && let Some(live) = unit.live.as_mut().filter(|live| live.alarmed.is_none())
+        {
+            // A process that stops answering is not waited for to the end of a drain.
+            let silent = live.silent_for(policy.probes_lost).is_some();
+            let pause = if silent { policy.start_probe_interval } else { policy.probe_interval };
+            live.timers.probe = Some(clock::after(Instant::now(), pause));
+        }
         let leaving = matches!(phase, Phase::Draining | Phase::Stopping).then(|| unit.generation()).flatten();
         if let Some(leaving) = leaving {
             self.context.fleet_memory.leaves(leaving);
@@ -166,11 +175,17 @@ impl Model {
         live.crashed
     }
 
-    fn longest_drain(&self, id: UnitId) -> Duration {
+    fn longest_drain(&mut self, id: UnitId) -> Duration {
         let timing = self.spec.lifecycle;
-        match self.live(id).and_then(|live| live.crashed) {
+        let Some(live) = self.live_mut(id) else { return timing.drain_deadline };
+        match live.crashed {
             // Nobody gets an answer from it any more.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
+            // It may only be stopped, and continue.
+            None if live.silent_for(timing.probes_lost).is_some() => {
+                live.short_drain = true;
+                timing.crash_ends.min(timing.drain_deadline)
+            }
             None => timing.drain_deadline,
         }
     }

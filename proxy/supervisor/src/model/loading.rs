@@ -291,7 +291,10 @@ impl Model {
 
     /// It drains for another model: what runs is not cut for that, however long it takes.
     pub(super) fn may_take_its_time(&self, id: UnitId) -> bool {
-        let crashed = self.live(id).is_none_or(|live| live.crashed.is_some() || live.hurried);
+        let lost = self.spec.lifecycle.probes_lost;
+        let crashed = self
+            .live(id)
+            .is_none_or(|live| live.crashed.is_some() || live.hurried || live.silent_for(lost).is_some());
         // What is saved of it then has an end.
         let answers = self.live(id).is_some_and(|live| self.leases.in_flight(live.id) > 0);
         answers && self.end.is_none() && self.stand == (Stand::Leaving { for_another: true }) && !crashed

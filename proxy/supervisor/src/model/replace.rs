@@ -16,7 +16,7 @@ use warden_policies::{Action, Decision, MemoryKind, Reason};
 
 use super::Model;
 use super::context::Permit;
-use super::replacement::Replacement;
+use super::replacement::{PassedBudget, Replacement};
 use super::unit::{Role, Unit, UnitId};
 use crate::clock;
 use crate::error::{ControlError, Failure};
@@ -135,10 +135,11 @@ impl Model {
         let (why, how) = ((reason, decision), (mode, note.clone()));
         let mut replacement = Replacement::new(&self.spec.name, unit, why, how, running, permit);
         let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
-        replacement.passed = passed.copied();
         let load_time = self.experience.load_time;
-        replacement.repeats =
-            passed.is_some_and(|first| self.cooldown.is_repeated(first, load_time, &self.spec.recycle));
+        replacement.budget = passed.map(|first| PassedBudget {
+            first: *first,
+            repeats: self.cooldown.is_repeated(first, load_time, &self.spec.recycle),
+        });
         self.replacements.begin(replacement);
         self.note = note;
     }
@@ -164,6 +165,7 @@ impl Model {
             && !short
             && !live.hurried
             && live.crashed.is_none()
+            && live.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
     /// The drain deadline has passed, and what still runs is not to be cut: the process serves on, and the drain is tried

@@ -21,6 +21,15 @@ use crate::clock;
 use crate::lease::queue::Opened;
 use crate::view::ledger::{AfterExit, Evidence, LedgerEntry, Mode};
 
+/// A budget for which a process is replaced.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PassedBudget {
+    /// The reading at which the process had passed it.
+    pub(super) first: BudgetPass,
+    /// The replacement before, for the same budget, was undone soon: this one will be, too.
+    pub(super) repeats: bool,
+}
+
 /// One replacement under way.
 #[derive(Debug)]
 pub(super) struct Replacement {
@@ -33,8 +42,12 @@ pub(super) struct Replacement {
     running_at_close: u32,
     drained: Option<Instant>,
     gone: Option<Instant>,
-    /// For how long nothing was open, if nothing was.
+    /// For how long nothing was open, if nothing was: since before the replacement, where a process did not answer or had died.
     gap: Option<Duration>,
+    /// The part of it that is not older than the replacement.
+    gap_since_began: Option<Duration>,
+    /// Time before this is no outage: the model was meant to have no process.
+    idle_until: Option<Instant>,
     start: Option<Duration>,
     /// The new one's memory is known, or will not be.
     sampled: bool,
@@ -42,10 +55,8 @@ pub(super) struct Replacement {
     measured: bool,
     /// It says nothing about memory: the old process serves on, or whether it does was not waited for.
     pub(super) tells_nothing: bool,
-    /// The one before it, for the same budget, was undone soon: this one will be, too.
-    pub(super) repeats: bool,
-    /// The reading at which the old one had passed the budget that is the reason.
-    pub(super) passed: Option<BudgetPass>,
+    /// The budget that is the reason, if one is.
+    pub(super) budget: Option<PassedBudget>,
     /// Others wait as long as this is held.
     pub(super) permit: Option<Permit>,
     /// What the next process is made warm with.
@@ -84,12 +95,13 @@ impl Replacement {
             drained: None,
             gone: None,
             gap: None,
+            gap_since_began: None,
+            idle_until: (unit.phase() == Phase::Idle).then(Instant::now),
             start: None,
             sampled: false,
             measured: live.is_none(),
             tells_nothing: false,
-            repeats: false,
-            passed: None,
+            budget: None,
             permit,
             luggage: None,
             no_file: None,
@@ -137,7 +149,7 @@ impl Replacement {
         if !entry.reason.is_memory() {
             return None;
         }
-        if failed || self.repeats {
+        if failed || self.budget.is_some_and(|budget| budget.repeats) {
             return Some(false);
         }
         let of_gpu = |all: &[Vram], gpu| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
@@ -158,7 +170,7 @@ impl Replacement {
     fn ours(&self) -> Option<u64> {
         let (closed, gone) = (self.closed?, self.gone?);
         let theirs = gone.saturating_duration_since(closed) + self.start?;
-        let gap = self.gap.filter(|_| self.entry.mode == Mode::Sequential)?;
+        let gap = self.gap_since_began.filter(|_| self.entry.mode == Mode::Sequential)?;
         Some(clock::millis(gap.saturating_sub(theirs)))
     }
 
@@ -346,10 +358,13 @@ impl Replacements {
         replacement.entry.to = Some(generation);
         replacement.start = Some(start);
         if let Some(since) = opened.gap {
-            replacement.gap = Some(since.max(replacement.began).elapsed());
+            let in_it = since.max(replacement.began).elapsed();
+            replacement.gap_since_began = Some(in_it);
+            let since = replacement.idle_until.map_or(since, |until| since.max(until));
+            replacement.gap = Some(since.elapsed());
             replacement.entry.carried_over = opened.waiting as u64;
         }
-        Some((replacement.entry.reason, replacement.passed))
+        Some((replacement.entry.reason, replacement.budget.map(|budget| budget.first)))
     }
 
     pub(super) fn note_sampled(&mut self, generation: GenerationId, host: Option<HostMemory>, vram: &[Vram]) {

@@ -270,9 +270,10 @@ impl Model {
         }
         let Some(process) = live.process.clone() else { return };
         live.asked = Some(now);
-        let timeout = match live.alarmed {
-            Some(_) => timing.probe_timeout.min(timing.crash_probe()),
-            None => timing.probe_timeout,
+        let timeout = if live.alarmed.is_some() || live.short_drain {
+            timing.probe_timeout.min(timing.crash_probe())
+        } else {
+            timing.probe_timeout
         };
         let generation = live.id;
         live.heard.0 = heard;
@@ -333,7 +334,7 @@ impl Model {
                 }
             }
             Phase::Starting => live.timers.probe = Some(clock::again(now, timing.start_probe_interval)),
-            Phase::Draining => self.probed_while_it_drains(id, health),
+            Phase::Draining => self.probed_while_it_drains(id, sent, health),
             Phase::Ready | Phase::Suspect if live.doubted.is_some_and(|at| sent < at) => {
                 live.timers.probe = Some(now);
             }
@@ -363,7 +364,7 @@ impl Model {
                         self.step(id, Event::ProbesBack);
                     }
                 } else {
-                    live.probes_lost += 1;
+                    live.note_lost(sent);
                     if phase == Phase::Ready && live.probes_lost >= timing.probes_lost {
                         self.step(id, Event::ProbesLost);
                     }
@@ -373,26 +374,46 @@ impl Model {
         }
     }
 
-    /// It drains, and has logged what a crash looks like: whoever still waits for its answers waits in vain if it answers no
-    /// probe either.
-    fn probed_while_it_drains(&mut self, id: UnitId, health: Health) {
+    /// It drains: if it answers no probe either, requests wait for its answers in vain. A process that has logged a crash gets less
+    /// time than one that is only silent.
+    fn probed_while_it_drains(&mut self, id: UnitId, sent: Instant, health: Health) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.live_mut(id) else { return };
         let now = Instant::now();
+        let alarmed = live.alarmed.is_some();
+        let hurries = alarmed || live.short_drain;
+        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
+        live.timers.probe = Some(clock::again(now, pause));
         if health != Health::Lost {
             live.alarmed = None;
             live.heard.1 = live.heard.0;
-            return;
-        }
-        live.timers.probe = Some(clock::again(now, timing.start_probe_interval));
-        if live.cell.pulses.moves() != live.moves {
             live.probes_lost = 0;
-            live.alarmed = Some(now);
+            if std::mem::take(&mut live.short_drain) {
+                // It is well again: its requests get the time of any other drain.
+                self.carry_out(id, Effect::Arm(Timer::Drain));
+            }
             return;
         }
-        live.probes_lost += 1;
-        let is_over = live.alarmed.is_some_and(|since| now >= clock::after(since, timing.crash_ends));
-        if live.probes_lost >= timing.probes_lost && is_over && self.note_crash(id).is_some() {
+        let moved = live.cell.pulses.moves() != live.moves || !alarmed && live.cell.progressed_since(sent);
+        if moved {
+            live.probes_lost = 0;
+            live.alarmed = live.alarmed.map(|_| now);
+            return;
+        }
+        live.note_lost(sent);
+        let is_over = match live.alarmed {
+            Some(since) => {
+                now >= clock::after(since, timing.crash_ends)
+                    && live.probes_lost >= timing.probes_lost
+                    && self.note_crash(id).is_some()
+            }
+            // Its time is set already.
+            None if live.short_drain => false,
+            None => {
+                live.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
+            }
+        };
+        if is_over {
             self.step(id, Event::Timer(Timer::Drain));
         }
     }

@@ -157,6 +157,10 @@ pub(super) struct Generation {
     /// When it is probed, read and judged next.
     pub(super) timers: Timers,
     pub(super) probes_lost: u32,
+    /// When the first of those was sent.
+    pub(super) lost_since: Option<Instant>,
+    /// Its drain is short because it answers no probe and moves no token.
+    pub(super) short_drain: bool,
     /// When the last probe was sent. What an earlier one found is of no interest any more.
     pub(super) asked: Option<Instant>,
     /// Lines that the model's processes had logged when the last probe was sent, and when the last one that was answered was.
@@ -221,6 +225,8 @@ impl Generation {
             slots: None,
             timers: Timers::default(),
             probes_lost: 0,
+            lost_since: None,
+            short_drain: false,
             asked: None,
             heard: (0, 0),
             moves: 0,
@@ -243,6 +249,20 @@ impl Generation {
             packed: Packed::NotYet,
             random: rand::random(),
         }
+    }
+
+    /// A probe that was sent at this time was lost, and nothing has moved since.
+    pub(super) fn note_lost(&mut self, sent: Instant) {
+        if self.probes_lost == 0 {
+            self.lost_since = Some(sent);
+        }
+        self.probes_lost += 1;
+    }
+
+    /// For how long it has answered no probe and moved no token, once that is more than an accident.
+    pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
+        let since = self.lost_since.filter(|_| self.probes_lost > 0 && self.probes_lost >= probes_lost)?;
+        Some(since.elapsed())
     }
 
     /// SIGTERM, now or as soon as there is a process.

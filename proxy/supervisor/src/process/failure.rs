@@ -1,7 +1,8 @@
 //! Why a start failed, read from how the process ended and what it said. Pure: text in, a [`Failure`] out.
 //!
 //! The phrases are those of llama-server and the dynamic loader. The first kind that matches wins, so the order goes from
-//! causes to consequences: a model that does not fit also "fails to load".
+//! causes to consequences: a model that does not fit also "fails to load". Warnings count for nothing: the process went on
+//! after them. Of lack of memory and an unusable file, which may both be logged, the later line counts.
 
 use crate::error::{Failure, FailureKind, SpawnError};
 use crate::process::group::Exit;
@@ -125,9 +126,20 @@ fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
     (kind, format!("{error}; {hint}"))
 }
 
+/// Whether a line is no error: by its level (`0.00.004.314 W `), by how it begins, or because llama-server goes on after it.
+fn is_warning(line: &str) -> bool {
+    if let (Some(level), _) = level(line) {
+        return matches!(level, "W" | "I" | "D");
+    }
+    let line = line.trim_start().to_ascii_lowercase();
+    line.starts_with("warn") || line.contains("failed to mlock") || line.contains("pinned memory")
+}
+
 fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, String) {
+    let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
     // The first match is the cause; later lines tell what followed from it.
-    let find = |phrases: &[&str]| lines.iter().find(|line| has(line, phrases)).map(|line| said(line));
+    let find = |phrases: &[&str]| errors.iter().find(|line| has(line, phrases)).map(|line| said(line));
+    let last = |phrases: &[&str]| errors.iter().rposition(|line| has(line, phrases));
     if let Some(line) = find(NO_LIBRARY) {
         let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
         return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
@@ -147,7 +159,9 @@ fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, Strin
             format!("it could not listen on its socket ({line}): check `runtime_dir`"),
         );
     }
-    if let Some(line) = find(NO_MEMORY) {
+    // What was short once may have been found elsewhere: an error that comes later is why it ended.
+    if let Some(index) = last(NO_MEMORY).filter(|index| last(BAD_MODEL).is_none_or(|other| other <= *index)) {
+        let line = said(errors[index]);
         let hint = "use a smaller context (-c), fewer layers on the GPU (-ngl) or a smaller quantization";
         return (FailureKind::OutOfMemory, format!("memory ran out ({line}): {hint}"));
     }
@@ -201,21 +215,25 @@ fn killed(exit: Exit, why: OutOfMemory) -> (FailureKind, String) {
     }
 }
 
-/// A line without llama-server's time stamp and level (`0.00.004.314 E `), cut to a readable length.
+/// llama-server's level (`0.00.004.314 E `), and the line without it and without its time stamp.
+fn level(line: &str) -> (Option<&str>, &str) {
+    let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let line = line.trim();
+    let Some((first, after)) = line.split_once(' ') else { return (None, line) };
+    if !stamp(first) {
+        return (None, line);
+    }
+    let rest = after.trim_start();
+    match rest.split_once(' ') {
+        Some((level, after)) if level.len() == 1 => (Some(level), after.trim_start()),
+        _ => (None, rest),
+    }
+}
+
+/// A line without llama-server's time stamp and level, cut to a readable length.
 fn said(line: &str) -> String {
     const LONGEST: usize = 200;
-    let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    let mut rest = line.trim();
-    if let Some((first, after)) = rest.split_once(' ')
-        && stamp(first)
-    {
-        rest = after.trim_start();
-        if let Some((level, after)) = rest.split_once(' ')
-            && level.len() == 1
-        {
-            rest = after.trim_start();
-        }
-    }
+    let (_, rest) = level(line);
     if rest.chars().count() > LONGEST {
         let cut: String = rest.chars().take(LONGEST).collect();
         return format!("{cut}...");
@@ -307,6 +325,25 @@ mod tests {
             told.extend([failure.message.as_str(), "\n"]);
         }
         insta::assert_snapshot!(told);
+    }
+
+    #[test]
+    fn a_warning_is_no_cause_and_the_last_error_wins() {
+        let mlock = "warning: failed to mlock 1024-byte buffer (after previously locking 0 bytes): Cannot allocate memory";
+        let leveled = "0.00.004.314 W llama_mlock: failed to mlock 1024-byte buffer: Cannot allocate memory";
+        let pinned = "ggml_cuda_host_malloc: failed to allocate 512.00 MiB of pinned memory: out of memory";
+        let bad = "0.00.024.698 E gguf_init_from_file: failed to open GGUF file '/a.gguf'";
+        for warning in [mlock, leveled, pinned] {
+            let failure = of(Exit::Code(1), &format!("{warning}\n{bad}"));
+            assert_eq!(failure.kind, FailureKind::BadModel, "{}", failure.message);
+            assert_eq!(of(Exit::Code(3), warning).kind, FailureKind::Exit, "{warning}");
+        }
+        let short =
+            "0.00.024.396 E ggml_aligned_malloc: insufficient memory (attempted to allocate 3128.00 MB)";
+        let not_loaded = "0.00.024.698 E srv  load_model: failed to load model";
+        let kind = |lines: [&str; 3]| of(Exit::Code(1), &lines.join("\n")).kind;
+        assert_eq!(kind([short, bad, not_loaded]), FailureKind::BadModel);
+        assert_eq!(kind([bad, short, not_loaded]), FailureKind::OutOfMemory);
     }
 
     #[test]

@@ -120,14 +120,15 @@ pub struct LedgerEntry {
     pub drained: u64,
     /// Requests that were still running at the drain deadline and were cut.
     pub cut: u64,
-    /// Milliseconds in which no generation of the model took leases. 0 in a successful overlap.
+    /// Milliseconds in which no generation of the model took leases, those included in which the old one was there and did not
+    /// answer. 0 in a successful overlap.
     pub gap_ms: u64,
     /// Milliseconds from closing the old generation to its last request's end.
     pub drain_ms: u64,
     /// Milliseconds from telling the old process to end until it was gone; `None` if none ran.
     #[serde(default)]
     pub exit_ms: Option<u64>,
-    /// Milliseconds of `gap_ms` that were neither drain nor the old one's end nor the new one's start: what llama-warden
+    /// Milliseconds since the decision that were neither drain nor the old one's end nor the new one's start: what llama-warden
     /// itself took. `None` for an overlap.
     #[serde(default)]
     pub ours_ms: Option<u64>,

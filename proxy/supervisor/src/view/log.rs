@@ -53,7 +53,6 @@ pub(crate) struct LogRing {
     model: ModelName,
     keep: usize,
     lines: Mutex<Lines>,
-    sender: broadcast::Sender<LogLine>,
 }
 
 #[derive(Debug, Default)]
@@ -61,13 +60,16 @@ struct Lines {
     kept: VecDeque<LogLine>,
     /// Lines so far, those included that are not kept any more.
     heard: u64,
+    /// For listeners, from the first one on: its buffer is 200 KiB, and most models of a large configuration have neither lines nor
+    /// listeners.
+    sender: Option<broadcast::Sender<LogLine>>,
 }
 
 impl LogRing {
     /// A ring of `keep` lines, 1 or more.
     pub(crate) fn new(model: ModelName, keep: usize) -> Self {
         let keep = keep.max(1);
-        Self { model, keep, lines: Mutex::default(), sender: broadcast::Sender::new(keep.min(LISTENERS_LAG)) }
+        Self { model, keep, lines: Mutex::default() }
     }
 
     /// Keeps a line, sends it, and repeats it in our own log under the target `llama_server`, there without what looks like
@@ -80,14 +82,21 @@ impl LogRing {
         if lines.kept.len() >= self.keep {
             lines.kept.pop_front();
         }
-        lines.kept.push_back(line.clone());
         lines.heard += 1;
-        drop(self.sender.send(line));
+        if let Some(sender) = lines.sender.take_if(|sender| sender.receiver_count() == 0) {
+            drop(sender);
+        }
+        if let Some(sender) = &lines.sender {
+            drop(sender.send(line.clone()));
+        }
+        lines.kept.push_back(line);
     }
 
     pub(crate) fn tail(&self) -> LogTail {
-        let lines = lock(&self.lines);
-        LogTail { lines: lines.kept.iter().cloned().collect(), receiver: self.sender.subscribe() }
+        let mut lines = lock(&self.lines);
+        let sender = lines.sender.get_or_insert_with(|| broadcast::Sender::new(self.keep.min(LISTENERS_LAG)));
+        let receiver = sender.subscribe();
+        LogTail { lines: lines.kept.iter().cloned().collect(), receiver }
     }
 
     /// What one process said, as far as it is kept.

@@ -162,3 +162,75 @@ async fn a_drain_is_not_cut_short_by_a_line_while_probes_are_answered() {
     assert_eq!(restart.await.unwrap().unwrap()[0].cut, 0);
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_answers_no_probe_and_moves_no_token_gets_the_short_drain_of_a_crash() {
+    for drains in [false, true] {
+        let rig = Rig::new(|_, _| {}).await;
+        let held = rig.lease().await.unwrap();
+        let old = rig.script.last();
+        let restart = if drains { Some(rig.restart_later().await) } else { None };
+        pass(secs(1)).await;
+        let stopped = Instant::now();
+        old.set_deaf(true);
+        held.revoked().await;
+        // Three probes of ten seconds, the minute of a process that swaps, and the ten seconds of a crash.
+        assert!(stopped.elapsed() < secs(125), "{:?}, in a drain: {drains}", stopped.elapsed());
+        drop(held);
+        if let Some(restart) = restart {
+            assert_eq!(restart.await.unwrap().unwrap()[0].to, Some(GenerationId(2)));
+        }
+        rig.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_process_that_answers_again_has_all_the_time_of_a_drain() {
+    let rig = Rig::new(|_, _| {}).await;
+    let held = rig.lease().await.unwrap();
+    let old = rig.script.last();
+    old.set_deaf(true);
+    while rig.count("draining") == 0 {
+        pass(secs(1)).await;
+    }
+    pass(secs(3)).await;
+    old.set_deaf(false);
+    let well = Instant::now();
+    pass(secs(250)).await;
+    assert_eq!(old.terms.load(Ordering::SeqCst), 0, "it answers probes");
+    held.revoked().await;
+    assert!(well.elapsed() > secs(290), "{:?}", well.elapsed());
+    drop(held);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gap_of_a_process_that_did_not_answer_is_told_whole() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.script.last().set_deaf(true);
+    while rig.count("suspect") == 0 {
+        pass(secs(1)).await;
+    }
+    let closed = Instant::now();
+    drop(rig.lease().await.unwrap());
+    let outage = u64::try_from(closed.elapsed().as_millis()).unwrap();
+    pass(secs(1)).await;
+    let entry = &rig.ledger()[0];
+    assert_eq!(entry.reason, Reason::Unresponsive);
+    assert!(outage >= 58_000 && entry.gap_ms >= outage, "{outage} ms, {entry:?}");
+    assert!(entry.ours_ms.is_some_and(|ours| ours < 1000), "the minute was not ours: {entry:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_was_meant_to_have_no_process_had_no_outage() {
+    let rig = Rig::new(|_, _| {}).await;
+    drop(rig.lease().await.unwrap());
+    rig.fleet.drain("m").await.unwrap();
+    pass(secs(3600)).await;
+    rig.fleet.restart("m").await.unwrap();
+    let gap = rig.ledger()[0].gap_ms;
+    assert!(gap < 60_000, "{gap}");
+    rig.end().await;
+}
