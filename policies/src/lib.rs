@@ -67,6 +67,7 @@ pub mod replacement_cost;
 pub mod rollup;
 pub mod sample;
 pub mod schedule;
+pub mod seconds;
 pub mod secrets;
 pub mod server_facts;
 pub mod share;

@@ -56,7 +56,7 @@ pub struct Speed {
     /// Tokens generated per second of one slot while it generates; `None` where the server does not tell.
     pub tokens_per_second: Option<f64>,
     /// Median time from sending a request to the first token of its answer.
-    #[serde(rename = "first_token_seconds", with = "seconds")]
+    #[serde(rename = "first_token_seconds", with = "crate::seconds")]
     pub first_token: Option<Duration>,
     /// Requests that were measured.
     pub requests: u64,
@@ -221,23 +221,6 @@ impl Finding {
     /// Whether any memory leaks.
     pub fn leaks(&self) -> bool {
         self.worst() == Some(Verdict::Leaking)
-    }
-}
-
-/// A time as seconds with a fraction.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
-
-    #[expect(clippy::ref_option, reason = "serde asks for this")]
-    pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-        time.map(|time| time.as_secs_f64()).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-        let seconds = Option::<f64>::deserialize(from)?;
-        seconds.map(Duration::try_from_secs_f64).transpose().map_err(serde::de::Error::custom)
     }
 }
 

@@ -136,8 +136,31 @@ pub struct NoRoom {
     pub have: u64,
     /// What a token beyond the largest prompt so far was seen to cost, in bytes.
     pub bytes_per_token: f64,
-    /// When to try again.
+    /// When to try again. Written as it always was: another version of the program may read it while it takes over.
+    #[serde(
+        alias = "retry_after_seconds",
+        deserialize_with = "warden_policies::seconds::known::deserialize"
+    )]
     pub retry_after: Duration,
+}
+
+impl NoRoom {
+    /// Writes it for people and programs that read events.
+    pub(crate) fn show<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Shown {
+            series: MemoryKind,
+            tokens: u64,
+            needed: u64,
+            have: u64,
+            bytes_per_token: f64,
+            #[serde(with = "warden_policies::seconds::known")]
+            retry_after_seconds: Duration,
+        }
+        let Self { series, tokens, needed, have, bytes_per_token, retry_after } = *self;
+        Shown { series, tokens, needed, have, bytes_per_token, retry_after_seconds: retry_after }
+            .serialize(to)
+    }
 }
 
 impl std::fmt::Display for NoRoom {

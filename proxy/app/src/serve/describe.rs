@@ -226,7 +226,7 @@ mod tests {
         let too_large = |action: &str| {
             json!({"kind": "prompt_too_large", "action": action, "short": {
                 "series": "host", "tokens": 9000, "needed": 3_u64 << 30, "have": 1_u64 << 30,
-                "bytes_per_token": 65_536.0, "retry_after": {"secs": 20, "nanos": 0},
+                "bytes_per_token": 65_536.0, "retry_after_seconds": 20.0,
             }})
         };
         let applied = |names: &[&str]| {

@@ -300,6 +300,7 @@ pub enum EventKind {
         /// What is done about it: `warn` (it is sent all the same), `wait`, `elsewhere`, `recycle` or `refuse`.
         action: String,
         /// The numbers.
+        #[serde(serialize_with = "NoRoom::show")]
         short: NoRoom,
     },
     /// A process ended by itself with these requests in flight: each is tried alone if it is sent again.

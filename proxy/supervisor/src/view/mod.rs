@@ -233,6 +233,7 @@ pub struct BackendView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
     /// Time since it became ready.
+    #[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds", default)]
     pub ready_for: Option<Duration>,
     /// Leases held.
     pub in_flight: u32,
@@ -364,9 +365,49 @@ pub struct HealthView {
     #[serde(default)]
     pub decode_baseline: Option<f64>,
     /// For how long work has been in flight without any sign of progress.
-    #[serde(default)]
+    #[serde(rename = "stalled_seconds", alias = "stalled_for", with = "warden_policies::seconds", default)]
     pub stalled_for: Option<Duration>,
     /// How long that would be sound, by what its tokens and prompts took so far.
-    #[serde(default)]
+    #[serde(
+        rename = "stalled_limit_seconds",
+        alias = "stalled_limit",
+        with = "warden_policies::seconds",
+        default
+    )]
     pub stalled_limit: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Whether any value in it is a time as serde writes it by itself.
+    fn has_parts_of_time(value: &Value) -> bool {
+        match value {
+            Value::Object(fields) => fields.contains_key("nanos") || fields.values().any(has_parts_of_time),
+            Value::Array(all) => all.iter().any(has_parts_of_time),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn the_times_of_a_status_are_numbers_of_seconds() {
+        let old = json!({
+            "replica": 0, "generation": 1, "phase": "ready", "pid": 7, "ready_for": {"secs": 5, "nanos": 0}, "in_flight": 1,
+            "slots": 4, "host": null, "host_at_ready": null, "start_failures": 0, "last_failure": null,
+            "work": {"requests": 1, "prompt_tokens": 0, "output_tokens": 0, "images": 0},
+            "health": {"stalled_for": {"secs": 1, "nanos": 500_000_000}, "stalled_limit": {"secs": 20, "nanos": 0}},
+        });
+        let view: BackendView = serde_json::from_value(old).unwrap();
+        let now = serde_json::to_value(&view).unwrap();
+        assert!(!has_parts_of_time(&now), "{now}");
+        assert_eq!(now["ready_seconds"], json!(5.0));
+        assert_eq!(
+            (&now["health"]["stalled_seconds"], &now["health"]["stalled_limit_seconds"]),
+            (&json!(1.5), &json!(20.0))
+        );
+        assert_eq!(serde_json::from_value::<BackendView>(now).unwrap(), view);
+    }
 }

@@ -1,0 +1,99 @@
+//! Times in JSON that people and programs read: seconds as a number, under a name that says so.
+//!
+//! Use it as `#[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds", default)]`. What earlier
+//! versions wrote, `{"secs": 1, "nanos": 500000000}`, is read as well.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
+
+/// Writes seconds with at most three places.
+///
+/// # Errors
+///
+/// Those of the serializer.
+#[expect(clippy::ref_option, reason = "serde asks for this")]
+pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    time.map(rounded).serialize(to)
+}
+
+/// Reads seconds, or what earlier versions wrote.
+///
+/// # Errors
+///
+/// Those of the deserializer; a time that is negative or too large.
+pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    Option::<Written>::deserialize(from)?.map(Written::time).transpose()
+}
+
+/// The same for a time that is always known.
+pub mod known {
+    use super::{Deserialize as _, Deserializer, Duration, Serializer, Written, rounded};
+
+    /// Writes seconds with at most three places.
+    ///
+    /// # Errors
+    ///
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_f64(rounded(*time))
+    }
+
+    /// Reads seconds, or what earlier versions wrote.
+    ///
+    /// # Errors
+    ///
+    /// Those of the deserializer; a time that is negative or too large.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        Written::deserialize(from)?.time()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Seconds(f64),
+    Parts(Duration),
+}
+
+impl Written {
+    fn time<E: serde::de::Error>(self) -> Result<Duration, E> {
+        match self {
+            Self::Seconds(seconds) => Duration::try_from_secs_f64(seconds).map_err(E::custom),
+            Self::Parts(time) => Ok(time),
+        }
+    }
+}
+
+fn rounded(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(serde::Serialize, Deserialize, Debug, PartialEq)]
+    struct Shown {
+        #[serde(rename = "ready_seconds", alias = "ready_for", with = "crate::seconds", default)]
+        ready_for: Option<Duration>,
+        #[serde(rename = "wait_seconds", alias = "wait", with = "crate::seconds::known")]
+        wait: Duration,
+    }
+
+    #[test]
+    fn times_are_numbers_of_seconds_and_what_earlier_versions_wrote_is_read() {
+        let shown = |ready_for| Shown { ready_for, wait: Duration::from_millis(1500) };
+        let read = |text: &str| serde_json::from_str::<Shown>(text).unwrap();
+        let known = shown(Some(Duration::from_secs(3700)));
+        assert_eq!(serde_json::to_string(&known).unwrap(), r#"{"ready_seconds":3700.0,"wait_seconds":1.5}"#);
+        assert_eq!(read(r#"{"ready_seconds":3700,"wait_seconds":1.5}"#), known);
+        assert_eq!(
+            read(r#"{"ready_for":{"secs":3700,"nanos":0},"wait":{"secs":1,"nanos":500000000}}"#),
+            known
+        );
+        assert_eq!(read(r#"{"ready_seconds":null,"wait_seconds":1.5}"#), shown(None));
+        assert_eq!(read(r#"{"wait_seconds":1.5}"#), shown(None));
+        serde_json::from_str::<Shown>(r#"{"wait_seconds":-1}"#).unwrap_err();
+    }
+}
