@@ -19,6 +19,7 @@
 //! | `resolve` | what it comes to on this machine: binaries, keys, certificates, mitigations, contradictions |
 
 pub(crate) mod arguments;
+pub(crate) mod changes;
 pub(crate) mod machine;
 pub(crate) mod model_files;
 pub(crate) mod named;

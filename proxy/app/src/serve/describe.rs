@@ -118,6 +118,8 @@ pub(crate) fn describe(kind: &EventKind) -> String {
                 count("removed", &report.removed),
                 count("restarted", &report.restarted),
                 count("updated", &report.updated),
+                list("changed", &report.changed),
+                list("takes effect at the next start of llama-warden", &report.needs_restart),
             ]
             .into_iter()
             .flatten()
@@ -155,6 +157,14 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         }
         EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
+}
+
+/// The first of these texts, and how many more there are; `None` if there are none.
+fn list(what: &str, texts: &[String]) -> Option<String> {
+    const SHOWN: usize = 12;
+    let (first, more) = texts.split_at(texts.len().min(SHOWN));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    (!first.is_empty()).then(|| format!("{what}: {}{more}", first.join(", ")))
 }
 
 fn done(entry: &LedgerEntry) -> String {
@@ -265,6 +275,10 @@ mod tests {
             json!({"kind": "policy_off", "message": message}),
             applied(&["a", "b"]),
             applied(&[]),
+            json!({"kind": "config_applied", "report": {
+                "added": [], "removed": [], "restarted": [], "updated": [], "unchanged": ["a"], "needs_restart": ["[server]"],
+                "changed": ["models.a.request.max_tokens", "server.port"],
+            }}),
             too_large("refuse"),
             too_large("wait"),
             too_large("recycle"),

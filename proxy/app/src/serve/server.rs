@@ -13,8 +13,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
-use warden_supervisor::Fleet;
+use warden_policies::ModelName;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{ApplyReport, Fleet};
 
 use super::certificate;
 use super::leaving::Leaving;
@@ -35,6 +36,7 @@ use crate::admin::page::door::Doorkeeper;
 use crate::admin::page::holds::plans;
 use crate::admin::server::{Asking, Given, bind, inherit};
 use crate::clock;
+use crate::config::changes::{Changes, compare_loaded};
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::config::show::Kept;
@@ -396,8 +398,17 @@ impl Server {
         let mut fleet = new.fleet.clone();
         fleet.runtime_dir.clone_from(&self.resolved.fleet.runtime_dir);
         fleet.state_dir.clone_from(&self.resolved.fleet.state_dir);
-        let report = self.fleet.apply(fleet.clone()).await?;
-        for setting in &report.needs_restart {
+        let before = self.told.borrow().configuration.as_ref().map(|kept| Arc::clone(&kept.loaded));
+        let changes = before.zip(new.written.as_ref()).map(|(old, new)| compare_loaded(&old, new));
+        let Changes { keys, models } = changes.unwrap_or_default();
+        let known = ApplyReport {
+            changed: keys,
+            updated: models.into_iter().map(ModelName::new).collect(),
+            needs_restart: kept_back.iter().map(|section| format!("[{section}]")).collect(),
+            ..ApplyReport::default()
+        };
+        let report = self.fleet.apply_with(fleet.clone(), known).await?;
+        for setting in report.needs_restart.iter().filter(|setting| !setting.starts_with('[')) {
             tracing::warn!(target: "config", "{setting}: that takes effect at the next start of llama-warden");
         }
         if let Some(job) = measure::Job::new(&new, self.nursery.clone()) {

@@ -443,12 +443,33 @@ impl Fleet {
     ///
     /// Names or aliases are taken twice, a socket would have too long a path, or everything ends. Nothing has changed then.
     pub async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {
+        self.apply_with(config, ApplyReport::default()).await
+    }
+
+    /// The same. `known`: what the caller knows to have changed outside of the fleet; it is a part of the report.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::apply`].
+    pub async fn apply_with(
+        &self,
+        config: FleetConfig,
+        known: ApplyReport,
+    ) -> Result<ApplyReport, FleetError> {
         let config = absolute(config);
         check(&config)?;
         let fleet = self.clone();
         // In a task of its own: a caller that leaves must not leave half a configuration behind.
         let task = self.inner.tasks.spawn(async move {
-            let report = fleet.take_over(config).await?;
+            let mut report = fleet.take_over(config).await?;
+            // Rules of requests and the like are not the fleet's, but the model has changed for whoever uses it.
+            let of_others = |name: &ModelName| known.updated.contains(name);
+            let (updated, unchanged) = std::mem::take(&mut report.unchanged).into_iter().partition(of_others);
+            let updated: Vec<ModelName> = updated;
+            report.updated.extend(updated);
+            report.unchanged = unchanged;
+            report.changed.extend(known.changed);
+            report.needs_restart.extend(known.needs_restart);
             fleet.inner.context.journal.tell(None, None, EventKind::ConfigApplied { report: report.clone() });
             Ok(report)
         });

@@ -36,6 +36,9 @@ pub struct ApplyReport {
     pub unchanged: Vec<ModelName>,
     /// Settings that need a restart of the supervisor to take effect.
     pub needs_restart: Vec<String>,
+    /// Keys of the configuration that differ, those of models included that were there before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
 }
 
 /// Something that happened. As JSON it is one flat object with `id`, `at`, `kind` and what belongs to the kind.
