@@ -8,6 +8,7 @@ use serde_json::Value;
 use warden_builder::sample_model::Preset;
 use warden_rig::clients::{Ignored, Packages, difference};
 use warden_rig::real::{OnPort, REPRODUCIBLE, model_lines, sample_model};
+use warden_rig::real_weights::{self, is_sentence};
 use warden_rig::warden::Setup;
 use warden_rig::{Outcome, Trouble, Warden};
 
@@ -108,4 +109,32 @@ async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
 #[tokio::test]
 async fn what_a_server_without_images_and_embeddings_refuses_is_refused_the_same_through_us() -> Outcome {
     Box::pin(same_through_us("with_curl.py", Preset::Chat, &flags(&[]), &["HTTP/", "error"])).await
+}
+
+#[tokio::test]
+async fn of_a_model_with_trained_weights_clients_read_sentences_and_why_they_ended() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let Some(packages) = Packages::installed().await? else { return Ok(()) };
+    let flags = ["-np", "1", "-c", "2048", "-t", "1", "--cache-ram", "0"];
+    let lines = real_weights::model_lines(&model, &flags).await?;
+    let warden = Setup::new()?.model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    let mut told = packages.run("sentences.py", &[&warden.url()]).await?;
+    told.extend(packages.run("sentences.mjs", &[&warden.url()]).await?);
+    let mut sentences = 0;
+    for (name, answer) in &told {
+        let (text, end) = (answer["text"].as_str().unwrap_or_default(), answer["end"].as_str());
+        if name.ends_with("cut") {
+            assert!(!text.is_empty() && !is_sentence(text), "{name}: {answer}");
+            assert!(matches!(end, Some("length" | "max_tokens")), "{name}: {answer}");
+        } else {
+            assert!(is_sentence(text) && text.contains('7'), "{name}: {answer}");
+            assert!(matches!(end, Some("stop" | "end_turn" | "completed")), "{name}: {answer}");
+            let pieces = answer["pieces"].as_u64();
+            assert!(pieces.is_none_or(|pieces| pieces >= 4), "a stream comes in pieces: {name}: {answer}");
+            sentences += 1;
+        }
+    }
+    assert_eq!((sentences, told.len()), (9, 11), "{told:?}");
+    Ok(())
 }

@@ -3,6 +3,7 @@
 
 mod anew;
 mod stand_in;
+mod trained;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -55,6 +55,7 @@ mod prove;
 mod quarantine;
 mod queue;
 mod real;
+mod real_weights;
 mod reclaim;
 mod recordings;
 mod reload;
