@@ -7,6 +7,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`growth`] | whether memory leaks, which unit of work pays, when a limit is reached |
+//! | [`server_flags`] | how a flag is spelled for the llama-server at hand |
 //! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
@@ -70,6 +71,7 @@ pub mod schedule;
 pub mod seconds;
 pub mod secrets;
 pub mod server_facts;
+pub mod server_flags;
 pub mod share;
 pub mod simulate;
 pub mod trace;

@@ -98,6 +98,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
                 value()?;
                 args.mmproj = true;
             }
+            other if crate::help::refuses(other) => return Err(format!("error: invalid argument: {other}")),
             "--no-such-flag" => return Err(format!("error: invalid argument: {flag}")),
             other if other.starts_with('-') => {
                 let _ignored = rest.next_if(|next| is_value(next));

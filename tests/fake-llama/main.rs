@@ -17,6 +17,7 @@ mod dirty;
 mod engine;
 mod generate;
 mod goes_on;
+mod help;
 mod job;
 mod leak;
 mod ledger;
@@ -46,10 +47,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Ok(args::Parsed::Help) => {
-            say::out(
-                "----- common params -----\n\n-h,    --help, --usage                  print usage and exit\n\
-                 --slot-save-path PATH                   path to save slot kv cache (default: disabled)",
-            );
+            say::out(help::text().trim_end());
             return ExitCode::SUCCESS;
         }
         Err(refused) => {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::slots::{FileFault, Kept};
 
 /// Variables that are settings of ours and not fields of [`Script`].
-const NOT_FIELDS: [&str; 2] = ["FAKE_LLAMA_SCRIPT", "FAKE_LLAMA_LEDGER"];
+const NOT_FIELDS: [&str; 3] = ["FAKE_LLAMA_SCRIPT", "FAKE_LLAMA_LEDGER", "FAKE_LLAMA_HELP"];
 
 /// The whole script. All zero and empty: a well-behaved, very fast llama-server.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub(crate) struct Script {
     pub(crate) never_bind: bool,
     /// Fail instead of becoming ready.
     pub(crate) fail: Option<Fail>,
+    /// Dies of SIGSEGV while it loads, unless one of these words is given: a flag (`--flag`, `--flag=VALUE`) or a variable (`NAME=VALUE`).
+    pub(crate) dies_without: Vec<String>,
     /// Exit code for `fail` (1 when absent).
     pub(crate) exit_code: Option<u8>,
     /// Lines on standard error before anything else happens.
@@ -289,6 +291,9 @@ impl Script {
             return Err(format!("script: stopped_by: no field {unknown}"));
         }
         let mut script = self.merged(Value::Object(off))?;
+        if script.dies_without.iter().any(|word| is_given(word, flags)) {
+            script.dies_without.clear();
+        }
         script.faults.retain(|fault| !fault.unless.iter().any(|word| is_given(word, flags)));
         let factors =
             script.slowed_by.iter().filter(|(word, _)| is_given(word, flags)).map(|(_, factor)| factor);

@@ -13,6 +13,8 @@ use crate::{listen, say, signals};
 
 /// SIGABRT.
 const ABORT: i32 = 6;
+/// SIGSEGV.
+const SEGV: i32 = 11;
 
 /// Runs the stand-in until something ends it.
 pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
@@ -48,6 +50,9 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
     }
     say::err(&format!("0.00.004.858 I srv    load_model: loading model '{}'", model(&args).display()));
     tokio::time::sleep(Duration::from_millis(script.load_ms)).await;
+    if !script.dies_without.is_empty() {
+        signals::die_by(SEGV).await;
+    }
     if let Some(late) = script.fail {
         return fail(late, &args, &script).await;
     }

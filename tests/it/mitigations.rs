@@ -107,6 +107,44 @@ async fn a_binary_without_the_fix_is_refused_and_one_with_it_gets_its_variables(
     Ok(())
 }
 
+/// A home whose llama-server lists and takes flags as builds since about b10884 do (`new`), or before (`old`).
+fn of_time(time: &str, more: &str) -> Result<Setup, Trouble> {
+    let mut setup = Setup::new()?;
+    setup.home.env.insert(OsString::from("FAKE_LLAMA_HELP"), OsString::from(time));
+    setup.fake("a", &json!({}), more)
+}
+
+#[tokio::test]
+async fn a_flag_of_a_mitigation_is_written_as_the_binary_knows_it() -> Outcome {
+    for (time, words) in [("new", ["--load-mode", "none"].as_slice()), ("old", ["--no-mmap"].as_slice())] {
+        let setup = of_time(time, "mitigations = [\"no-mmap\"]\n")?;
+        let file = setup.home.file("w.toml", setup.config())?;
+        let ran = setup.home.warden([OsString::from("config"), "check".into(), file.into()], SOON).await?;
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, "ok: 1 model\n"), "{time}: {}", ran.all());
+        let warden = setup.start().await?;
+        let line = warden.until_ready(1).await?[0].command_line();
+        assert!(line.windows(words.len()).any(|own| own == words), "{time}: {line:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_flag_that_has_another_name_in_this_build_is_told_with_that_name() -> Outcome {
+    let more = "args = [\"-np\", \"2\", \"--no-mmap\"]\nfallback = [\"--mlock\"]\nmitigations = [\"no-op-offload\"]\n";
+    let setup = of_time("new", more)?;
+    let file = setup.home.file("w.toml", setup.config())?;
+    let ran = setup.home.warden([OsString::from("config"), "check".into(), file.into()], SOON).await?;
+    assert_eq!(ran.code, 2, "{}", ran.all());
+    for wanted in [
+        "has no flag `--no-mmap`\nhint: write `--load-mode none`; `--no-mmap` is gone since about b10884",
+        "has no flag `--mlock`\nhint: write `--load-mode mlock`",
+        "mitigation no-op-offload gives `--no-op-offload`, and ",
+    ] {
+        assert!(ran.stderr.contains(wanted), "{wanted}: {}", ran.stderr);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_list_is_there_for_people_and_for_programs() -> Outcome {
     let setup = Setup::new()?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::catalogue::Catalogue;
 use super::entry::{Action, Mitigation};
 use super::load::build_number;
 use super::resolve::{Effect, Need};
@@ -116,7 +117,7 @@ impl Effect {
         let fit = match &self.need {
             Some(Need::Fix { set, fix, marker }) => self.fit_of_fix(build, set, fix, marker),
             Some(Need::Option { name: option, value }) => self.fit_of_option(build, option, value),
-            None => self.fit_of_number(build),
+            None => self.fit_of_choice(build).unwrap_or_else(|| self.fit_of_number(build)),
         };
         match (fit, life) {
             (Fit::Fits, Some(life)) if life.is == LifeState::Superseded => {
@@ -175,6 +176,15 @@ impl Effect {
         }
     }
 
+    /// Whether the build has the choice that is given. Forks count their builds otherwise: only a build of ours is refused by its number.
+    fn fit_of_choice(&self, build: &BuildFacts) -> Option<Fit> {
+        let choice = self.flags.iter().find_map(|flag| flag.words.get(1))?;
+        let message = self.mitigation.outside_limits(choice, build)?;
+        let message = format!("mitigation {}={choice}: {message}", self.name);
+        let hint = "choose another value, or another build".to_owned();
+        Some(if build.provenance.is_some() { Fit::Missing { message, hint } } else { Fit::Note(message) })
+    }
+
     /// Forks count their builds otherwise: a number is a reason to warn, never to refuse.
     fn fit_of_number(&self, build: &BuildFacts) -> Fit {
         let (entry, who) = (&self.mitigation, build.name());
@@ -198,6 +208,49 @@ impl Effect {
             ));
         }
         Fit::Fits
+    }
+}
+
+impl Mitigation {
+    /// Why a choice cannot be used in a build; `None` if it can, or nothing is known of that.
+    fn outside_limits(&self, choice: &str, build: &BuildFacts) -> Option<String> {
+        let number = build.number?;
+        let limits = self.value.iter().flat_map(|value| &value.limits);
+        let limit = limits.into_iter().find(|limit| limit.choice == choice)?;
+        let backend = build.provenance.as_ref().map(|provenance| &provenance.backend);
+        if !limit.backends.is_empty() && backend.is_some_and(|backend| !limit.backends.contains(backend)) {
+            return None;
+        }
+        let before = build_number(&limit.first).is_some_and(|first| number < first);
+        let after = build_number(&limit.last).is_some_and(|last| number > last);
+        let range = super::entry::range(&limit.first, &limit.last);
+        let on = if limit.backends.is_empty() || backend.is_some() {
+            String::new()
+        } else {
+            format!(" where it computes on {}", limit.backends.join(" or "))
+        };
+        (before || after).then(|| {
+            format!("`{choice}` is for builds {range}, and {} is b{number}: {}{on}", build.name(), limit.why)
+        })
+    }
+}
+
+impl Catalogue {
+    /// Values in `args` that this build has not, each with the index of its word, and why.
+    pub fn refused_values(&self, args: &[String], build: &BuildFacts) -> Vec<(usize, String)> {
+        let mut found = Vec::new();
+        for entry in self.mitigations() {
+            let Action::Flags { flags } = &entry.action else { continue };
+            for (at, pair) in args.windows(2).enumerate() {
+                let [flag, choice] = pair else { continue };
+                if flags.iter().any(|own| own.names.contains(flag))
+                    && let Some(why) = entry.outside_limits(choice, build)
+                {
+                    found.push((at + 1, format!("`{flag} {choice}`: {why}")));
+                }
+            }
+        }
+        found
     }
 }
 

@@ -17,6 +17,7 @@ pub struct Catalogue {
     mitigations: Vec<Arc<Mitigation>>,
     leaks: Vec<Leak>,
     pub(super) pairs: Vec<Pair>,
+    start: Vec<String>,
 }
 
 impl Catalogue {
@@ -70,6 +71,7 @@ impl Catalogue {
             mitigations: all.into_iter().map(Arc::new).collect(),
             leaks: loaded.leaks,
             pairs: loaded.pairs,
+            start: loaded.start,
         })
     }
 
@@ -113,6 +115,11 @@ impl Catalogue {
     /// All leaks.
     pub fn leaks(&self) -> &[Leak] {
         &self.leaks
+    }
+
+    /// What may start a server that dies while it loads, as `mitigations` writes it, in the order of trial.
+    pub fn start_items(&self) -> &[String] {
+        &self.start
     }
 
     /// The mitigation of this id.

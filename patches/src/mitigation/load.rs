@@ -21,12 +21,15 @@ pub(super) struct Loaded {
     pub(super) mitigations: Vec<Mitigation>,
     pub(super) pairs: Vec<Pair>,
     pub(super) leaks: Vec<Leak>,
+    pub(super) start: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Raw {
     schema: u32,
+    #[serde(default)]
+    start: Vec<String>,
     #[serde(default)]
     mitigation: Vec<toml::Spanned<RawMitigation>>,
     #[serde(default)]
@@ -134,7 +137,7 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
         signs(&leak).map_err(|why| wrong(Some(at), &key, why))?;
         leaks.push(leak);
     }
-    Ok(Loaded { mitigations, pairs: raw.pair, leaks })
+    Ok(Loaded { mitigations, pairs: raw.pair, leaks, start: raw.start })
 }
 
 /// Ids of mitigations are checked with those of the patch sets, in the catalogue.
@@ -196,6 +199,12 @@ fn mitigation(raw: RawMitigation) -> std::result::Result<Mitigation, String> {
     if let Some(value) = &raw.value {
         if (value.kind == ValueKind::Choice) == value.choices.is_empty() {
             return Err("`choices` belong to the type `choice`".to_owned());
+        }
+        for limit in &value.limits {
+            builds(&limit.first, &limit.last)?;
+            if !value.choices.contains(&limit.choice) {
+                return Err(format!("`limits` names `{}`, which is no choice", limit.choice));
+            }
         }
         if let Some(default) = &value.default {
             value.check(&default.to_string()).map_err(|why| format!("its default: {why}"))?;

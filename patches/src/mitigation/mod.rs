@@ -29,7 +29,7 @@ pub use document::markdown;
 pub use entry::{Action, Flag, Memory, Mitigation, Part};
 pub use leak::{Cure, Leak, LeakKind, Sign};
 pub use resolve::{Effect, Finding, FlagUse, Need, Resolution};
-pub use value::{ValueKind, ValueSpec};
+pub use value::{ChoiceLimit, ValueKind, ValueSpec};
 
 #[cfg(test)]
 mod tests;

@@ -310,6 +310,44 @@ fn options_backends_and_numbers_of_a_build_are_judged() {
 }
 
 #[test]
+fn a_choice_that_ends_the_process_of_a_build_is_refused_there_and_nowhere_else() {
+    let of = |backend: Option<&str>, number| {
+        let (dir, build) = build(backend.map(|backend| provenance(backend, None)), "");
+        (dir, BuildFacts { number: Some(number), ..build })
+    };
+    let (_dir, cuda) = of(Some("cuda"), 9890);
+    let Fit::Missing { message, .. } = fit("split-mode=row", &cuda) else { panic!("it ends the process") };
+    assert!(
+        message.contains("`row` is for builds to b9889, and build 1234 is b9890: the GPU backend ends"),
+        "{message}"
+    );
+    assert_eq!(fit("split-mode=none", &cuda), Fit::Fits);
+    assert_eq!(fit("split-mode=row", &of(Some("cuda"), 9889).1), Fit::Fits);
+    assert_eq!(fit("split-mode=row", &of(Some("vulkan"), 9890).1), Fit::Fits);
+    // Forks count otherwise.
+    let foreign = of(None, 9890);
+    assert!(
+        matches!(fit("split-mode=row", &foreign.1), Fit::Note(note) if note.ends_with("where it computes on cuda or hip"))
+    );
+    // The user's own words, too.
+    let args = ["-sm", "row", "-sm", "none"].map(str::to_owned);
+    let refused = catalogue().refused_values(&args, &cuda);
+    assert!(
+        matches!(refused.as_slice(), [(1, why)] if why.starts_with("`-sm row`: `row` is for builds to b9889")),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn what_may_start_a_server_is_in_the_list_with_a_value_and_is_no_build_option() {
+    let all = Catalogue::embedded().unwrap();
+    let done = all.resolve(all.start_items());
+    assert_eq!(done.findings, []);
+    assert!(done.effects.len() > 5 && done.effects.iter().all(|one| one.need.is_none()));
+    assert!(done.effects.iter().all(|one| one.flags.len() + one.set.len() == 1), "one switch each");
+}
+
+#[test]
 fn the_documentation_is_made_from_the_list() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
     let text = std::fs::read_to_string(&path).unwrap();

@@ -26,6 +26,28 @@ pub struct ValueSpec {
     /// The only values there are, for a choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<String>,
+    /// Choices that are not for all builds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<ChoiceLimit>,
+}
+
+/// In which builds a choice can be used.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChoiceLimit {
+    /// Which.
+    pub choice: String,
+    /// The first build that has it, such as `b8738`; empty: unknown or all.
+    #[serde(default)]
+    pub first: String,
+    /// The last such build; empty: the newest.
+    #[serde(default)]
+    pub last: String,
+    /// The backends of which that is said; empty: all.
+    #[serde(default)]
+    pub backends: Vec<String>,
+    /// What happens elsewhere, as the end of a sentence.
+    pub why: String,
 }
 
 /// What a value is.
@@ -73,6 +95,7 @@ impl ValueSpec {
             unit,
             default: variable.default.clone(),
             choices: Vec::new(),
+            limits: Vec::new(),
         })
     }
 

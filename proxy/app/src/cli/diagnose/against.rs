@@ -14,6 +14,7 @@ use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
 use warden_policies::defaults::Proof;
 use warden_policies::experiment::proof::{Ruling, Side};
+use warden_policies::server_flags::FlagList;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -116,13 +117,14 @@ async fn prove(
     if flags.is_none() {
         out::error_line("warning: one of them does not list its flags (`--help`), so they are not compared");
     }
+    let names = |list: &FlagList| list.names().map(str::to_owned).collect();
     let numbers = new.resolved.diagnose.clone();
     let steps = args.requests.unwrap_or(numbers.requests);
     let workloads = if args.against.no_growth { Vec::new() } else { args.workloads()? };
     let pair = Pair {
         old: old.spec.clone(),
         new: new.spec.clone(),
-        flags: flags.map(|(old, new)| (old.into_iter().collect(), new.into_iter().collect())),
+        flags: flags.map(|(old, new)| (names(&old), names(&new))),
         used: new.spec.command.args.iter().map(|word| arguments::normal(word)).collect(),
         paths: warden_gateway::paths().map(str::to_owned).collect(),
         work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },

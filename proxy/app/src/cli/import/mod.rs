@@ -67,6 +67,7 @@ struct Model {
     model: Option<String>,
     directory: Option<String>,
     args: Vec<String>,
+    mitigations: Vec<String>,
     env: Vec<(String, String)>,
     aliases: Vec<String>,
     preload: bool,
@@ -91,6 +92,19 @@ struct Model {
     /// Names under which requests for it get these parameters.
     names: Vec<(String, Vec<(String, Value)>)>,
 }
+
+impl Model {
+    /// Whether the model's file is mapped. The flag has another name in other builds; a mitigation is written as the build knows it.
+    fn set_mmap(&mut self, on: bool) {
+        self.mitigations.retain(|item| item != NO_MMAP);
+        if !on {
+            self.mitigations.push(NO_MMAP.to_owned());
+        }
+    }
+}
+
+/// The mitigation that reads a model's file in place of mapping it, which every build does unless told otherwise.
+const NO_MMAP: &str = "no-mmap";
 
 /// A model that somebody else's endpoint serves, as it is written.
 #[derive(Debug)]

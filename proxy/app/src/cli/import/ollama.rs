@@ -180,7 +180,7 @@ fn parameters(table: &Value, model: &mut Model, imported: &mut Imported) {
         } else if let Some((_, name)) = OF_A_REQUEST.iter().find(|(name, _)| name == key) {
             model.default.push(((*name).to_owned(), value.clone()));
         } else if let ("use_mmap", Some(on)) = (key.as_str(), value.as_bool()) {
-            model.args.push(if on { "--mmap" } else { "--no-mmap" }.to_owned());
+            model.set_mmap(on);
         } else {
             imported.left(
                 format!("model `{}`: the parameter `{key}`", model.name),

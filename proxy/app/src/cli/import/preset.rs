@@ -225,6 +225,10 @@ fn flag(
     model: &mut Model,
     left: &mut Imported,
 ) -> Result<(), Failure> {
+    if let "mmap" | "no-mmap" = key {
+        model.set_mmap(switch(key, &value, from, line)? == (key == "mmap"));
+        return Ok(());
+    }
     let positive = SWITCHES.iter().find(|(name, _)| *name == key);
     let negative = SWITCHES.iter().find(|(_, no)| *no == key);
     if let Some((_, no)) = positive {

@@ -75,6 +75,7 @@ fn one(page: &mut Page, model: &Model) {
     page.pair("model", model.model.clone());
     page.pair("directory", model.directory.clone());
     page.list("args", &model.args);
+    page.list("mitigations", &model.mitigations);
     page.list("aliases", &model.aliases);
     page.pair("preload", model.preload.then_some(true));
     page.pair("pin", model.pin.then_some(true));

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use warden_builder::Measured;
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
 use warden_policies::own_variables::is_ours_alone;
+use warden_policies::server_flags::FlagList;
 use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::Command;
 
@@ -71,13 +73,14 @@ impl Found {
     async fn behaves(&self, cache: &Path, version: &str, timeout: Duration) -> Known {
         let help = help(self.path(), timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
+        let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
         match self {
             Self::Built(build) => {
                 let known = Known::built(build.measured, cache, &build.facts.binary, version);
-                Known { slot_files, ..known }
+                Known { slot_files, flags, ..known }
             }
             Self::Foreign(path) => {
-                let mut known = Known { slot_files, ..Known::remembered(cache, path, version) };
+                let mut known = Known { slot_files, flags, ..Known::remembered(cache, path, version) };
                 if known.measured.unix_sockets.is_none() {
                     known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
                 }
@@ -109,8 +112,8 @@ pub(crate) async fn fill(
     let timeout = resolved.child.version_timeout;
     let drop_in = resolved.fleet.any_name;
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
-    let models = models.zip(&resolved.cancel);
-    for ((((spec, (choice, place)), mitigations), cancel), build) in models.zip(&mut resolved.builds) {
+    let models = models.zip(&resolved.cancel).zip(resolved.builds.iter_mut().zip(&mut resolved.flags));
+    for ((((spec, (choice, place)), mitigations), cancel), (build, flags)) in models {
         if !known.contains_key(choice) {
             let tried = match find(choice, place, machine, builds) {
                 Ok(found) => match try_version(found.path(), timeout, place, machine).await {
@@ -130,7 +133,9 @@ pub(crate) async fn fill(
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             spec.command.binary.clone_from(&facts.binary);
             *build = Some(facts.clone());
+            flags.clone_from(&behaves.flags);
             let name = spec.name.clone();
+            let command = command.translated(flags.as_deref());
             put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
             let facts = server_facts::of(behaves.measured, &spec.command, cores);
             spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
@@ -237,7 +242,8 @@ impl Resolved {
         let (mitigations, mut notes) = configured.with(list)?;
         let (mut problems, mut warnings) = (Vec::new(), Vec::new());
         let name = spec.name.as_str();
-        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings);
+        let flags = self.flags.get(model).and_then(Option::as_deref);
+        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings).translated(flags);
         let prefix = format!("model `{name}`: ");
         let bare = |problem: Problem| {
             problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)

@@ -1,95 +1,133 @@
-//! Flags that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check`; a start
-//! would end with the same words of the process itself, some seconds later.
+//! Flags that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check` and `update`; a start
+//! would end with the same words of the process itself, some seconds later. Flags that mitigations give are checked like those that the
+//! operator wrote.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
+
 use super::binary::ask;
-use crate::config::arguments::normal;
-use crate::config::problem::{Problem, alike};
+use super::mitigations::Mitigations;
+use crate::config::problem::{Place, Problem, alike};
 use crate::config::resolve::Resolved;
 use crate::config::source::layers::Loaded;
 
-/// A help with fewer flags is not that of a llama-server, which has some two hundred.
-const FEWEST: usize = 20;
 /// How alike two flags have to be for one to be meant by the other (Jaro-Winkler, 0 to 1).
 const ALIKE: f64 = 0.85;
 
-/// The flags in `args` of all models that their llama-servers do not know. The binaries are filled in; each is asked once.
-/// One that does not answer says nothing: whether it can be run was tried before.
+/// The flags of all models that their llama-servers do not know, and values that these builds have not. The binaries are filled in; each is
+/// asked once. One that does not answer says nothing: whether it can be run was tried before.
 pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem> {
-    let mut helps: HashMap<&Path, Option<BTreeSet<String>>> = HashMap::new();
+    let mut lists: HashMap<&Path, Option<FlagList>> = HashMap::new();
     let mut problems = Vec::new();
-    for ((name, model, _), spec) in loaded.models.iter().zip(&resolved.fleet.models) {
+    let models =
+        loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
+    for ((((name, model, _), spec), mitigations), build) in models {
         let binary = spec.command.binary.as_path();
-        if model.args.is_empty() && model.fallback.is_empty() {
-            continue;
+        if !lists.contains_key(binary) {
+            lists.insert(binary, known(binary, resolved.child.version_timeout).await);
         }
-        if !helps.contains_key(binary) {
-            helps.insert(binary, known(binary, resolved.child.version_timeout).await);
-        }
-        let Some(Some(known)) = helps.get(binary) else { continue };
-        let lists = [("args", &model.args), ("fallback", &model.fallback)];
-        let strangers = lists.iter().flat_map(|(key, args)| {
-            strangers(args, known).into_iter().map(move |(index, word)| (*key, index, word))
-        });
-        for (key, index, word) in strangers {
+        let check =
+            Check { name, binary, list: lists.get(binary).and_then(Option::as_ref), build: build.as_ref() };
+        for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
-            let message = format!("model `{name}`: {} has no flag `{word}`", binary.display());
-            let hint = match nearest(&normal(word), known) {
-                Some(near) => format!("the nearest is `{near}`"),
-                None => format!("`{} --help` lists its flags", binary.display()),
-            };
-            problems.push(Problem::new(loaded.item_place(&path, index), message).hint(hint));
+            let place = |index: usize| loaded.item_place(&path, index);
+            problems.extend(check.own_words(args, mitigations, &place));
         }
+        problems.extend(check.given_words(&spec.command.args, mitigations));
     }
     problems
 }
 
+/// One model, and what its llama-server lists.
+struct Check<'a> {
+    name: &'a str,
+    binary: &'a Path,
+    list: Option<&'a FlagList>,
+    build: Option<&'a BuildFacts>,
+}
+
+impl Check<'_> {
+    /// What the operator wrote.
+    fn own_words(
+        &self,
+        args: &[String],
+        mitigations: &Mitigations,
+        place: &dyn Fn(usize) -> Place,
+    ) -> Vec<Problem> {
+        let (name, binary) = (self.name, self.binary.display());
+        let unknown = self.list.map(|list| strangers(args, list)).unwrap_or_default();
+        let unknown = unknown.into_iter().map(|(index, word)| {
+            let message = format!("model `{name}`: {binary} has no flag `{word}`");
+            let next = args.get(index + 1).map(String::as_str);
+            Problem::new(place(index), message).hint(self.hint(word, next))
+        });
+        let catalogue = mitigations.known().ok().zip(self.build);
+        let refused = catalogue.map(|(list, build)| list.refused_values(args, build)).unwrap_or_default();
+        let refused = refused.into_iter().map(|(index, why)| {
+            let hint = "choose another value, or another build";
+            Problem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
+        });
+        // A fork counts its builds otherwise: only of a build of ours is the number certain.
+        let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
+        unknown.chain(refused.filter(|_| is_ours)).collect()
+    }
+
+    /// What mitigations added to the command `args`, in the spelling of this binary.
+    fn given_words(&self, args: &[String], mitigations: &Mitigations) -> Vec<Problem> {
+        let Some(list) = self.list else { return Vec::new() };
+        let (name, binary) = (self.name, self.binary.display());
+        let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
+            let words = list.translate(words).words;
+            let flag = words.first().filter(|flag| !list.knows(flag))?;
+            // One that is for another backend, or overruled, is not given.
+            args.windows(words.len()).any(|own| own == words).then(|| {
+                let message = format!(
+                    "model `{name}`: mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
+                    words.join(" ")
+                );
+                let hint = self.hint(flag, words.get(1).map(String::as_str));
+                Problem::new(place.clone(), message).hint(format!("remove it from `mitigations`; {hint}"))
+            })
+        });
+        wrong.collect()
+    }
+
+    /// What may have been meant.
+    fn hint(&self, word: &str, next: Option<&str>) -> String {
+        let list = self.list;
+        list.and_then(|list| list.renamed_hint(word, next))
+            .or_else(|| Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?)?)))
+            .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
+    }
+}
+
 /// All flags of a llama-server, by its help; `None` if it tells none.
-pub(crate) async fn known(binary: &Path, timeout: Duration) -> Option<BTreeSet<String>> {
+pub(crate) async fn known(binary: &Path, timeout: Duration) -> Option<FlagList> {
     let help = tokio::time::timeout(timeout, ask(binary, "--help")).await.ok()?.ok()?;
-    let flags = flags(&help);
-    (flags.len() >= FEWEST).then_some(flags)
-}
-
-/// All flags that a help speaks of.
-fn flags(help: &str) -> BTreeSet<String> {
-    let words = help.split(|c: char| {
-        c.is_whitespace() || matches!(c, ',' | '|' | '`' | '(' | ')' | '[' | ']' | '=' | '\'' | '"')
-    });
-    words
-        .map(|word| word.trim_end_matches(['.', ':', ';']))
-        .filter(|word| is_flag(word))
-        .map(str::to_owned)
-        .collect()
-}
-
-/// `-c`, `--ctx-size`; not `-1`, `--` or a hyphen in a text.
-fn is_flag(word: &str) -> bool {
-    let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));
-    name.is_some_and(|name| {
-        name.starts_with(|c: char| c.is_ascii_alphabetic())
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    })
+    FlagList::parse(&help)
 }
 
 /// Words that look like flags and are none of these. Behind a flag of ours a word may be its value, whatever it looks like.
-fn strangers<'a>(args: &'a [String], known: &BTreeSet<String>) -> Vec<(usize, &'a str)> {
-    let is_known = |word: &str| known.contains(word) || known.contains(&normal(word));
-    let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !is_known(word));
+fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
+    let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
     // `-p -x`: a text may begin with one hyphen.
     let value = |at: usize, word: &str| {
         !word.starts_with("--")
-            && at.checked_sub(1).and_then(|before| args.get(before)).is_some_and(|before| is_known(before))
+            && at.checked_sub(1).and_then(|before| args.get(before)).is_some_and(|before| known.knows(before))
     };
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-fn nearest(word: &str, known: &BTreeSet<String>) -> Option<String> {
-    let scored = known.iter().map(|one| (alike(word, one), one));
-    scored.filter(|(score, _)| *score >= ALIKE).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one.clone())
+fn nearest(word: &str, known: &FlagList) -> Option<String> {
+    let scored = known.names().map(|one| (alike(word, one), one));
+    scored
+        .filter(|(score, _)| *score >= ALIKE)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, one)| one.to_owned())
 }
 
 #[cfg(test)]
@@ -109,23 +147,16 @@ mod tests {
     }
 
     #[test]
-    fn all_flags_of_a_help_are_read_and_nothing_else() {
-        let read: Vec<String> = flags(HELP).into_iter().collect();
-        let wanted =
-            "--cache-ram --ctx-size --flash-attn --help --no-flash --parallel --usage -c -cram -fa -h -np";
-        assert_eq!(read, words(wanted));
-    }
-
-    #[test]
     fn a_flag_that_the_help_does_not_know_is_found_with_the_nearest_one() {
-        let known = flags(HELP);
+        let filler: String = (0..20).map(|n| format!("--zz{n}zz N  a number\n")).collect();
+        let known = FlagList::parse(&format!("{HELP}{filler}")).unwrap();
         for args in ["-c 1 --cache_ram -1", "-np 2 --flash-attn on", "-cram -x", "-- - -1 a-b"] {
             assert_eq!(strangers(&words(args), &known), [], "{args}");
         }
-        let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --zzz");
-        assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--zzz")]);
+        let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
+        assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
         assert_eq!(nearest("--ctx-sice", &known).as_deref(), Some("--ctx-size"));
         assert_eq!(nearest("-cramm", &known).as_deref(), Some("-cram"));
-        assert_eq!(nearest("--zzz", &known), None);
+        assert_eq!(nearest("--qqq", &known), None);
     }
 }

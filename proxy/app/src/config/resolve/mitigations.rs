@@ -10,6 +10,8 @@ use std::sync::{Arc, LazyLock};
 
 use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit, Need};
 
+use warden_policies::server_flags::FlagList;
+
 use crate::config::arguments;
 use crate::config::machine::Machine;
 use crate::config::problem::{Place, Problem};
@@ -46,6 +48,19 @@ pub(crate) struct Mitigated {
     pub(crate) env_remove: Vec<String>,
     /// What the operator's own settings overrule: the index of the effect, and what is said about it.
     overruled: Vec<(usize, String)>,
+    /// Words of `args` that are the operator's own, at their beginning.
+    own_words: usize,
+}
+
+impl Mitigated {
+    /// The same with flags that we add spelled as a llama-server with these flags knows them. The operator's own words stay.
+    pub(in crate::config) fn translated(mut self, flags: Option<&FlagList>) -> Self {
+        if let Some(flags) = flags {
+            let ours = self.args.split_off(self.own_words);
+            self.args.extend(flags.translate(&ours).words);
+        }
+        self
+    }
 }
 
 impl Mitigations {
@@ -94,13 +109,25 @@ impl Mitigations {
         items.map(|(item, text)| format!("{text}{}", own(item).unwrap_or_default())).collect()
     }
 
+    /// Flags that each mitigation gives, in the spelling of our list: its place and name, and the words.
+    pub(in crate::config) fn given_flags(&self) -> impl Iterator<Item = (&Place, &str, &[String])> {
+        self.effects.iter().flat_map(|(effect, place)| {
+            effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
+        })
+    }
+
     pub(crate) fn ids(&self) -> Vec<String> {
         self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
     }
 
     /// The command with all of them but those that `leave_out` names by index.
     pub(crate) fn command(&self, leave_out: &[usize]) -> Mitigated {
-        let mut done = Mitigated { args: self.args.clone(), env: self.env.clone(), ..Mitigated::default() };
+        let mut done = Mitigated {
+            args: self.args.clone(),
+            env: self.env.clone(),
+            own_words: self.args.len(),
+            ..Mitigated::default()
+        };
         for (index, (effect, _)) in self.effects.iter().enumerate() {
             if !leave_out.contains(&index) {
                 self.apply(index, effect, &mut done);

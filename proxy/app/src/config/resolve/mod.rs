@@ -26,6 +26,7 @@ use std::sync::Arc;
 use warden_gateway::{KeySpec, ModelRules, Name};
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
+use warden_policies::server_flags::FlagList;
 use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
@@ -85,6 +86,8 @@ pub(crate) struct Resolved {
     pub(crate) mitigations: Vec<Mitigations>,
     /// What is known about the llama-server of each model, in the order of the models; [`binary`] finds it out.
     pub(crate) builds: Vec<Option<BuildFacts>>,
+    /// The flags that the llama-server of each model lists, in the order of the models; [`binary`] asks for them.
+    pub(crate) flags: Vec<Option<Arc<FlagList>>>,
     /// Binaries that we did not build and that nothing was measured of yet; [`binary`] finds them.
     pub(crate) unmeasured: Vec<Unmeasured>,
     /// Another store in which builds are looked for by their names.
@@ -265,6 +268,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         access_log,
         collector,
         builds: vec![None; mitigations.len()],
+        flags: vec![None; mitigations.len()],
         other_store: None,
         unmeasured: Vec::new(),
         record_requests: loaded

@@ -2,10 +2,12 @@
 //! it. Pure but for what is remembered of binaries that we did not build.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use warden_builder::verify::{HttpThreads, Measured, Remembered, StreamHead};
 use warden_policies::ServerFacts;
 use warden_policies::server_facts;
+use warden_policies::server_flags::FlagList;
 use warden_supervisor::Command;
 
 use crate::config::arguments;
@@ -27,6 +29,8 @@ pub(crate) struct Known {
     pub(crate) unmeasured: Option<Unmeasured>,
     /// See [`ServerFacts::slot_files`].
     pub(crate) slot_files: Option<bool>,
+    /// The flags that it lists; `None` if it lists none.
+    pub(crate) flags: Option<Arc<FlagList>>,
 }
 
 impl Known {
