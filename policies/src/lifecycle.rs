@@ -135,6 +135,8 @@ pub enum Event {
     Timer(Timer),
     /// What a start needs is not what it was: the next start may go well.
     Changed,
+    /// The next start is known to fail before something outside changes.
+    Stuck,
     /// An operator or a new configuration clears `Failed` or `Backoff`.
     Reset,
 }
@@ -275,6 +277,10 @@ impl Machine {
             (Backoff | Failed, Event::Changed) => {
                 self.failed_starts = 0;
                 self.start()
+            }
+            (Backoff, Event::Stuck) => {
+                self.phase = Failed;
+                vec![Effect::Arm(Timer::Trial)]
             }
             (Backoff | Failed, Event::Recycle) => {
                 self.forgive();

@@ -117,6 +117,16 @@ fn a_start_that_needs_a_change_waits_for_it_and_is_tried_now_and_then() {
 }
 
 #[test]
+fn a_start_that_is_known_to_fail_waits_for_a_change_although_a_pause_had_begun() {
+    let mut machine = Machine::new();
+    run(&mut machine, &[Event::Up, CRASH]);
+    assert_eq!(machine.phase(), Phase::Backoff);
+    assert_eq!(run(&mut machine, &[Event::Stuck]), [Effect::Arm(Timer::Trial)]);
+    assert_eq!(machine.phase(), Phase::Failed);
+    assert_eq!(run(&mut machine, &[Event::Changed]), [Effect::Arm(Timer::Start), Effect::Spawn]);
+}
+
+#[test]
 fn a_start_without_room_while_others_go_is_not_counted() {
     let mut machine = Machine::new();
     run(&mut machine, &[Event::Up]);
@@ -184,6 +194,7 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(failures, short)| Event::Timer(Timer::Backoff { failures, short })),
         Just(Event::Timer(Timer::Trial)),
         Just(Event::Changed),
+        Just(Event::Stuck),
         Just(Event::Reset),
     ]
 }
@@ -257,7 +268,10 @@ proptest! {
                 prop_assert_eq!(phase, Phase::Backoff, "what had served is tried again");
             }
             if phase == Phase::Failed && before != Phase::Failed {
-                let told = matches!(event, Event::Exited(Cause::NeedsChange) | Event::SpawnFailed(Cause::NeedsChange));
+                let told = matches!(
+                    event,
+                    Event::Exited(Cause::NeedsChange) | Event::SpawnFailed(Cause::NeedsChange) | Event::Stuck
+                );
                 prop_assert!(told, "{:?} made it wait for a change", event);
             }
         }

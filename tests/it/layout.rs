@@ -92,8 +92,20 @@ const ROOMS: [(&str, &[&str]); 2] = [
     (
         "proxy/supervisor/src",
         &[
-            "solo", "fleet", "remote", "model", "memory", "lease", "process", "view", "spec", "origin",
-            "error", "clock", "sync",
+            "fleet",
+            "remote",
+            "model",
+            "start_search",
+            "solo",
+            "memory",
+            "lease",
+            "process",
+            "view",
+            "spec",
+            "origin",
+            "error",
+            "clock",
+            "sync",
         ],
     ),
 ];

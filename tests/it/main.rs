@@ -72,6 +72,7 @@ mod several;
 mod shutdown;
 mod sidecar;
 mod smuggling;
+mod starts;
 mod storm;
 mod supervisor_death;
 mod tcp;

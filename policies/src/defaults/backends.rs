@@ -60,6 +60,19 @@ section!(
 );
 
 section!(
+    /// The search for a switch that starts a server which dies while it loads.
+    #[derive(Copy)]
+    StartSearch of "start_search" {
+        /// Deaths in a row, as configured, before a switch is tried.
+        deaths: u32,
+        /// Starts of one search, at most.
+        starts: u32,
+        /// Time of one search, at most.
+        time: Duration = "duration" where Takes::AtLeast("1ms"),
+    }
+);
+
+section!(
     /// Reading numbers.
     #[derive(Copy)]
     Sensors of "sensors" {

@@ -64,7 +64,7 @@ mod telling;
 mod trying;
 mod updating;
 
-pub use backends::{Build, Child, Lifecycle, Loading, Sensors};
+pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
@@ -106,6 +106,8 @@ section!(
         log: Log,
         /// Start, probe, drain, stop.
         lifecycle: Lifecycle,
+        /// Servers that die while they load.
+        start_search: StartSearch,
         /// When a backend is replaced.
         recycle: Recycle,
         /// At which level of memory a backend is replaced or ended.

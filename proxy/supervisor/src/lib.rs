@@ -35,6 +35,7 @@
 //! | [`fleet`] | the models by name; reload; shutdown |
 //! | `remote` | the task of a model that somebody else's endpoint serves |
 //! | `model` | the task of one model: the life of its processes, replacements, deadlines |
+//! | [`start_search`] | which switch starts a server that dies while it loads |
 //! | [`solo`] | one process outside of any fleet, for experiments |
 //! | `memory` | what a generation holds, what all hold, what is remembered |
 //! | [`lease`] | the right to use a generation, and who waits for it |
@@ -54,6 +55,7 @@ mod process;
 mod remote;
 pub mod solo;
 pub mod spec;
+pub mod start_search;
 mod sync;
 pub mod view;
 
@@ -71,7 +73,7 @@ pub use lease::queue::coming::Coming;
 pub use lease::queue::ward::Alone;
 pub use lease::refused::Refused;
 pub use lease::turns::Turn;
-pub use memory::leak_history::{KnownMemory, known_memory, remember};
+pub use memory::leak_history::{KnownMemory, known_memory, remember, remember_start};
 pub use origin::{Origin, Wire};
 pub use process::child::Child;
 pub use process::endpoint::Endpoint;
@@ -90,6 +92,7 @@ pub use process::touch::Said;
 pub use process::{nursery, private_dir, regular_file, trusted_path};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
+pub use start_search::StartHunt;
 pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 pub use view::event::{ApplyReport, Event, EventKind, EventTail};
 pub use view::ledger::{Evidence, LedgerEntry, Mode};

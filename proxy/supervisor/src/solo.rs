@@ -46,6 +46,8 @@ pub struct Starter {
     directory: PathBuf,
     watch: Watch,
     lifecycle: LifecyclePolicy,
+    /// The name in socket files.
+    name: ModelName,
     next: Arc<AtomicU64>,
 }
 
@@ -75,7 +77,7 @@ impl Starter {
         lifecycle: &LifecyclePolicy,
         watch: Watch,
     ) -> Result<Self, FleetError> {
-        Self::within(Arc::new(Host::new(nursery)), runtime_dir, lifecycle, watch)
+        Self::within(Arc::new(Host::new(nursery)), runtime_dir, lifecycle, watch, ModelName::new("solo"))
     }
 
     pub(crate) fn within(
@@ -83,15 +85,16 @@ impl Starter {
         runtime_dir: &Path,
         lifecycle: &LifecyclePolicy,
         watch: Watch,
+        name: ModelName,
     ) -> Result<Self, FleetError> {
         let directory = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.to_owned());
-        let path = socket(&directory, &name(), GenerationId(99_999));
+        let path = socket(&directory, &name, GenerationId(99_999));
         let length = path.as_os_str().len();
         if length > SOCKET_PATH_LIMIT {
             return Err(FleetError::SocketPath { path, length, limit: SOCKET_PATH_LIMIT });
         }
         directories::prepare_runtime(&directory)?;
-        Ok(Self { world, directory, watch, lifecycle: *lifecycle, next: Arc::default() })
+        Ok(Self { world, directory, watch, lifecycle: *lifecycle, name, next: Arc::default() })
     }
 
     /// Starts a process and waits until it is ready. Dropping the future kills it.
@@ -100,8 +103,17 @@ impl Starter {
     ///
     /// It ends or hangs before it is ready: why, with its last lines.
     pub async fn start(&self, spec: &SoloSpec) -> Result<Solo, Box<Failure>> {
+        self.start_unless(spec, std::future::pending()).await.map_err(|unstarted| unstarted.failure)
+    }
+
+    /// The same, with how it ended if it ended. When `stop` resolves first, the process is killed and reaped.
+    pub(crate) async fn start_unless(
+        &self,
+        spec: &SoloSpec,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Solo, Unstarted> {
         let generation = GenerationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
-        let socket = socket(&self.directory, &name(), generation);
+        let socket = socket(&self.directory, &self.name, generation);
         let said = Arc::new(Said::new(&spec.command, self.watch.child.log_lines));
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
         let (endpoint, failed) = match endpoint(spec.socket, spec.facts, &socket) {
@@ -123,8 +135,11 @@ impl Starter {
             self.world.spawn(request, socket.clone(), at, longest, sink).await
         };
         let lines = self.watch.child.failure_lines;
-        let process = process
-            .map_err(|error| Box::new(failure::judge(&End::NotSpawned(&error), &said.lines(), lines, 1)))?;
+        let judge = |end: End<'_>, said: &Said| Unstarted {
+            failure: Box::new(failure::judge(&end, &said.lines(), lines, 1)),
+            exit: if let End::Exited(exit, _) = end { Some(exit) } else { None },
+        };
+        let process = process.map_err(|error| judge(End::NotSpawned(&error), &said))?;
         let mut solo = Solo {
             process,
             endpoint,
@@ -139,7 +154,9 @@ impl Starter {
         };
         tokio::select! {
             biased;
-            exit = solo.process.wait() => Err(Box::new(solo.judge(exit))),
+            exit = solo.process.wait() => {
+                Err(judge(End::Exited(exit, failure::OutOfMemory::Unknown), &solo.said))
+            }
             () = self.ready(&solo) => {
                 solo.ready_after = spawned.elapsed();
                 solo.props = solo.process.props(self.lifecycle.probe_timeout).await;
@@ -147,10 +164,14 @@ impl Starter {
                 Ok(solo)
             }
             () = tokio::time::sleep(self.lifecycle.start_timeout) => {
-                let end = End::TimedOut(self.lifecycle.start_timeout);
-                let failure = failure::judge(&end, &solo.said.lines(), lines, 1);
+                let unstarted = judge(End::TimedOut(self.lifecycle.start_timeout), &solo.said);
                 solo.stop().await;
-                Err(Box::new(failure))
+                Err(unstarted)
+            }
+            () = stop => {
+                solo.process.kill();
+                let exit = solo.process.wait().await;
+                Err(judge(End::Exited(exit, failure::OutOfMemory::Unknown), &solo.said))
             }
         }
     }
@@ -161,15 +182,23 @@ impl Starter {
         }
     }
 
+    /// Whether the machine has a GPU, known to a sensor or not.
+    pub(crate) fn has_gpu(&self) -> bool {
+        self.world.has_gpu()
+    }
+
     /// Memory of the machine that anybody could take, in bytes; `None` if it cannot be read.
     pub fn available(&self) -> Option<u64> {
         self.world.available()
     }
 }
 
-/// The name in socket files.
-fn name() -> ModelName {
-    ModelName::new("solo")
+/// A start that came to nothing.
+#[derive(Debug)]
+pub(crate) struct Unstarted {
+    pub(crate) failure: Box<Failure>,
+    /// How the process ended; `None` if there was none, or it was not ready in time.
+    pub(crate) exit: Option<Exit>,
 }
 
 /// A process that runs. Dropping it kills its process group.

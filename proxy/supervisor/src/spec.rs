@@ -17,6 +17,7 @@ use warden_policies::loading;
 pub use warden_policies::modes::{Replace, Socket};
 use warden_policies::quarantine::QuarantinePolicy;
 use warden_policies::recycle::RecyclePolicy;
+use warden_policies::start_search::StartSwitch;
 use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
 use crate::origin::Origin;
@@ -76,6 +77,8 @@ pub struct ModelSpec {
     pub loading: loading::Spec,
     /// Arguments that are added if it does not fit into memory as it is.
     pub fallback: Option<Fallback>,
+    /// What may start it if it dies while it loads, the cheapest and likeliest first.
+    pub start_switches: Vec<StartSwitch>,
     /// We choose its GPUs: neither its command nor its environment says anything of them.
     pub choose_gpus: bool,
     /// Crash handling and deadlines.
@@ -138,7 +141,7 @@ pub struct RemoteSpec {
     pub numbers: defaults::Remote,
 }
 
-/// With what a model is started that does not fit into memory as it is.
+/// With what a model is started that does not fit into memory as it is, or dies while it loads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fallback {
     /// Added behind the others, so that they count.

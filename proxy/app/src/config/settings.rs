@@ -161,7 +161,8 @@ pub(crate) struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) args: Vec<String>,
-    /// Arguments that are added behind `args` when the model does not fit into memory as it is: a shorter context, fewer layers on GPUs.
+    /// Arguments that are added behind `args` when the model does not fit into memory as it is, or dies while it loads and starts with them:
+    /// a shorter context, fewer layers on GPUs.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) fallback: Vec<String>,

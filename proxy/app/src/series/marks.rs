@@ -148,6 +148,7 @@ pub(super) fn of(event: &Event, at: u64, most: usize) -> Vec<Mark> {
         }
         EventKind::PolicyOff { .. }
         | EventKind::FallsBack { .. }
+        | EventKind::StartSearched { .. }
         | EventKind::Unwell { .. }
         | EventKind::VramUnknown { .. } => mark(model, MarkKind::Warned, &told()),
         EventKind::DriverLeak { gpu, .. } => Mark {

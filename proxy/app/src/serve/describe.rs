@@ -37,6 +37,13 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             format!("unloaded, and loaded with its new settings when there is room: {message}")
         }
         EventKind::FallsBack { message } => format!("falls back: {message}"),
+        EventKind::StartSearchBegan { deaths, switches } => format!(
+            "died {deaths} times while it loaded: searching for a switch that starts it, one of {switches}"
+        ),
+        EventKind::StartSearched { finding } => {
+            let lines = finding.lines();
+            format!("searched for a switch that starts it: {}", lines.join("; "))
+        }
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
         EventKind::Crashed { failure, .. } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {

@@ -20,6 +20,7 @@ use warden_policies::book::held::{self, Held};
 use warden_policies::experiment::headroom::Learnt;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::health::Offload;
+use warden_policies::start_search::StartFinding;
 use warden_policies::{MemoryKind, ModelName};
 
 use crate::spec::Command;
@@ -44,11 +45,18 @@ struct Known {
     /// What they held.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held: Vec<Held>,
+    /// What starts it, where it dies while it loads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<StartFinding>,
 }
 
 impl Known {
     fn is_empty(&self) -> bool {
-        self.priors.is_empty() && self.measured.is_empty() && self.offload.is_none() && self.held.is_empty()
+        self.priors.is_empty()
+            && self.measured.is_empty()
+            && self.offload.is_none()
+            && self.held.is_empty()
+            && self.start.is_none()
     }
 }
 
@@ -148,6 +156,24 @@ impl LeakHistory {
         }
     }
 
+    /// What a search found of starts of such a process.
+    pub(crate) fn start_finding(&self, key: &str) -> Option<StartFinding> {
+        self.get(key, |known| known.start.clone())?
+    }
+
+    /// A search found this of starts of such a process. Writes the file; blocks for that.
+    pub(crate) fn keep_start_finding(
+        &self,
+        key: &str,
+        model: &ModelName,
+        finding: StartFinding,
+        keep: usize,
+    ) {
+        if let Err(error) = self.change(key, model, keep, |known| known.start = Some(finding)) {
+            tracing::warn!(path = %self.path.display(), %error, "what was found of its start is not kept");
+        }
+    }
+
     /// Such a process held this. Writes the file if that is news; blocks for that.
     pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
         let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
@@ -186,6 +212,7 @@ impl LeakHistory {
             measured: Learnt::default(),
             offload: None,
             held: Vec::new(),
+            start: None,
         });
         change(&mut one);
         if !one.is_empty() {
@@ -210,6 +237,22 @@ pub fn remember(
 ) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
     LeakHistory::open(state_dir).take(&key(command), model, measured, keep)
+}
+
+/// Keeps what a search found of starts with this command, for the next start that dies. Blocks.
+///
+/// # Errors
+/// The state directory cannot be made.
+pub fn remember_start(
+    state_dir: &Path,
+    model: &ModelName,
+    command: &Command,
+    finding: StartFinding,
+    keep: usize,
+) -> io::Result<()> {
+    fs::create_dir_all(state_dir)?;
+    LeakHistory::open(state_dir).keep_start_finding(&key(command), model, finding, keep);
+    Ok(())
 }
 
 /// What is known of the memory of processes with this command. Reads the file in the state directory and changes nothing: one that

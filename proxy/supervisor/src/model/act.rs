@@ -248,6 +248,7 @@ impl Model {
     }
 
     fn spawn(&mut self, id: UnitId) {
+        self.stop_start_search();
         let generation = self.context.next_generation();
         let socket = self.context.socket(&self.spec.name, generation);
         let (endpoint, failed) = match endpoint(self.spec.run.socket, self.spec.facts, &socket) {

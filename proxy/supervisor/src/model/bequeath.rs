@@ -91,6 +91,11 @@ impl Model {
 
     /// What the instance after us gets. From now on nothing is decided here.
     pub(super) fn bequeath(&mut self) -> Result<ModelWill, String> {
+        if self.is_searching() {
+            // The next instance can search as well: whoever wants to hand over asks again.
+            self.stop_start_search();
+            self.dead_starts.forget_deaths();
+        }
         if let Some(why) = self.busy() {
             return Err(format!("the model `{}`: {why}", self.spec.name));
         }
@@ -217,7 +222,7 @@ impl Model {
                     Some(Message::Control(control)) => drop(control),
                     // Whoever asks whether we turn may have left.
                     Some(Message::Beat(question)) => drop(question.send(())),
-                    Some(Message::Report(..) | Message::Looked(..)) => {}
+                    Some(Message::Report(..) | Message::Looked(..) | Message::StartSearched(..)) => {}
                 },
                 () = leases.wake.notified() => {
                     for generation in self.leases.take_doubts() {

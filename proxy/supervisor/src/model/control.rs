@@ -230,7 +230,7 @@ impl Model {
     /// Whether the task has nothing left to do.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = self.end else { return false };
-        if !self.units.iter().any(|unit| unit.live.is_some()) {
+        if !self.units.iter().any(|unit| unit.live.is_some()) && !self.is_searching() {
             return true;
         }
         let late = match end {

@@ -41,7 +41,7 @@ pub(super) enum Stand {
 impl Model {
     /// Tells what has changed since the last time.
     pub(super) fn settle_loading(&mut self) {
-        let any = self.units.iter().any(|unit| unit.live.is_some());
+        let any = self.units.iter().any(|unit| unit.live.is_some()) || self.is_searching();
         let ends = self.end.is_some();
         match &self.stand {
             Stand::In { told: false, .. } if self.serves_whole() => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
+use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ModelName, ServerFacts};
 
@@ -37,6 +38,8 @@ pub(crate) enum Message {
     Report(GenerationId, Report),
     /// What a process made of this needs was looked at.
     Looked(Box<Recipe>, Sight),
+    /// The search of this number, for a switch that starts the model, has ended.
+    StartSearched(u64, Box<StartFinding>),
     /// An operator, a reload or the end.
     Control(Control),
     /// Somebody wants to know whether the task turns.

@@ -49,6 +49,7 @@
 //! | `warm` | what conversations will need next goes along |
 //! | `spread` | what a client set in one process is set in the others |
 //! | `settle` | what the whole state asks for |
+//! | `start_search` | a process that dies while it loads: which switch starts it |
 //! | `control` | restart, drain, reload, removal, end |
 //! | `show` | the view |
 //! | `words` | sentences for events |
@@ -82,6 +83,7 @@ mod sample;
 mod settle;
 mod show;
 mod spread;
+mod start_search;
 mod timers;
 mod unit;
 mod warm;
@@ -110,6 +112,7 @@ use self::operators::Operators;
 use self::pin::ByHand;
 use self::reclaim::ReclaimCounts;
 use self::replacement::Replacements;
+use self::start_search::DeadStarts;
 use self::timers::ModelTimers;
 use self::unit::{Generation, Role, Unit, UnitId};
 use self::warm::Away;
@@ -150,6 +153,8 @@ pub(crate) struct Model {
     by_hand: Option<ByHand>,
     /// What is configured, while its fallback arguments are in place.
     whole: Option<Whole>,
+    /// Starts that died of a signal.
+    dead_starts: DeadStarts,
     end: Option<End>,
     /// Somebody else may be about to go on with the processes.
     custody: Custody,
@@ -233,6 +238,7 @@ impl Model {
             asks: 0,
             by_hand: None,
             whole: None,
+            dead_starts: DeadStarts::default(),
             end: None,
             custody: Custody::Ours,
             guests: BTreeMap::new(),
@@ -300,6 +306,7 @@ impl Model {
                 message = self.inbox.recv() => match message {
                     Some(Message::Report(generation, report)) => self.take_report(generation, report),
                     Some(Message::Looked(made_of, sight)) => self.looked(*made_of, sight),
+                    Some(Message::StartSearched(number, finding)) => self.start_searched(number, *finding),
                     Some(Message::Control(control)) => self.control(control),
                     // Nothing has changed; whoever asked may have left.
                     Some(Message::Beat(question)) => {
@@ -340,15 +347,15 @@ impl Model {
 
     /// Does what is due.
     fn fire(&mut self, now: Instant) {
-        let begun = self.context.begun.is_cancelled();
+        // No process is started while all are another instance's, nor beside the one of a search.
+        let may_start = self.context.begun.is_cancelled() && !self.is_searching();
         for id in self.ids() {
             let Some(unit) = self.unit_mut(id) else { continue };
             if let Some((timer, at)) = &mut unit.timer
-                && !begun
+                && !may_start
                 && Self::starts(*timer)
                 && *at <= now
             {
-                // No process is started while all are another instance's: it may stay so.
                 *at = now + LOOK_FOR_ROOM;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {

@@ -204,10 +204,12 @@ impl Model {
             // They go into events, the ledger and answers to clients.
             let lines = discreet::lines(&self.logs.of(generation));
             let refuses = never_ready && self.refuses_slot_files(&lines);
-            let failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
+            let mut failure = failure::judge(end, &lines, self.watch.child.failure_lines, after.failures());
+            let stuck = never_ready && self.note_start_death(end, &mut failure);
             cause = match failure.kind {
                 // The next one is started without.
                 _ if refuses => Cause::MayPass,
+                _ if stuck => Cause::NeedsChange,
                 kind if never_ready && kind.is_permanent() => Cause::NeedsChange,
                 FailureKind::OutOfMemory
                     if never_ready && self.context.fleet_memory.is_making_room(generation) =>
@@ -427,6 +429,8 @@ impl Model {
         let Some(unit) = self.unit_mut(id) else { return };
         unit.start_failures = 0;
         unit.failure = None;
+        self.dead_starts.forget_deaths();
+        let Some(unit) = self.unit_mut(id) else { return };
         let Some(live) = &mut unit.live else { return };
         let now = Instant::now();
         live.ready = Some(now);

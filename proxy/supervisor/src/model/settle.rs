@@ -32,6 +32,7 @@ impl Model {
         self.settle_restarts();
         self.settle_drains();
         self.settle_fallback();
+        self.settle_start_search();
         self.settle_loading();
         if self.end.is_some() {
             self.settle_end();

@@ -171,7 +171,7 @@ impl Remote {
                 let _left = question.send(());
                 return Next::Go;
             }
-            Message::Report(..) | Message::Looked(..) => return Next::Go,
+            Message::Report(..) | Message::Looked(..) | Message::StartSearched(..) => return Next::Go,
         };
         match control {
             Control::Point(spec, reply) => drop(reply.send(self.take_over(*spec))),

@@ -9,6 +9,7 @@ use warden_policies::cooldown::Held;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::quarantine::Fingerprint;
 use warden_policies::sample::GpuIndex;
+use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::Warmth;
 use warden_policies::{Decision, GenerationId, ModelName, Reason};
 
@@ -119,6 +120,18 @@ pub enum EventKind {
     FallsBack {
         /// Which, and why, for people.
         message: String,
+    },
+    /// It died while it loaded, again and again: a switch is looked for with which it starts.
+    StartSearchBegan {
+        /// So often, as configured.
+        deaths: u32,
+        /// So many switches can be tried.
+        switches: usize,
+    },
+    /// That search has ended.
+    StartSearched {
+        /// What it found.
+        finding: StartFinding,
     },
     /// It is wanted, and has to wait for memory.
     WaitsForRoom {
@@ -423,6 +436,17 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             tracing::info!(model, "unloaded, to be loaded with its new settings: {message}");
         }
         EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
+        EventKind::StartSearchBegan { deaths, switches } => {
+            tracing::warn!(
+                model,
+                deaths,
+                switches,
+                "died while loading; searching for a switch that starts it"
+            );
+        }
+        EventKind::StartSearched { finding } => {
+            tracing::warn!(model, "search for a switch that starts it: {}", finding.advice());
+        }
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure, .. } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);

@@ -20,6 +20,7 @@ mod folder;
 mod headroom;
 mod keeper;
 mod outputs;
+mod starts;
 mod survive;
 mod target;
 mod trace;
@@ -35,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
 use warden_policies::experiment::{Finding, Workload};
+use warden_policies::start_search::StartOutcome;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
 
@@ -219,6 +221,22 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let outcome = interruptible(&mut signals, &stop, running).await?;
     display.close();
     let further: Result<_, Failure> = match outcome {
+        Err(DiagnoseError::Start(failure)) if warden_supervisor::start_search::may_have_died(&failure) => {
+            let running = starts::search(&target, experiment.spec.clone(), &lab, &stop);
+            let finding = interruptible(&mut signals, &stop, Box::pin(running)).await?;
+            drop(sockets);
+            starts::remember(&target, &finding);
+            let failure = DiagnoseError::Start(failure).into();
+            let is_short = matches!(finding.outcome, StartOutcome::Otherwise { .. }) && finding.deaths == 0;
+            if is_short || stop.is_cancelled() {
+                return Err(if stop.is_cancelled() { Failure::INTERRUPTED } else { failure });
+            }
+            starts::show(&target, &finding, args.json)?;
+            if args.write {
+                bisect::write(&starts::cures(&finding), &target.name, &args.config, &machine)?;
+            }
+            return Err(starts::end(&finding, failure));
+        }
         Ok(mut outcome) => {
             if let Some(tracing) = &tracing {
                 tracing.testify(&mut outcome);

@@ -23,6 +23,7 @@ use super::cancel;
 use super::judge::with_ours;
 use super::mitigations::{Judge, Mitigated, Mitigations};
 use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
+use super::start_switches;
 use crate::config::arguments;
 use crate::config::machine::{Machine, is_executable};
 use crate::config::problem::{Place, Problem, Problems};
@@ -137,6 +138,8 @@ pub(crate) async fn fill(
             let name = spec.name.clone();
             let command = command.translated(flags.as_deref());
             put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
+            let known = flags.as_deref();
+            spec.start_switches = start_switches::find(name.as_str(), mitigations, facts, known, drop_in);
             let facts = server_facts::of(behaves.measured, &spec.command, cores);
             spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
             unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));

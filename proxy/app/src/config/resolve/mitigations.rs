@@ -69,6 +69,12 @@ impl Mitigations {
         &self.list
     }
 
+    /// Only arguments, and a list that has nothing to do yet.
+    #[cfg(test)]
+    pub(in crate::config) fn of_args(args: Vec<String>, list: Vec<String>) -> Self {
+        Self { list, args, ..Self::default() }
+    }
+
     /// Another list over the same arguments and variables, with what is to be known about it; or what is wrong with it.
     pub(in crate::config) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
         let done = self.known()?.resolve(list);
@@ -107,6 +113,11 @@ impl Mitigations {
         };
         let items = self.list.iter().enumerate();
         items.map(|(item, text)| format!("{text}{}", own(item).unwrap_or_default())).collect()
+    }
+
+    /// The command as the operator wrote it, without any mitigation: arguments and variables.
+    pub(in crate::config) fn written(&self) -> (&[String], &[(String, String)]) {
+        (&self.args, &self.env)
     }
 
     /// Flags that each mitigation gives, in the spelling of our list: its place and name, and the words.

@@ -14,6 +14,7 @@ pub(crate) mod own_sets;
 mod places;
 pub(crate) mod proofs;
 pub(crate) mod server_facts;
+mod start_switches;
 pub(crate) mod store;
 pub(crate) mod telemetry;
 mod tls;
@@ -438,6 +439,8 @@ impl Resolver<'_> {
             },
             fallback: (!model.fallback.is_empty())
                 .then(|| Fallback { args: model.fallback.clone(), needs: None }),
+            // Known when its binary is.
+            start_switches: Vec::new(),
             choose_gpus: false,
             lifecycle: model.lifecycle,
             recycle,

@@ -39,7 +39,7 @@ const fn fixed<T: Section>() -> Part {
     Part { name: T::NAME, home: None, keys: T::KEYS }
 }
 
-static PARTS: [Part; 26] = [
+static PARTS: [Part; 27] = [
     part::<defaults::Server>(&["server"]),
     part::<defaults::Log>(&["log"]),
     part::<defaults::Upstream>(&["upstream"]),
@@ -66,6 +66,7 @@ static PARTS: [Part; 26] = [
     fixed::<defaults::Moment>(),
     fixed::<defaults::Admission>(),
     fixed::<defaults::Warmth>(),
+    fixed::<defaults::StartSearch>(),
 ];
 
 impl Part {

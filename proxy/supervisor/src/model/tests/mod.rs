@@ -17,6 +17,7 @@ mod replace;
 mod report;
 mod script;
 mod settings;
+mod start_search;
 mod storm;
 
 use std::path::Path;
@@ -153,6 +154,7 @@ fn spec(name: &str) -> ModelSpec {
         ttl: None,
         loading: warden_policies::loading::Spec::default(),
         fallback: None,
+        start_switches: Vec::new(),
         choose_gpus: true,
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),

@@ -1,0 +1,61 @@
+//! `diagnose` of a server that dies while it loads: which switch starts it, tried one by one, and the line for the configuration.
+
+use tokio_util::sync::CancellationToken;
+use warden_diagnose::Lab;
+use warden_policies::start_search::{StartFinding, StartOutcome, StartSwitch};
+use warden_supervisor::{SoloSpec, StartHunt};
+
+use super::target::Target;
+use crate::exit::Failure;
+use crate::out;
+
+/// Searches for a switch with which the server starts.
+pub(super) async fn search(
+    target: &Target,
+    spec: SoloSpec,
+    lab: &Lab,
+    stop: &CancellationToken,
+) -> StartFinding {
+    let model = &target.resolved.fleet.models[target.index];
+    let hunt = StartHunt { spec, switches: model.start_switches.clone(), deaths: 0, death: String::new() };
+    let mut watch = |switch: Option<&StartSwitch>| match switch {
+        Some(switch) => out::error_line(&format!("start: with `{}`", switch.words())),
+        None => out::error_line("start: as configured"),
+    };
+    hunt.run(&lab.starter, &mut watch, stop).await
+}
+
+/// Keeps the finding for `serve`, which then does not search again.
+pub(super) fn remember(target: &Target, finding: &StartFinding) {
+    if !finding.is_lasting() {
+        return;
+    }
+    let model = &target.resolved.fleet.models[target.index];
+    let (state, keep) = (&target.resolved.dirs.state, target.watch.sensors.priors_kept);
+    let kept = warden_supervisor::remember_start(state, &model.name, &model.command, finding.clone(), keep);
+    if let Err(error) = kept {
+        out::error_line(&format!("warning: the finding cannot be kept in {}: {error}", state.display()));
+    }
+}
+
+/// The finding in words, or as JSON.
+pub(super) fn show(target: &Target, finding: &StartFinding, json: bool) -> Result<(), Failure> {
+    if json {
+        return out::json(&serde_json::json!({ "model": target.name, "start": finding }));
+    }
+    finding.lines().iter().try_for_each(|line| out::line(line))
+}
+
+/// What `--write` writes: the mitigation that starts the server. Nothing where words of `args` are in its way.
+pub(super) fn cures(finding: &StartFinding) -> Vec<String> {
+    let item = finding.switch().filter(|switch| switch.line.starts_with("write `mitigations"));
+    item.map(|switch| switch.item.clone()).into_iter().collect()
+}
+
+/// How the command ends: a server that dies at each start is a crash.
+pub(super) fn end(finding: &StartFinding, failure: Failure) -> Failure {
+    match finding.outcome {
+        StartOutcome::Found { .. } | StartOutcome::NoSwitch => Failure::Told { code: crate::exit::CRASHES },
+        StartOutcome::NotEveryTime | StartOutcome::Otherwise { .. } | StartOutcome::GivenUp => failure,
+    }
+}

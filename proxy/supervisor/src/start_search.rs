@@ -1,0 +1,137 @@
+//! Runs a search for a switch that starts a server which dies while it loads: one process at a time, each ended before the next begins.
+//!
+//! ```text
+//!   StartSearch (warden_policies) ── as configured, or with a switch ──> Starter ── ready, died, failed ──> StartSearch ── … ──> finding
+//! ```
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warden_policies::start_search::{SearchStep, StartAttempt, StartFinding, StartSearch, StartSwitch};
+
+use crate::error::{Failure, FailureKind};
+use crate::process::failure;
+use crate::process::group::Exit;
+use crate::solo::{SoloSpec, Starter, Unstarted};
+
+/// Which server, and with which switches.
+#[derive(Clone, Debug)]
+pub struct StartHunt {
+    /// The server as it is configured.
+    pub spec: SoloSpec,
+    /// The switches, the cheapest and likeliest first.
+    pub switches: Vec<StartSwitch>,
+    /// How often it has died as configured in a row.
+    pub deaths: u32,
+    /// How it died the last time, for people.
+    pub death: String,
+}
+
+impl StartHunt {
+    /// Searches until the finding is known, or `stop` is cancelled. Dropping the future kills what it has started. `watch` gets each
+    /// start: the words that are added, none for the command as it is configured.
+    pub async fn run(
+        self,
+        starter: &Starter,
+        watch: &mut (dyn FnMut(Option<&StartSwitch>) + Send),
+        stop: &CancellationToken,
+    ) -> StartFinding {
+        let began = Instant::now();
+        let has_gpu = starter.has_gpu();
+        let switches = self.switches.into_iter().filter(|switch| has_gpu || !switch.needs_gpu).collect();
+        let policy = warden_policies::defaults().start_search;
+        let mut search = StartSearch::new(policy, switches, self.deaths, self.death);
+        loop {
+            let which = match search.step(began.elapsed()) {
+                SearchStep::Done(finding) => return finding,
+                SearchStep::Start(which) => which,
+            };
+            let switch = which.and_then(|index| search.switch(index));
+            watch(switch);
+            let mut spec = self.spec.clone();
+            if let Some(switch) = switch {
+                spec.command.args.extend(switch.args.iter().cloned());
+                spec.command.env.extend(switch.env.iter().cloned());
+            }
+            let left = policy.time.saturating_sub(began.elapsed());
+            let over = async {
+                tokio::select! {
+                    () = tokio::time::sleep(left) => {}
+                    () = stop.cancelled() => {}
+                }
+            };
+            let attempt = attempt(starter, &spec, over).await;
+            if stop.is_cancelled() || began.elapsed() >= policy.time {
+                return search.give_up();
+            }
+            search.observe(which, attempt);
+        }
+    }
+}
+
+async fn attempt(starter: &Starter, spec: &SoloSpec, over: impl Future<Output = ()>) -> StartAttempt {
+    match starter.start_unless(spec, over).await {
+        Ok(solo) => {
+            solo.stop().await;
+            StartAttempt::Ready
+        }
+        Err(Unstarted { failure, exit }) => match death_at_load(exit, &failure) {
+            Some(how) => StartAttempt::Died(how),
+            None => StartAttempt::Failed(failure.message),
+        },
+    }
+}
+
+/// How a process died that had not become ready, if it died of what a switch may avoid: a signal of its own or a failed assertion, also
+/// where a script in between made an exit code of it. A failure with a reason of its own (memory, a file, a flag) is none.
+pub(crate) fn death_at_load(exit: Option<Exit>, failure: &Failure) -> Option<String> {
+    /// What a shell makes of SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
+    const OF_A_SHELL: [i32; 6] = [132, 133, 134, 135, 136, 139];
+    let exit = exit.filter(|exit| exit.is_its_own())?;
+    let line = failure::crash_line(&failure.lines);
+    let died = match exit {
+        Exit::Signal(_) => true,
+        Exit::Code(code) => OF_A_SHELL.contains(&code) || line.is_some(),
+        Exit::Unknown => false,
+    };
+    let nameless = matches!(failure.kind, FailureKind::Signal | FailureKind::Exit | FailureKind::NotLoaded);
+    let line = line.map(|line| format!(", {line}")).unwrap_or_default();
+    (died && nameless).then(|| format!("{exit}{line}"))
+}
+
+/// Whether a failure of which only the words are known looks like such a death: a search finds out.
+pub fn may_have_died(failure: &Failure) -> bool {
+    failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(kind: FailureKind, lines: &[&str]) -> Failure {
+        let lines = lines.iter().map(|&line| line.to_owned()).collect();
+        Failure { kind, message: "it ended".to_owned(), lines, failures: 1 }
+    }
+
+    #[test]
+    fn a_signal_of_its_own_and_a_failed_assertion_are_deaths_and_a_named_failure_is_none() {
+        let assert = ["0.1 I load", "ggml.c:1: GGML_ASSERT(n > 1) failed"];
+        for (exit, kind, lines, died) in [
+            (Exit::Signal(libc::SIGSEGV), FailureKind::Signal, &[][..], true),
+            (Exit::Signal(libc::SIGSEGV), FailureKind::NotLoaded, &[], true),
+            (Exit::Signal(libc::SIGABRT), FailureKind::Signal, &assert, true),
+            (Exit::Code(139), FailureKind::Exit, &[], true),
+            (Exit::Code(1), FailureKind::Exit, &assert, true),
+            (Exit::Code(1), FailureKind::Exit, &[], false),
+            (Exit::Code(1), FailureKind::BadFlag, &[], false),
+            (Exit::Signal(libc::SIGABRT), FailureKind::OutOfMemory, &assert, false),
+            (Exit::Signal(libc::SIGKILL), FailureKind::Signal, &[], false),
+            (Exit::Signal(libc::SIGTERM), FailureKind::Signal, &[], false),
+        ] {
+            let how = death_at_load(Some(exit), &failure(kind, lines));
+            assert_eq!(how.is_some(), died, "{exit} {kind:?} {lines:?}");
+        }
+        assert_eq!(death_at_load(None, &failure(FailureKind::Timeout, &[])), None);
+        let how = death_at_load(Some(Exit::Signal(6)), &failure(FailureKind::Signal, &assert)).unwrap();
+        assert_eq!(how, "signal 6 (SIGABRT), ggml.c:1: GGML_ASSERT(n > 1) failed");
+    }
+}

@@ -1,0 +1,115 @@
+//! A llama-server that dies of a signal while it loads: the switch that starts it is found, named with the line to write, and used by
+//! itself only where the model's `fallback` allows it.
+
+use std::ffi::OsString;
+
+use serde_json::{Value, json};
+use warden_rig::warden::{CHAT, SOON, Setup, chat};
+use warden_rig::{Context as _, Home, Outcome, Trouble, Warden, binaries, wait_until};
+
+/// Short pauses, so that a search begins soon.
+const QUICK: &str = "lifecycle.backoff_first = \"20ms\"\n";
+const LINE: &str = "with `--no-repack` it starts: write `mitigations = [\"no-repack\"]` into [models.m]";
+
+fn dies() -> Value {
+    json!({"dies_without": ["--no-repack"]})
+}
+
+/// A model that dies unless it has the flag, with a binary that lists its flags.
+fn setup(more: &str) -> Result<Setup, Trouble> {
+    let mut setup = Setup::new()?;
+    setup.home.env.insert(OsString::from("FAKE_LLAMA_HELP"), OsString::from("new"));
+    setup.fake("m", &dies(), &format!("{more}{QUICK}"))
+}
+
+async fn until_failed(warden: &Warden) -> Outcome {
+    wait_until("the model waits for a change", SOON, async || {
+        warden.state("m").await.is_ok_and(|state| state == "failed")
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_server_that_dies_while_it_loads_is_searched_once_and_the_cure_is_named_everywhere() -> Outcome {
+    let warden = setup("")?.start().await?;
+    until_failed(&warden).await?;
+    let status = warden.cli(&["status"]).await?;
+    assert!(status.stdout.contains(LINE), "{}", status.all());
+    let events = warden.cli(&["events"]).await?;
+    assert!(events.stdout.contains("searched for a switch that starts it"), "{}", events.all());
+    assert!(events.stdout.contains("with `--no-repack`: it starts"), "{}", events.all());
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
+    assert_eq!(answer.status.as_u16(), 503, "{}", answer.text());
+    assert!(answer.text().contains("no-repack"), "{}", answer.text());
+    assert!(warden.backends().is_empty(), "nothing is left of the search");
+    // The line that was named is what cures it.
+    let mut warden = warden;
+    let config =
+        warden.setup.config().replace("preload = true\n", "preload = true\nmitigations = [\"no-repack\"]\n");
+    warden.reload(&config)?;
+    warden.until_ready(1).await?;
+    let answer = warden.http.post(CHAT, &chat("b", "m", "hi", 2, false)).await?;
+    assert!(answer.answer()?.is_whole());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fallback_that_starts_it_is_used_by_itself() -> Outcome {
+    let warden = setup("fallback = [\"--no-repack\"]\n")?.start().await?;
+    warden.until_ready(1).await?;
+    let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?;
+    assert!(answer.answer()?.is_whole());
+    let words = warden.backends()[0].command_line();
+    assert!(words.iter().any(|word| word == "--no-repack"), "{words:?}");
+    let events = warden.cli(&["events"]).await?;
+    assert!(
+        events.stdout.contains("falls back: started with --no-repack added, because it died"),
+        "{}",
+        events.all()
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn diagnose_names_the_switch_that_starts_a_dying_server() -> Outcome {
+    let mut home = Home::with_fake(&dies())?;
+    home.env.insert(OsString::from("FAKE_LLAMA_HELP"), OsString::from("old"));
+    let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
+    let command = ["diagnose", "--binary", &fake, "--workload", "short-text", "--", "-m", "model.gguf"];
+    let ran = home.warden(command, SOON).await?;
+    assert_eq!(ran.code, 4, "{}", ran.all());
+    assert!(
+        ran.stdout.starts_with("the server died 3 times while it loaded: signal 11 (SIGSEGV)\n"),
+        "{}",
+        ran.stdout
+    );
+    assert!(
+        ran.stdout.contains("with `--no-repack` it starts: add `--no-repack` to its command line\n"),
+        "{}",
+        ran.stdout
+    );
+    // An ordinary failure is told as ever.
+    let bad = Home::with_fake(&json!({"fail": "corrupt_model"}))?;
+    let ran = bad.warden(command, SOON).await?;
+    assert_eq!(ran.code, 1, "{}", ran.all());
+    assert!(
+        ran.stderr.contains("the server did not start") && !ran.stderr.contains("start: as configured"),
+        "{}",
+        ran.all()
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn diagnose_writes_the_switch_into_the_configuration() -> Outcome {
+    let setup = setup("")?;
+    let file = setup.home.file("w.toml", setup.config())?;
+    let file = file.to_string_lossy().into_owned();
+    let command =
+        ["diagnose", "--config", &file, "--model", "m", "--bisect", "--write", "--workload", "short-text"];
+    let ran = setup.home.warden(command, SOON).await?;
+    assert_eq!(ran.code, 4, "{}", ran.all());
+    let written = std::fs::read_to_string(&file).context(&file)?;
+    assert!(written.contains("mitigations = [\"no-repack\"]"), "{written}");
+    Ok(())
+}
