@@ -85,6 +85,7 @@ impl Pip<'_> {
         Ok((found.to_owned(), self.get(found, None).await?))
     }
 
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     async fn get(&self, version: &str, pin: Option<&Pin>) -> Result<PathBuf> {
         let Self { cache, reporter, cancel, .. } = *self;
         let folder = cache.join("sources");

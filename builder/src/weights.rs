@@ -91,6 +91,7 @@ impl Pip<'_> {
     /// # Errors
     ///
     /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     pub(crate) async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
         let Self { cache, reporter, cancel, .. } = *self;
         let folder = cache.join("weights");

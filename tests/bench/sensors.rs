@@ -23,6 +23,7 @@ const THREADS: usize = 40;
 const ROUNDS: u32 = 200;
 
 /// What a child does: it holds some memory and threads until its standard input ends, with us or before.
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn idle() -> Result<(), Trouble> {
     let memory = vec![1_u8; 64 << 20];
     for _ in 1..THREADS {

@@ -103,6 +103,8 @@ const ROOMS: [(&str, &[&str]); 2] = [
             "view",
             "spec",
             "origin",
+            "state",
+            "worker_threads",
             "error",
             "clock",
             "sync",

@@ -65,6 +65,7 @@ mod reproduced;
 mod requests;
 mod routes;
 mod sample_models;
+mod scarcity;
 mod series;
 mod service;
 mod settings;

@@ -99,6 +99,7 @@ fn hang(warden: &Warden, file: &str) -> Result<PathBuf, Trouble> {
 }
 
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_last_is_taken() -> Outcome {
     let mut warden = Setup::new()?.fake("a", &json!({}), &args("nick-a", 1024))?.start().await?;
     let before = warden.until_ready(1).await?;
@@ -129,6 +130,7 @@ async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_la
 }
 
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn while_the_configuration_cannot_be_read_it_ends_when_it_is_told_to() -> Outcome {
     let mut warden = Setup::new()?.fake("a", &json!({"ms_per_token": 10}), "")?.start().await?;
     warden.until_ready(1).await?;

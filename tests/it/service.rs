@@ -23,6 +23,7 @@ struct Manager {
 }
 
 impl Manager {
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     fn at(path: &Path) -> Result<Self, Trouble> {
         let socket = UnixDatagram::bind(path)?;
         let (tell, more) = channel();

@@ -125,6 +125,7 @@ fn leak_in_thread(count: usize, bytes: usize) {
 }
 
 #[inline(never)]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn hand_over(count: usize, bytes: usize) {
     let blocks: Vec<Vec<u8>> = (0..count).map(|_| black_box(Vec::with_capacity(bytes))).collect();
     let _ended = thread::spawn(move || drop(blocks)).join();
@@ -261,6 +262,7 @@ fn leak_before_ending(bytes: usize) {
 
 thread_local!(static AT_END: std::cell::RefCell<Option<AtEnd>> = const { std::cell::RefCell::new(None) });
 
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn leak_in_threads_that_end(count: usize, bytes: usize) {
     for _ in 0..count {
         let ended = thread::spawn(move || {
@@ -332,6 +334,7 @@ extern "C" fn at_exit() {
     churn(10, AT_EXIT.load(Ordering::Relaxed));
 }
 
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn obey(line: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut words = line.split_whitespace();
     let what = words.next().unwrap_or_default();

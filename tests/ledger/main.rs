@@ -31,6 +31,7 @@ fn variable(name: &str, default: u64) -> Result<u64, Trouble> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
     let seeds = variable("WARDEN_LEDGER_SEEDS", 60)?;
     let first = variable("WARDEN_LEDGER_FIRST", 1)?;

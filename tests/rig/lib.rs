@@ -23,6 +23,7 @@
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`clients`] | packages of other people, and programs that use them |
 //! | [`storm`] | everything at once, drawn from a seed by [`dice`], and the books afterwards |
+//! | [`scarcity`] | no threads, a disk that hangs, a disk that is full |
 //! | [`ports`] | ports for programs that have to be given one |
 //! | [`words`] | what fake-llama says to a request |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
@@ -47,6 +48,7 @@ pub mod pty;
 pub mod raw;
 pub mod real;
 pub mod real_weights;
+pub mod scarcity;
 pub mod sdists;
 pub mod sse;
 pub mod storm;

@@ -32,6 +32,7 @@ impl Terminal {
     ///
     /// # Errors
     /// There is no terminal to be had, or no such program.
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub fn start<S: AsRef<OsStr>>(
         home: &Home,
         program: &Path,

@@ -256,6 +256,7 @@ impl Builder {
 
     /// Runs blocking work on another thread. It is told to end when we are cancelled, and when nobody waits any
     /// more.
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(CancellationToken) -> Result<T> + Send + 'static,

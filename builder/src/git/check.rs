@@ -46,6 +46,7 @@ pub fn check_range(
         }
     };
     let workers = thread::available_parallelism().map_or(1, usize::from).min(revisions.len().max(1));
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     let parts = thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()

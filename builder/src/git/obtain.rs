@@ -122,6 +122,7 @@ fn is_whole(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     // It can only fail to join when the runtime shuts down.
     tokio::task::spawn_blocking(work).await.unwrap_or(Err(Error::Cancelled))

@@ -162,6 +162,7 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
             }
         }
     };
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     let parts = thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
         handles.into_iter().map(|handle| handle.join().unwrap_or(Err(Error::Cancelled))).collect::<Vec<_>>()

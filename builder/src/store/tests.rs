@@ -216,6 +216,7 @@ fn choices_that_nobody_understands_keep_no_server_down_and_are_not_written_over(
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn removing_waits_for_whoever_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (store, ids) = store(folder.path(), &["2026-01-01T00:00:00Z"]);

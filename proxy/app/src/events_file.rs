@@ -7,9 +7,10 @@
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use warden_policies::secrets;
-use warden_supervisor::{Event, EventKind};
+use warden_supervisor::{Event, EventKind, StateKind, StateWriter};
 
 use crate::append;
 
@@ -28,45 +29,44 @@ pub(crate) fn files(state: &Path) -> [PathBuf; 2] {
 }
 
 /// The file that events of this instance are appended to.
+#[derive(Debug)]
 pub(crate) struct EventsFile {
     state: PathBuf,
     pid: u32,
     most: u64,
-    failing: bool,
 }
 
 impl EventsFile {
     /// In a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
-        Self { state: state.to_owned(), pid, most: MOST, failing: false }
+        Self { state: state.to_owned(), pid, most: MOST }
     }
 
-    pub(crate) fn write(&mut self, event: &Event) {
-        // The ledger has these.
+    /// Has an event written. What cannot be written is missing, and counted by the writer.
+    pub(crate) fn keep(self: &Arc<Self>, event: &Event, writer: &StateWriter) {
+        if let Some(line) = self.line(event) {
+            let own = Arc::clone(self);
+            writer.write(StateKind::Events, line.len(), move || own.append(&line));
+        }
+    }
+
+    /// An event as it is written; `None` for those that are in the ledger.
+    fn line(&self, event: &Event) -> Option<String> {
         let is_there = matches!(
             event.kind,
             EventKind::RecycleDone { .. } | EventKind::Reclaimed { .. } | EventKind::Pinned { .. }
         );
         if is_there {
-            return;
+            return None;
         }
-        match self.append(event) {
-            Ok(()) => self.failing = false,
-            Err(error) => {
-                if !std::mem::replace(&mut self.failing, true) {
-                    let path = self.state.join(NAME);
-                    tracing::warn!(path = %path.display(), %error, "events are missing in the history: it cannot be written");
-                }
-            }
-        }
-    }
-
-    fn append(&self, event: &Event) -> io::Result<()> {
-        let mut value = secrets::json(serde_json::to_value(event)?);
+        let mut value = secrets::json(serde_json::to_value(event).ok()?);
         if let Some(fields) = value.as_object_mut() {
             fields.insert("instance".to_owned(), self.pid.into());
         }
-        let line = format!("{value}\n");
+        Some(format!("{value}\n"))
+    }
+
+    fn append(&self, line: &str) -> io::Result<()> {
         let path = self.state.join(NAME);
         let full = fs::metadata(&path).is_ok_and(|facts| facts.len() + line.len() as u64 > self.most);
         if full {
@@ -114,15 +114,17 @@ mod tests {
     #[test]
     fn events_are_kept_bounded_and_files_of_others_are_not_replaced() {
         let state = tempfile::tempdir().unwrap();
-        let mut file = EventsFile { most: 300, ..EventsFile::new(state.path(), 7) };
-        (0..4).for_each(|id| file.write(&event(id)));
+        let file = EventsFile { most: 300, ..EventsFile::new(state.path(), 7) };
+        let write = |id| file.append(&file.line(&event(id)).unwrap());
+        (0..4).for_each(|id| write(id).unwrap());
         let [before, now] = files(state.path()).map(|path| fs::read_to_string(path).unwrap());
         let all = format!("{before}{now}");
         let ids: Vec<u64> = all.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().id).collect();
         assert_eq!(ids, [0, 1, 2, 3]);
         assert!(all.lines().all(|line| line.contains("\"instance\":7")), "{all}");
         fs::write(state.path().join(BEFORE), "my notes\n").unwrap();
-        (4..9).for_each(|id| file.write(&event(id)));
+        let full = (4..9).map(write).find_map(Result::err).unwrap();
+        assert!(full.to_string().contains("is not llama-warden's"), "{full}");
         assert_eq!(fs::read_to_string(state.path().join(BEFORE)).unwrap(), "my notes\n");
     }
 }

@@ -135,7 +135,7 @@ impl From<FleetError> for Failure {
             }
             // The state directory is the operator's choice: unwritable is a matter of configuration.
             FleetError::StateDir { .. } | FleetError::RuntimeDir { .. } => Self::usage(error.to_string(), ""),
-            FleetError::ShuttingDown => Self::failed(error.to_string()),
+            FleetError::ShuttingDown | FleetError::NoThread(_) => Self::failed(error.to_string()),
         }
     }
 }

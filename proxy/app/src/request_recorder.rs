@@ -5,7 +5,7 @@
 //!                       full: not recorded                                  └─> the last ones, in memory
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,12 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
 use warden_diagnose::Redactor;
 use warden_gateway::Recorder;
 use warden_policies::{ModelName, QuickMap, defaults};
+use warden_supervisor::{WorkKind, run_job};
 
 use crate::append;
 use crate::captures::Captures;
@@ -40,24 +42,34 @@ pub(crate) struct Recorders {
 }
 
 impl Recorders {
-    /// Opens what a configuration names and is not open yet.
+    /// Opens what a configuration names and is not open yet. Blocks.
     pub(crate) fn open(&mut self, resolved: &Resolved) -> Result<(), Failure> {
-        let numbers = &defaults().diagnose;
-        let most = (numbers.recording_body.0, numbers.recording_bytes.0);
-        for path in resolved.record_requests.iter().flatten() {
-            if !self.files.contains_key(path) {
-                let body = usize::try_from(most.0).unwrap_or(usize::MAX);
-                let recorder = RequestRecorder::start(path, body, most.1, self.captures.clone()).map_err(|error| {
-                    Failure::hinted(
-                        format!("cannot record requests to {}: {error}", path.display()),
-                        "name a file in a directory that exists and that we may write to (`record_requests`)",
-                    )
-                })?;
-                tracing::info!(path = %path.display(), "recording requests, without what they say");
-                self.files.insert(path.clone(), recorder);
-            }
-        }
+        let opened = open_all(self.missing(resolved), &self.captures)?;
+        self.files.extend(opened);
         Ok(())
+    }
+
+    /// The same while we serve: a disk that hangs is waited for no longer than files take elsewhere.
+    pub(crate) async fn open_beside(&mut self, resolved: &Resolved) -> Result<(), Failure> {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let (missing, captures) = (self.missing(resolved), self.captures.clone());
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let opening = run_job(WorkKind::Configuration, move || open_all(missing, &captures));
+        let late = |_| {
+            Failure::failed(
+                "the files of `record_requests` could not be opened in time: does their disk hang?",
+            )
+        };
+        let opened = tokio::time::timeout(PATIENCE, opening).await.map_err(late)?;
+        self.files.extend(opened.map_err(|error| Failure::failed(error.to_string()))??);
+        Ok(())
+    }
+
+    fn missing(&self, resolved: &Resolved) -> BTreeSet<PathBuf> {
+        let named = resolved.record_requests.iter().flatten();
+        named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
     /// The last requests of all of them.
@@ -70,6 +82,27 @@ impl Recorders {
         let open = |path: &PathBuf| Some(Arc::clone(self.files.get(path)?) as Arc<dyn Recorder>);
         models.filter_map(|(model, path)| Some((model.name.clone(), open(path.as_ref()?)?))).collect()
     }
+}
+
+fn open_all(
+    paths: BTreeSet<PathBuf>,
+    captures: &Captures,
+) -> Result<Vec<(PathBuf, Arc<RequestRecorder>)>, Failure> {
+    let numbers = &defaults().diagnose;
+    let (body, most) = (numbers.recording_body.0, numbers.recording_bytes.0);
+    let body = usize::try_from(body).unwrap_or(usize::MAX);
+    let mut opened = Vec::new();
+    for path in paths {
+        let recorder = RequestRecorder::start(&path, body, most, captures.clone()).map_err(|error| {
+            Failure::hinted(
+                format!("cannot record requests to {}: {error}", path.display()),
+                "name a file in a directory that exists and that we may write to (`record_requests`)",
+            )
+        })?;
+        tracing::info!(path = %path.display(), "recording requests, without what they say");
+        opened.push((path, recorder));
+    }
+    Ok(opened)
 }
 
 /// A request that was taken: its id, method, path and body.

@@ -76,6 +76,9 @@ pub enum FleetError {
     /// The directory of the ledger, or the ledger.
     #[error("cannot write the ledger {}: {source}; make its directory writable or choose another with `state_dir`", path.display())]
     StateDir { path: PathBuf, source: io::Error },
+    /// The thread that writes to the state directory.
+    #[error("cannot start a thread: {0}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
+    NoThread(io::Error),
     /// A name or alias means two models.
     #[error(
         "the name `{name}` means both the model `{first}` and the model `{second}`: rename one, or remove the alias"

@@ -43,6 +43,8 @@
 //! | [`view`] | what is shown and kept: picture, events, logs, ledger |
 //! | [`spec`], [`error`] | what comes in, why something was refused; beside them the clock and the locks |
 //! | `origin` | somebody else's endpoint: its address, a connection, whether it answers |
+//! | `state` | the one door to the state directory: a thread that writes, and a queue before it |
+//! | `worker_threads` | threads that wait for disks, drivers and the kernel, so that no task does |
 
 mod clock;
 pub mod error;
@@ -56,8 +58,10 @@ mod remote;
 pub mod solo;
 pub mod spec;
 pub mod start_search;
+mod state;
 mod sync;
 pub mod view;
+mod worker_threads;
 
 pub use error::{
     CanaryError, ControlError, Denied, Failure, FailureKind, FleetError, NoRoom, ResolveError, SpawnError,
@@ -76,6 +80,7 @@ pub use lease::turns::Turn;
 pub use memory::leak_history::{KnownMemory, known_memory, remember, remember_start};
 pub use origin::{Origin, Wire};
 pub use process::child::Child;
+pub use process::directories::restore as restore_directory;
 pub use process::endpoint::Endpoint;
 pub use process::group::Exit;
 pub use process::heir::Gate;
@@ -93,6 +98,7 @@ pub use process::{nursery, private_dir, regular_file, trusted_path};
 pub use solo::{Solo, SoloOutput, SoloProps, SoloReading, SoloSpec, Starter};
 pub use spec::*;
 pub use start_search::StartHunt;
+pub use state::{StateKind, StateView, StateWriter, may_pass};
 pub use view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 pub use view::event::{ApplyReport, Event, EventKind, EventTail};
 pub use view::ledger::{Evidence, LedgerEntry, Mode};
@@ -102,3 +108,6 @@ pub use view::reclaim_entry::{ReclaimEntry, ReclaimKind};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;
 pub use warden_policies::quarantine::{Fingerprint, QuarantinePolicy, Standing};
+pub use worker_threads::{
+    Work, WorkError, WorkKind, resolve_host, run_detached, run_job, start_worker_threads,
+};

@@ -342,12 +342,12 @@ impl Solo {
         loop {
             tokio::time::sleep(probe_interval.min(crash_ends)).await;
             let Some(line) = failure::crash_line(&self.said.lines()) else { continue };
-            if self.process.probe(crash_ends).await != Health::Lost {
+            if self.process.probe(crash_ends).await.is_answer() {
                 continue;
             }
             // One that ends is refused connections for a moment, too.
             tokio::time::sleep(crash_ends).await;
-            if self.process.probe(crash_ends).await == Health::Lost {
+            if !self.process.probe(crash_ends).await.is_answer() {
                 return line;
             }
         }

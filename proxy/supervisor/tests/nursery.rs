@@ -12,6 +12,7 @@ use warden_supervisor::{Child, Command, Exit, NurseryHandle, SpawnError, SpawnRe
 /// A deadline that only a broken test reaches.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn start() -> (NurseryHandle, JoinHandle<()>) {
     let (nursery, handle) = nursery::channel();
     (handle, std::thread::spawn(|| nursery.run()))

@@ -21,6 +21,7 @@ pub(super) struct Server {
 }
 
 impl Server {
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub(super) fn start(repository: &Path) -> Self {
         let (listener, port) = listen();
         let (asked, limit) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(u64::MAX)));
@@ -39,6 +40,7 @@ impl Server {
     }
 
     /// One that speaks HTTP, and wants a password that nobody has.
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub(super) fn forbidding() -> Self {
         let (listener, port) = listen();
         let asked = Arc::new(AtomicUsize::new(0));
@@ -66,6 +68,7 @@ impl Server {
     }
 
     /// One that takes connections and never says a word.
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub(super) fn silent() -> Self {
         let (listener, port) = listen();
         let asked = Arc::new(AtomicUsize::new(0));
@@ -99,6 +102,7 @@ fn listen() -> (TcpListener, u16) {
     (listener, port)
 }
 
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn serve(client: &TcpStream, folder: PathBuf, limit: u64, is_old: bool) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let output: OwnedFd = theirs.try_clone().unwrap().into();

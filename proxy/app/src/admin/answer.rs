@@ -21,7 +21,7 @@ use warden_patches::mitigation::Advice;
 use warden_policies::defaults::Probe;
 use warden_policies::pool::{Facts, agent};
 use warden_policies::{MemoryLimit, secrets};
-use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec};
+use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec, StateView};
 
 use super::canary::Tries;
 use super::families::plain_text;
@@ -66,6 +66,9 @@ pub(crate) struct Status {
     /// The access log, if it has a file of its own.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
+    /// What is written to the state directory, and what is missing there.
+    #[serde(default)]
+    pub(crate) state: StateView,
     pub(crate) fleet: FleetView,
 }
 
@@ -313,6 +316,7 @@ impl Admin {
         let contexts = facts::contexts(&view, &self.requests.held());
         self.metrics.note_pool(Pool { facts, contexts, line, vllm: self.probe.vllm, pickers: !of_keys });
         self.metrics.lost_lines(self.access.lost(), crate::logging::lost());
+        self.metrics.note_state(&self.fleet.state_writer().view());
         self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
     }
 
@@ -372,6 +376,7 @@ impl Admin {
             binaries,
             bound: told.bound,
             access_log,
+            state: self.fleet.state_writer().view(),
             fleet,
         }
     }

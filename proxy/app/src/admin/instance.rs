@@ -14,14 +14,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use warden_supervisor::{PrivateDir, trusted_path};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use warden_supervisor::{PrivateDir, WorkKind, may_pass, run_job, trusted_path};
 
 use super::answer::Instance;
 pub(crate) use super::pointer::LocatedInstance;
 use super::pointer::{Pointer, in_folder};
 use crate::config::resolve::dirs::Dirs;
 use crate::exit::Failure;
+use crate::sync::lock;
 
 /// The folder of pointers in a state directory.
 const IN_STATE: &str = "instances";
@@ -32,20 +37,23 @@ const IN_COMMON: &str = "llama-warden-instances";
 #[derive(Debug)]
 pub(crate) struct Claim {
     runtime: PrivateDir,
-    pointers: Vec<Pointer>,
+    pointers: Pointers,
 }
+
+/// Those that are in place; more may come.
+type Pointers = Arc<Mutex<Vec<Pointer>>>;
 
 impl Claim {
     /// Makes the directories and takes them.
     pub(crate) fn take(dirs: &Dirs) -> Result<Self, Failure> {
         writable(&dirs.state)?;
         PrivateDir::sweep(&dirs.runtime_base);
-        Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Vec::new() })
+        Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: Pointers::default() })
     }
 
     /// Goes on with the directories of the program before us. They are its own until [`Self::own`].
     pub(crate) fn inherit(dirs: &Dirs, lock: OwnedFd) -> Self {
-        Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: Vec::new() }
+        Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: Pointers::default() }
     }
 
     /// For the program after us.
@@ -63,30 +71,69 @@ impl Claim {
         self.runtime.leave();
     }
 
-    /// Tells the command line where we are: in the state directory, and as far as possible in a place that everybody knows.
+    /// Tells the command line where we are: in the state directory, and as far as possible in a place that everybody
+    /// knows. Where the disk is full there is something left to do: trying again until there is room.
     pub(crate) fn announce(
         &mut self,
         state: &Path,
         common: Option<&PathBuf>,
         instance: &Instance,
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<BoxFuture<'static, ()>>, Failure> {
         let dir = state.join(IN_STATE);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        let pointer = made.and_then(|()| Pointer::put(&dir, instance)).map_err(|problem| {
-            Failure::usage(
-                format!("cannot write to {}: {problem}", dir.display()),
-                "make it writable, or choose another `paths.state_dir`",
-            )
-        })?;
-        self.pointers.push(pointer);
+        let mut again = None;
+        match put_in_state(&dir, instance) {
+            Ok(pointer) => lock(&self.pointers).push(pointer),
+            Err(problem) if may_pass(&problem) => {
+                tracing::warn!(
+                    folder = %dir.display(), %problem,
+                    "no word is left for commands: until there is room, name the admin socket to them (`--admin-socket`)"
+                );
+                again = Some(announce_later(self.pointers.clone(), dir, instance.clone()).boxed());
+            }
+            Err(problem) => {
+                return Err(Failure::usage(
+                    format!("cannot write to {}: {problem}", dir.display()),
+                    "make it writable, or choose another `paths.state_dir`",
+                ));
+            }
+        }
         if let Some(place) = common {
             let dir = place.join(IN_COMMON);
             match trusted_path::make_private_dir(&dir).and_then(|_| Pointer::put(&dir, instance)) {
-                Ok(pointer) => self.pointers.push(pointer),
+                Ok(pointer) => lock(&self.pointers).push(pointer),
                 Err(error) => tracing::debug!(place = %place.display(), %error, "no word is left there"),
             }
         }
-        Ok(())
+        Ok(again)
+    }
+
+    /// Takes everything away, without waiting for a disk that hangs: a pointer to an instance that has ended misleads
+    /// nobody.
+    pub(crate) async fn end(self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let Self { runtime, pointers } = self;
+        drop(runtime);
+        let removed = run_job(WorkKind::StateFiles, move || lock(&pointers).clear());
+        let _late = tokio::time::timeout(PATIENCE, removed).await;
+    }
+}
+
+fn put_in_state(dir: &Path, instance: &Instance) -> io::Result<Pointer> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    Pointer::put(dir, instance)
+}
+
+/// Tries to leave word in a folder until it succeeds.
+async fn announce_later(pointers: Pointers, dir: PathBuf, instance: Instance) {
+    const PAUSE: Duration = Duration::from_secs(5);
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let (to, own) = (dir.clone(), instance.clone());
+        if let Ok(Ok(pointer)) = run_job(WorkKind::StateFiles, move || put_in_state(&to, &own)).await {
+            tracing::info!(folder = %dir.display(), "the command line finds us from now on");
+            lock(&pointers).push(pointer);
+            return;
+        }
     }
 }
 
@@ -112,6 +159,7 @@ pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, Failure> {
 fn writable(state: &Path) -> Result<(), Failure> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(state);
     let tried = made.and_then(|()| tempfile::tempfile_in(state).map(drop));
+    let tried = tried.or_else(|problem| if may_pass(&problem) { Ok(()) } else { Err(problem) });
     tried.map_err(|problem| {
         Failure::usage(
             format!("cannot write to the state directory {}: {problem}", state.display()),

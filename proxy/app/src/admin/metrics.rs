@@ -25,7 +25,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use warden_gateway::{Gauges, KeyCounts, Limit, Record};
-use warden_supervisor::FleetView;
+use warden_supervisor::{FleetView, StateKind, StateView};
 
 use super::answer::Budgets;
 use super::event_metrics::EventMetrics;
@@ -48,6 +48,7 @@ labels! {
     LimitLabel { limit: &'static str }
     VersionLabel { version: &'static str }
     OutcomeLabel { outcome: &'static str }
+    StateLabel { kind: &'static str }
 }
 
 families! {
@@ -68,6 +69,14 @@ families! {
             "Lines that are missing in the file of the access log (`log.access`): the disk was full, or did not keep up.";
         lost_log_lines: Counter
             = "log_lost_lines", "Lines that are missing in our own log, for the same reasons.";
+        state_lost: Family<StateLabel, Counter>
+            = "state_lost_entries",
+            "Entries that are missing in the state directory, by kind: its disk was full, failed, or did not answer.";
+        state_waiting: Gauge
+            = "state_waiting_entries", "Entries that wait to be written to the state directory.";
+        state_silent: Gauge
+            = "state_silent" in Unit::Seconds,
+            "For how long the disk of the state directory has not answered; 0 if it does.";
         spans: Family<OutcomeLabel, Counter>
             = "trace_spans",
             "Spans of [traces](telemetry.md): `exported`, or dropped because too many waited (`queue_full`), because the collector could not be \
@@ -140,6 +149,19 @@ impl Metrics {
         // The writers count; a scrape only repeats it.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
+    }
+
+    /// What became of what is kept in the state directory.
+    pub(crate) fn note_state(&self, view: &StateView) {
+        // Each kind from the beginning on, so that a rise from nothing is seen.
+        for kind in StateKind::ALL {
+            let lost = view.lost.get(kind.as_str()).copied().unwrap_or_default();
+            let label = StateLabel { kind: kind.as_str() };
+            self.own.state_lost.get_or_create(&label).inner().store(lost, Ordering::Relaxed);
+        }
+        self.own.state_waiting.set(i64::try_from(view.waiting).unwrap_or(i64::MAX));
+        #[expect(clippy::cast_possible_truncation, reason = "seconds of a process's life")]
+        self.own.state_silent.set(view.silent_seconds.unwrap_or_default() as i64);
     }
 
     /// What answers to probes are counted by.

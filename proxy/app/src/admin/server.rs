@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, StatusCode};
@@ -16,17 +17,26 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixSocket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use warden_supervisor::{PrivateDir, instance, restore_directory};
 
 use super::answer::{Admin, error};
 use super::page;
 use super::query::Query;
 use super::route::{UPGRADE, from_a_browser_page, has_browsers_marks};
 use crate::exit::Failure;
+use crate::sync::lock;
 
 /// Connections that wait to be taken, as std has it.
 const BACKLOG: u32 = 128;
+
+/// How often it is looked whether the socket can still be found.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A copy of a Unix socket that was made again, if one was.
+pub(crate) type Remade = Arc<Mutex<Option<OwnedFd>>>;
 
 pub(crate) struct Listeners {
     path: PathBuf,
@@ -34,6 +44,8 @@ pub(crate) struct Listeners {
     file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
+    /// A copy of the one that was made again, for the next program.
+    remade: Remade,
     tcp: Option<TcpListener>,
     /// The next program has the sockets: the file stays.
     stays: CancellationToken,
@@ -173,8 +185,8 @@ impl Listeners {
         pause: Duration,
     ) -> Self {
         let (asking, asked) = Asking::new();
-        let stays = CancellationToken::new();
-        Self { path, file, pause, unix, tcp, stays, asking, asked }
+        let (stays, remade) = (CancellationToken::new(), Remade::default());
+        Self { path, file, pause, unix, remade, tcp, stays, asking, asked }
     }
 
     /// The TCP address, with the port that was really bound.
@@ -198,6 +210,37 @@ impl Listeners {
         self.stays.clone()
     }
 
+    /// Where there is a copy of the Unix socket as soon as it is made again.
+    pub(crate) fn remade(&self) -> Remade {
+        self.remade.clone()
+    }
+
+    /// Makes the socket again if its file is gone: cleaners of `/tmp` and the end of a login session take it away, and
+    /// then nobody can ask us anything. What others have put in its place stays.
+    async fn restore(&mut self) {
+        let is_gone =
+            std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if self.file.is_none() || self.stays.is_cancelled() || !is_gone {
+            return;
+        }
+        let own =
+            self.path.parent().and_then(Path::parent).map(|base| PrivateDir::place(base, instance::id()));
+        if own.as_deref() == self.path.parent() {
+            if let Err(problem) = restore_directory(&self.path) {
+                tracing::debug!(%problem, "the admin socket is gone, and its directory");
+                return;
+            }
+        }
+        match bind_unix(&self.path).await {
+            Ok((unix, file)) => {
+                tracing::warn!(path = %self.path.display(), "the admin socket was removed; it is made again");
+                *lock(&self.remade) = unix.as_fd().try_clone_to_owned().ok();
+                (self.unix, self.file) = (unix, Some(file));
+            }
+            Err(failure) => tracing::debug!("the admin socket is gone: {}", failure.lines().join("; ")),
+        }
+    }
+
     /// Where programs connect to.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -217,9 +260,15 @@ impl Listeners {
         let tasks = TaskTracker::new();
         let (page, of_page) = (admin.page.clone(), admin.clone());
         tasks.spawn(async move { page.run(&of_page).await });
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
                 () = admin.stop.cancelled() => break,
+                _ = look.tick() => {
+                    self.restore().await;
+                    continue;
+                }
                 Some(question) = self.asked.recv() => {
                     // Whoever asked may have left.
                     let _left = question.send(());

@@ -26,6 +26,10 @@ pub(crate) fn table(status: &Status) -> String {
         text.truncate(text.len() - 1);
         text.extend([format!("access log {}: {} lines are missing{now}\n\n", log.path.display(), log.lost)]);
     }
+    if let Some(trouble) = status.state.trouble() {
+        text.truncate(text.len() - 1);
+        text.extend([trouble.as_str(), "\n\n"]);
+    }
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     // What is said under each row.
     let mut notes = vec![Vec::new()];
@@ -359,6 +363,12 @@ mod tests {
                 lost: 336,
                 failing: Some("No space left on device".into()),
             }),
+            state: warden_supervisor::StateView {
+                waiting: 12,
+                lost: [("events".to_owned(), 3)].into(),
+                failing: BTreeMap::new(),
+                silent_seconds: Some(61.5),
+            },
             fleet: FleetView {
                 number: 1,
                 canaries: Vec::new(),

@@ -6,7 +6,7 @@ use warden_policies::ModelName;
 use warden_policies::lifecycle::Phase;
 use warden_policies::loading::Numbers;
 use warden_policies::sample::HostMemory;
-use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
+use warden_supervisor::{BackendView, FleetView, ModelState, ModelView, WorkKind, run_job};
 
 use super::spare::{Facts, Memory, Spare};
 use crate::admin::answer::Admin;
@@ -28,7 +28,7 @@ pub(super) async fn facts_for(admin: &Admin, kept: &Numbers, model: &ModelName, 
     facts.needs = Memory { host: held.host.max(host), gpus: held.gpus.max(gpus) };
     let folder = folder.to_owned();
     // A disk may be slow.
-    let read = tokio::task::spawn_blocking(move || {
+    let read = run_job(WorkKind::StateFiles, move || {
         (warden_sensors::host_totals().ok(), reports::read(&folder).len())
     });
     let (totals, reports) = read.await.unwrap_or_default();

@@ -23,17 +23,19 @@ pub(crate) mod spare;
 mod told;
 mod words;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_policies::experiment::Workload;
 use warden_policies::{ModelName, defaults};
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{Command, EventKind, SpawnRequest};
+use warden_supervisor::{Command, EventKind, SpawnRequest, WorkKind, run_job};
 
 pub(crate) use self::spare::Refused;
 use self::told::Told;
@@ -61,6 +63,9 @@ struct Inner {
     over: CancellationToken,
     tasks: TaskTracker,
 }
+
+/// The disk of the state directory is waited for no longer: tasks that serve share our threads.
+const DISK_ANSWERS: Duration = Duration::from_secs(5);
 
 /// What is kept of memory for whatever comes, and how long one may take.
 #[derive(Clone, Debug)]
@@ -193,7 +198,11 @@ impl Diagnoses {
         if facts.reports >= reports::LISTED {
             return Err(Refused::Full(facts.reports, folder.display().to_string()));
         }
-        make_folder(&folder).map_err(|error| Refused::Cannot(format!("{}: {error}", folder.display())))?;
+        let place = folder.clone();
+        let making = run_job(WorkKind::StateFiles, move || make_folder(&place));
+        let made = timeout(DISK_ANSWERS, making).await;
+        let made = made.map_err(io::Error::from).and_then(|made| made?);
+        made.map_err(|error| Refused::Cannot(format!("{}: {error}", folder.display())))?;
         let about =
             About { model: model.to_string(), workload, by: by.to_owned(), began: clock::now_text(), report };
         let end = CancellationToken::new();
@@ -227,7 +236,9 @@ impl Diagnoses {
         let (own, admin) = (self.clone(), admin.clone());
         inner.tasks.spawn(async move {
             let (found, outcome) = own.run(&admin, nursery, request, &end).await;
-            own.ended(&admin, about, &path, found, outcome);
+            let looking = run_job(WorkKind::StateFiles, move || discard_empty(&path));
+            let has_report = matches!(timeout(DISK_ANSWERS, looking).await, Ok(Ok(true)));
+            own.ended(&admin, about, has_report, found, outcome);
         });
         Ok(())
     }
@@ -256,8 +267,7 @@ impl Diagnoses {
         }
     }
 
-    fn ended(&self, admin: &Admin, about: About, path: &Path, found: bool, outcome: String) {
-        let has_report = discard_empty(path);
+    fn ended(&self, admin: &Admin, about: About, has_report: bool, found: bool, outcome: String) {
         let (model, report) = (ModelName::new(&about.model), has_report.then(|| about.report.clone()));
         let outcome = {
             let mut state = lock(&self.inner.state);

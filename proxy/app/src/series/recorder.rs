@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -9,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::lifecycle::Phase;
 use warden_policies::rollup::{Lines, Reading};
 use warden_policies::{GenerationId, MemoryKind, ModelName};
-use warden_supervisor::{BackendView, Event, Fleet, FleetView, ModelView};
+use warden_supervisor::{BackendView, Event, Fleet, FleetView, ModelView, StateKind, StateWriter};
 
 use super::key::Key;
 use super::marks;
@@ -33,7 +34,9 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     mark(&tail.events);
     let mut flush = tokio::time::interval(policy.flush);
     flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut flushing: Option<tokio::task::JoinHandle<()>> = None;
+    let state = fleet.state_writer().clone();
+    // One write at a time: where the disk hangs there is no second one behind it.
+    let flushing = Arc::new(AtomicBool::new(false));
     // When the picture is looked at, if it has changed.
     let (mut changed, mut look) = (true, Instant::now());
     loop {
@@ -57,9 +60,7 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
                 }
             }
             _ = flush.tick() => {
-                if flushing.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-                    flushing = Some(write(&store));
-                }
+                write(&store, &state, &flushing);
             }
             () = stop.cancelled() => break,
         }
@@ -69,20 +70,27 @@ pub(crate) async fn record(store: Store, fleet: Fleet, stop: CancellationToken) 
     }
     mark(&fleet.events().events);
     store.close();
-    let last = async {
-        if let Some(before) = flushing {
-            drop(before.await);
-        }
-        drop(write(&store).await);
-    };
-    if tokio::time::timeout(policy.patience, last).await.is_err() {
+    write(&store, &state, &Arc::default());
+    if !state.written(policy.patience).await {
         tracing::warn!("the disk is too slow for what memory did last: that is not kept");
     }
 }
 
-fn write(store: &Store) -> tokio::task::JoinHandle<()> {
-    let store = store.clone();
-    tokio::task::spawn_blocking(move || store.flush())
+/// Has all of it written, unless that is under way.
+fn write(store: &Store, state: &StateWriter, flushing: &Arc<AtomicBool>) {
+    if flushing.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (store, done) = (store.clone(), Arc::clone(flushing));
+    let given = state.write(StateKind::Series, 0, move || {
+        // It tells by itself what fails, and keeps what is not written.
+        store.flush();
+        done.store(false, Ordering::Relaxed);
+        Ok(())
+    });
+    if !given {
+        flushing.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Which reading of each replica was taken in last.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use warden_policies::rollup::{Bucket, Range, Reading, SeriesPolicy, Tier, in_range, thin, tier_for, tiers};
+use warden_supervisor::{WorkKind, run_job};
 
 use super::disk::{Disk, Written};
 use super::key::Key;
@@ -319,7 +320,7 @@ impl Store {
         let asked = async {
             let permit = Arc::clone(&self.0.readers).acquire_owned().await.ok()?;
             // A question that was given up still waits for the disk, and has its place as long as it does.
-            let work = tokio::task::spawn_blocking(move || {
+            let work = run_job(WorkKind::StateFiles, move || {
                 let _permit = permit;
                 ask(&store)
             });

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use warden_gateway::{Certificate, Gauges, Tls, TlsError};
+use warden_supervisor::{WorkKind, run_job};
 
 /// Looks until the end.
 pub(crate) async fn watch(
@@ -35,7 +36,7 @@ pub(crate) async fn watch(
             () = stop.cancelled() => return,
         }
         let looking = tls.clone();
-        if let Ok(Some(result)) = tokio::task::spawn_blocking(move || looking.look()).await {
+        if let Ok(Some(result)) = run_job(WorkKind::Configuration, move || looking.look()).await {
             tell(&tls, result);
         }
     }
@@ -44,8 +45,12 @@ pub(crate) async fn watch(
 /// Reads the files now.
 pub(crate) async fn read(tls: &Arc<Tls>) {
     let reading = tls.clone();
-    if let Ok(result) = tokio::task::spawn_blocking(move || reading.read()).await {
-        tell(tls, result);
+    match run_job(WorkKind::Configuration, move || reading.read()).await {
+        Ok(result) => tell(tls, result),
+        // It is looked at again every few seconds.
+        Err(error) => {
+            tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays")
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use warden_supervisor::{Work, WorkKind, run_job};
 
 use crate::config::model_files::Stamp;
 use crate::config::source::folder;
@@ -25,7 +25,7 @@ pub(super) struct Folders {
     /// When they are looked at next.
     next: Instant,
     /// A look that is under way: one that hangs stays the only one.
-    looking: Option<JoinHandle<Option<Files>>>,
+    looking: Option<Work<Option<Files>>>,
     /// As they were when they were taken over.
     taken: Files,
     /// As they were when they were looked at last.
@@ -69,9 +69,9 @@ impl Folders {
     }
 
     /// Disks may hang, and then nothing changes.
-    fn look(&self) -> JoinHandle<Option<Files>> {
+    fn look(&self) -> Work<Option<Files>> {
         let (look, dirs) = (self.look.clone(), self.dirs.clone());
-        tokio::task::spawn_blocking(move || look(&dirs))
+        run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
 
     /// The folders from now on.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use warden_supervisor::nursery::{self, Nursery, NurseryHandle};
-use warden_supervisor::{Succession, instance};
+use warden_supervisor::{Succession, instance, start_worker_threads};
 
 use crate::admin::server::Asking;
 use crate::cli::ConfigArgs;
@@ -142,9 +142,6 @@ pub(crate) fn run(plan: Plan) -> Result<(), Failure> {
 /// Clients are served by threads of the gateway's own. Of these here, one that is busy for a moment must not hold up
 /// everything else.
 const CONTROL_THREADS: usize = 2;
-/// Threads that read files and `/proc` for them end when they have had nothing to do for so long. Whoever waits longest is woken first, so
-/// with the runtime's own ten seconds a burst's threads never end where something is read every second: each keeps 0.6 MiB of heap.
-const IDLE: Duration = Duration::from_millis(200);
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
 pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), Failure>
@@ -160,10 +157,12 @@ where
     F: FnOnce(NurseryHandle) -> W + Send + 'static,
     W: Future<Output = Result<(), Failure>> + Send + 'static,
 {
+    // First: whoever has too few threads hears so here.
+    let threads = start_worker_threads();
+    threads.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
-        .thread_keep_alive(IDLE)
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;

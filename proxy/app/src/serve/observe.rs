@@ -48,16 +48,16 @@ pub(crate) async fn events(
     fleet: Fleet,
     metrics: Arc<Metrics>,
     told: watch::Receiver<Told>,
-    mut file: EventsFile,
+    file: EventsFile,
     stop: CancellationToken,
 ) {
-    let tail = fleet.events();
+    let (file, tail) = (Arc::new(file), fleet.events());
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
     let mut advised = Advised::default();
     let mut see = |event: &Event| {
         metrics.event(event);
-        file.write(event);
+        file.keep(event, fleet.state_writer());
         let advice = advice_for(event, &fleet, &told.borrow().servers);
         log_event(event, &advised.unsaid(event, advice));
     };

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use warden_supervisor::{Work, WorkError, WorkKind, run_job};
 
 use super::Plan;
 use crate::config::machine::Machine;
@@ -26,10 +27,11 @@ pub(super) struct Reading {
     again: bool,
     /// Nobody wants what is read any more.
     ends: CancellationToken,
+    patience: Duration,
 }
 
 struct UnderWay {
-    task: JoinHandle<Option<Result<Resolved, Failure>>>,
+    task: Work<Option<Result<Resolved, Failure>>>,
     since: Instant,
     told: bool,
 }
@@ -44,11 +46,11 @@ pub(super) enum Read {
 impl Reading {
     pub(super) fn new(plan: &Plan, machine: &Machine) -> Self {
         let (plan, machine, ends) = (plan.clone(), machine.clone(), CancellationToken::new());
-        Self { plan, machine, under_way: None, again: false, ends }
+        Self { plan, machine, under_way: None, again: false, ends, patience: PATIENCE }
     }
 
     /// Reads all anew; once more behind what is under way, if something is. It is done when logs are opened anew, too.
-    pub(super) fn begin(&mut self, logs: JoinHandle<()>) {
+    pub(super) fn begin(&mut self, logs: oneshot::Receiver<()>) {
         if let Some(under_way) = &mut self.under_way {
             self.again = true;
             // Whoever asked for this one hears as much of it as of the first.
@@ -58,7 +60,7 @@ impl Reading {
         self.start(Some(logs));
     }
 
-    fn start(&mut self, logs: Option<JoinHandle<()>>) {
+    fn start(&mut self, logs: Option<oneshot::Receiver<()>>) {
         let (plan, machine, ends) = (self.plan.clone(), self.machine.clone(), self.ends.clone());
         let reads = async move {
             let read = plan.resolve(&machine).await;
@@ -70,7 +72,7 @@ impl Reading {
         };
         let here = Handle::current();
         // On a thread of its own: a read from a disk cannot be given up.
-        let task = tokio::task::spawn_blocking(move || here.block_on(ends.run_until_cancelled(reads)));
+        let task = run_job(WorkKind::Configuration, move || here.block_on(ends.run_until_cancelled(reads)));
         self.under_way = Some(UnderWay { task, since: Instant::now(), told: false });
     }
 
@@ -84,17 +86,18 @@ impl Reading {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
         let done = tokio::select! {
             done = &mut under_way.task => done,
-            () = sleep_until(under_way.since + PATIENCE), if !under_way.told => {
+            () = sleep_until(under_way.since + self.patience), if !under_way.told => {
                 under_way.told = true;
-                return Read::Late(PATIENCE);
+                return Read::Late(self.patience);
             }
         };
         self.under_way = None;
         if std::mem::take(&mut self.again) {
             self.start(None);
         }
-        let ended = || Err(Failure::failed("reading it ended because of the internal error above"));
-        Read::Done(Box::new(done.ok().flatten().unwrap_or_else(ended)))
+        let ended = || Err(Failure::failed("reading it was given up"));
+        let refused = |error: WorkError| Err(Failure::failed(format!("it cannot be read now: {error}")));
+        Read::Done(Box::new(done.map_or_else(refused, |read| read.unwrap_or_else(ended))))
     }
 }
 
@@ -110,12 +113,10 @@ mod tests {
     use std::fs::File;
     use std::io::Write as _;
 
-    use tokio::time::advance;
-
     use super::*;
     use crate::cli::ConfigArgs;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn each_who_asks_while_a_disk_hangs_hears_so_and_all_is_read_once_more_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("warden.toml");
@@ -123,12 +124,13 @@ mod tests {
         let config = ConfigArgs { config: Some(path.clone()), set: Vec::new() };
         let plan = Plan { config, flags: Vec::new(), server_flags: Vec::new(), any_name: false };
         let mut reading = Reading::new(&plan, &Machine::read());
-        let opened = || tokio::task::spawn_blocking(|| ());
+        let opened = || oneshot::channel().1;
+        reading.patience = Duration::from_millis(20);
         for _ in 0..3 {
             reading.begin(opened());
-            advance(PATIENCE + Duration::from_secs(1)).await;
             assert!(matches!(reading.read().await, Read::Late(_)) && reading.is_under_way());
         }
+        reading.patience = PATIENCE;
         // Somebody reads, so it can be opened.
         let mut disk = File::options().write(true).open(&path).unwrap();
         std::fs::rename(&path, dir.path().join("fifo")).unwrap();

@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{Control, Ends, Gateway, GatewayConfig, GatewayError, Gauges, Pulse, Tls};
 use warden_policies::ModelName;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{ApplyReport, Fleet};
+use warden_supervisor::{ApplyReport, Fleet, WorkKind, run_detached};
 
 use super::certificate;
 use super::leaving::Leaving;
@@ -34,7 +33,7 @@ use crate::admin::instance::Claim;
 use crate::admin::metrics::Metrics;
 use crate::admin::page::door::Doorkeeper;
 use crate::admin::page::holds::plans;
-use crate::admin::server::{Asking, Given, bind, inherit};
+use crate::admin::server::{Asking, Given, Remade, bind, inherit};
 use crate::clock;
 use crate::config::changes::{Changes, compare_loaded};
 use crate::config::machine::Machine;
@@ -85,6 +84,8 @@ pub(crate) struct Server {
     /// For the program after us; none once it is clear that there is no such program, or that it has them.
     copies: Mutex<Copies>,
     admin_given: bool,
+    /// The operators' socket, if it had to be made again.
+    admin_remade: Remade,
     /// Cancelled when the operator's sockets are the next program's.
     admin_stays: CancellationToken,
     /// Orders to upgrade.
@@ -167,6 +168,7 @@ impl Server {
         let (operators, admin_stays) =
             (listeners.sockets().map_err(|error| copied(&error))?, listeners.stays());
         let (admin_socket, admin_pulse) = (listeners.path().to_owned(), listeners.asking());
+        let admin_remade = listeners.remade();
         let admin_address = listeners.address();
         let probe = listen::Listeners::bind(resolved.probe_address, resolved.agent_address, left)?;
         let probe_sockets = probe.sockets().map_err(|error| copied(&error))?;
@@ -189,8 +191,11 @@ impl Server {
             data_dir: resolved.dirs.data.to_string_lossy().into_owned(),
             memory_anon: None,
         };
-        claim.announce(&resolved.dirs.state, machine.meeting_places().first(), &instance)?;
         let tasks = TaskTracker::new();
+        let places = machine.meeting_places();
+        if let Some(again) = claim.announce(&resolved.dirs.state, places.first(), &instance)? {
+            tasks.spawn(stop.clone().run_until_cancelled_owned(again));
+        }
         // What only one program may do begins when that is us.
         let once = |task: BoxFuture<'static, ()>| {
             let (begun, stop) = (begun.clone(), stop.clone());
@@ -213,7 +218,12 @@ impl Server {
         let (tell, told) = watch::channel(now);
         let file = EventsFile::new(&resolved.dirs.state, machine.pid);
         let kept = series::Store::new(&resolved.series, &resolved.dirs.state);
-        let books = Books { tasks: TaskTracker::new(), closed: stop.child_token(), series: kept.clone() };
+        let books = Books {
+            tasks: TaskTracker::new(),
+            closed: stop.child_token(),
+            series: kept.clone(),
+            state: fleet.state_writer().clone(),
+        };
         books.tasks.spawn(events(fleet.clone(), metrics.clone(), told.clone(), file, books.closed.clone()));
         if let Some(job) = unmeasured {
             tasks.spawn(once(job.run(fleet.clone(), stop.clone()).boxed()));
@@ -304,6 +314,7 @@ impl Server {
             claim,
             copies: Mutex::new(Copies { public, operators, probes: probe_sockets }),
             admin_given,
+            admin_remade,
             admin_stays,
             orders: Some(orders),
             admin_socket,
@@ -382,15 +393,23 @@ impl Server {
     }
 
     /// Opens the file of the access log anew, for whoever has renamed it: on a thread of its own, because its disk may hang.
-    pub(crate) fn reopen_logs(&self) -> JoinHandle<()> {
-        let access = self.access.clone();
-        tokio::task::spawn_blocking(move || access.reopen())
+    pub(crate) fn reopen_logs(&self) -> oneshot::Receiver<()> {
+        let ((done, opened), access) = (oneshot::channel(), self.access.clone());
+        let reopen = move || {
+            access.reopen();
+            // Whoever waits for it may have left.
+            let _left = done.send(());
+        };
+        if let Err(error) = run_detached(WorkKind::Configuration, reopen) {
+            tracing::error!(%error, "the access log was not opened again: lines go on into the old file");
+        }
+        opened
     }
 
     /// Takes over a new configuration, as far as that goes without a restart.
     pub(crate) async fn reload(&mut self, new: Resolved, machine: &Machine) -> Result<(), Failure> {
         // First, because it may fail: then nothing of the new configuration is taken over.
-        self.recorders.open(&new)?;
+        self.recorders.open_beside(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
         for section in &kept_back {
             tracing::warn!(target: "config", "[{section}] has changed: that takes effect at the next start of llama-warden");
@@ -462,7 +481,15 @@ impl Server {
                 self.fleet.elders_ended().await;
             };
             let _ = tokio::time::timeout(grace, ended).await;
-            self.fleet.shutdown(deadline.saturating_sub(grace)).await;
+            // The processes are killed after their grace. What is left then is a mistake of ours, which must not keep
+            // us.
+            let stops = self.resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
+            let grace_of_all = stops.max().unwrap_or_default().saturating_mul(2);
+            let limit = grace_of_all.saturating_add(deadline).saturating_add(STUCK);
+            let left = deadline.saturating_sub(grace);
+            if tokio::time::timeout(limit, self.fleet.shutdown(left)).await.is_err() {
+                tracing::error!(?limit, "not all models have ended in time: ending without them");
+            }
         };
         let gateway = tokio::time::timeout(deadline, self.gateway_done.cancelled());
         let _ = tokio::join!(fleet, gateway);
@@ -473,10 +500,14 @@ impl Server {
         let all = async { tokio::join!(self.tasks.wait(), self.books.tasks.wait()) };
         let tasks = tokio::time::timeout(self.resolved.upstream.connect_timeout, all);
         let _ = tokio::join!(tasks, self.exporting.end());
+        self.books.finish().await;
         self.access.flush();
-        drop(self.claim);
+        self.claim.end().await;
     }
 }
+
+/// Beyond all that the end of the models may take.
+const STUCK: Duration = Duration::from_secs(10);
 
 /// What the page shows of the configuration.
 fn shown(resolved: &Resolved, machine: &Machine, pending: Vec<&'static str>) -> Option<Kept> {
@@ -513,7 +544,8 @@ fn loops(pulse: &Pulse, admin: &Asking, fleet: &Fleet) -> impl Fn() -> Asked + S
     move || {
         let (admin, models) = (("the admin listener".to_owned(), admin.ask()), fleet.ask_tasks());
         let models = models.into_iter().map(|(name, answer)| (format!("the task of model `{name}`"), answer));
-        pulse.ask().into_iter().chain([admin]).chain(models).collect()
+        let loader = fleet.ask_loader().map(|answer| ("the task that loads models".to_owned(), answer));
+        pulse.ask().into_iter().chain([admin]).chain(loader).chain(models).collect()
     }
 }
 

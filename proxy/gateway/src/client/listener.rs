@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::task::Poll;
 
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpListener, TcpStream};
+use warden_supervisor::resolve_host;
 
 use crate::client::error::GatewayError;
 
@@ -100,7 +101,7 @@ impl Listener {
 async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), GatewayError> {
     let host = host.trim().trim_start_matches('[').trim_end_matches(']');
     let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
-    let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(unresolved)?.collect();
+    let mut addresses: Vec<SocketAddr> = resolve_host(host, port).await.map_err(unresolved)?;
     // `localhost` means both ::1 and 127.0.0.1; clients that name an address name the latter.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));

@@ -257,6 +257,7 @@ proptest! {
 
 /// Threads that begin and end as fast as they can, one connection each, beside one that lists and one that cancels at random.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
     const THREADS: usize = 4;
     const EACH: u64 = 2000;

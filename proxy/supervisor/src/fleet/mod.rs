@@ -42,6 +42,7 @@ use crate::process::nursery::NurseryHandle;
 use crate::process::{World, directories};
 use crate::remote::Remote;
 use crate::spec::{CanarySpec, Common, FleetConfig, ModelSpec, RemoteSpec, Watch};
+use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::FleetView;
 use crate::view::event::{ApplyReport, EventKind, EventTail, Journal};
@@ -125,7 +126,8 @@ impl Fleet {
         let config = absolute(config);
         check(&config)?;
         directories::prepare_runtime(&config.runtime_dir)?;
-        let ledger = Ledger::open(&config.state_dir)
+        let state = StateWriter::start().map_err(FleetError::NoThread)?;
+        let ledger = Ledger::open(&config.state_dir, state.clone())
             .map_err(|(path, source)| FleetError::StateDir { path, source })?;
         let journal = Arc::new(Journal::new(config.watch.child.events_kept));
         let (loading, told) = LoadingDesk::new();
@@ -140,7 +142,7 @@ impl Fleet {
         );
         let since = will.as_ref().map_or_else(Since::now, FleetWill::since);
         let begun = since.begun.clone();
-        let context = Context::new(world, journal, ledger, &config, loading, common, since);
+        let context = Context::new(world, journal, ledger, state, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let fleet = Self {
             inner: Arc::new(Inner {
@@ -352,7 +354,9 @@ impl Fleet {
         let handle = self.asked(model, "restart", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Restart(by.map(Arc::from), reply));
-        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
+        self.kept_in_time().await;
+        done
     }
 
     /// Drains and stops a model; resolves when its processes are gone. The next request starts it again.
@@ -395,7 +399,9 @@ impl Fleet {
         let handle = self.asked(model, "reclaim", by)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Reclaim(by.map(Arc::from), reply));
-        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
+        self.kept_in_time().await;
+        done
     }
 
     /// Says that a model never leaves for another one, or that it may, whatever is configured: until it is said otherwise, or everything
@@ -408,7 +414,20 @@ impl Fleet {
         let handle = self.handle(model)?;
         let (reply, answer) = oneshot::channel();
         handle.send(Control::Pin(pinned, by.into(), reply));
-        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+        let done = answer.await.unwrap_or(Err(ControlError::ShuttingDown));
+        self.kept_in_time().await;
+        done
+    }
+
+    /// What operators do is in the ledger when they are answered, unless its disk hangs.
+    pub(super) async fn kept_in_time(&self) {
+        const PATIENCE: Duration = Duration::from_millis(250);
+        self.inner.context.state.written(PATIENCE).await;
+    }
+
+    /// Where all that is kept in the state directory is written.
+    pub fn state_writer(&self) -> &StateWriter {
+        &self.inner.context.state
     }
 
     /// Tells that somebody asks something of a model, if it is known who.

@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::UNIX_EPOCH;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -24,7 +24,9 @@ use warden_policies::start_search::StartFinding;
 use warden_policies::{MemoryKind, ModelName};
 
 use crate::spec::Command;
+use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
+use crate::worker_threads::{WorkKind, run_briefly};
 
 /// The name of the file.
 const FILE: &str = "growth.json";
@@ -71,19 +73,93 @@ pub struct KnownMemory {
     pub leaks: Vec<Prior>,
 }
 
+/// What is news of one kind of process.
+#[derive(Clone, Debug, PartialEq)]
+enum KnownChange {
+    Priors(Vec<Prior>),
+    Measured(Learnt),
+    Offload(Offload),
+    Held(Vec<Held>),
+    Start(StartFinding),
+}
+
+impl KnownChange {
+    fn apply(self, known: &mut Known) {
+        match self {
+            Self::Priors(priors) => known.priors = priors,
+            Self::Measured(measured) => known.measured = measured,
+            Self::Offload(offload) => known.offload = Some(offload),
+            Self::Held(held) => known.held = held,
+            Self::Start(finding) => known.start = Some(finding),
+        }
+    }
+}
+
+/// News that are not in the file yet.
+#[derive(Clone, Debug)]
+struct Pending {
+    key: String,
+    model: ModelName,
+    /// Kinds of processes that are kept.
+    keep: usize,
+    change: KnownChange,
+}
+
+impl Pending {
+    fn apply(self, all: &mut Vec<Known>) {
+        let old = all.iter().position(|known| known.key == self.key).map(|at| all.remove(at));
+        let mut one = old.unwrap_or_else(|| Known {
+            key: self.key,
+            model: self.model,
+            priors: Vec::new(),
+            measured: Learnt::default(),
+            offload: None,
+            held: Vec::new(),
+            start: None,
+        });
+        self.change.apply(&mut one);
+        if !one.is_empty() {
+            all.push(one);
+        }
+        let surplus = all.len().saturating_sub(self.keep.max(1));
+        all.drain(..surplus);
+    }
+
+    /// Whether `self` makes what `other` says old.
+    fn replaces(&self, other: &Self) -> bool {
+        self.key == other.key && std::mem::discriminant(&self.change) == std::mem::discriminant(&other.change)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
+    kept: Arc<Kept>,
+    /// Who writes the file; without it each change is written at once.
+    state: Option<StateWriter>,
+}
+
+#[derive(Debug)]
+struct Kept {
     path: PathBuf,
+    /// Nobody waits for a disk under it.
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
     /// Oldest first.
-    known: Mutex<Vec<Known>>,
+    known: Vec<Known>,
+    pending: Vec<Pending>,
+    /// Somebody is about to write what is pending.
+    queued: bool,
 }
 
 impl LeakHistory {
     /// Reads the file in `directory`, if there is one.
-    pub(crate) fn open(directory: &Path) -> Self {
+    pub(crate) fn open(directory: &Path, state: Option<StateWriter>) -> Self {
         let path = directory.join(FILE);
-        let known = read(&path);
-        Self { path, known: Mutex::new(known) }
+        let memory = Memory { known: read(&path), pending: Vec::new(), queued: false };
+        Self { kept: Arc::new(Kept { path, memory: Mutex::new(memory) }), state }
     }
 
     /// What is known of such a process.
@@ -102,11 +178,11 @@ impl LeakHistory {
     }
 
     fn get<T>(&self, key: &str, of: impl FnOnce(&Known) -> T) -> Option<T> {
-        lock(&self.known).iter().find(|known| known.key == key).map(of)
+        lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
     /// Takes the end of such a process in: what leaked is remembered, what was judged and did not is forgotten, what was
-    /// not judged stays as it was. Writes the file if that changes anything; blocks for that.
+    /// not judged stays as it was. Has the file written if that changes anything.
     pub(crate) fn learn(
         &self,
         key: &str,
@@ -129,9 +205,7 @@ impl LeakHistory {
         if priors == before {
             return;
         }
-        if let Err(error) = self.change(key, model, keep, |known| known.priors = priors) {
-            tracing::warn!(path = %self.path.display(), %error, "what was learnt of growth is not kept");
-        }
+        self.change(key, model, keep, KnownChange::Priors(priors));
     }
 
     /// What the best process of this kind had on GPUs.
@@ -139,8 +213,7 @@ impl LeakHistory {
         self.get(key, |known| known.offload)?
     }
 
-    /// Such a process had this on GPUs, and nothing was missing. Writes the file if it is the first or the best; blocks for
-    /// that.
+    /// Such a process had this on GPUs, and nothing was missing. Has the file written if it is the first or the best.
     pub(crate) fn had(&self, key: &str, model: &ModelName, offload: Offload, keep: usize) {
         let before = self.offload(key);
         let best = before.map_or(offload, |before| before.best(offload));
@@ -151,9 +224,7 @@ impl LeakHistory {
         if !before.is_none_or(grown) {
             return;
         }
-        if let Err(error) = self.change(key, model, keep, |known| known.offload = Some(best)) {
-            tracing::warn!(path = %self.path.display(), %error, "what it had on GPUs is not kept");
-        }
+        self.change(key, model, keep, KnownChange::Offload(best));
     }
 
     /// What a search found of starts of such a process.
@@ -161,7 +232,7 @@ impl LeakHistory {
         self.get(key, |known| known.start.clone())?
     }
 
-    /// A search found this of starts of such a process. Writes the file; blocks for that.
+    /// A search found this of starts of such a process. Has the file written.
     pub(crate) fn keep_start_finding(
         &self,
         key: &str,
@@ -169,58 +240,67 @@ impl LeakHistory {
         finding: StartFinding,
         keep: usize,
     ) {
-        if let Err(error) = self.change(key, model, keep, |known| known.start = Some(finding)) {
-            tracing::warn!(path = %self.path.display(), %error, "what was found of its start is not kept");
-        }
+        self.change(key, model, keep, KnownChange::Start(finding));
     }
 
-    /// Such a process held this. Writes the file if that is news; blocks for that.
+    /// Such a process held this. Has the file written if that is news.
     pub(crate) fn held(&self, key: &str, model: &ModelName, shown: &[Held], keep: usize) {
         let before = self.get(key, |known| known.held.clone()).unwrap_or_default();
         let Some(now) = held::take(&before, shown) else { return };
-        if let Err(error) = self.change(key, model, keep, |known| known.held = now) {
-            tracing::warn!(path = %self.path.display(), %error, "what it held is not kept");
+        self.change(key, model, keep, KnownChange::Held(now));
+    }
+
+    /// Changes what is known of one kind of process: here at once, in the file when its disk answers.
+    fn change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
+        let news = Pending { key: key.to_owned(), model: model.clone(), keep, change };
+        let mut memory = lock(&self.kept.memory);
+        news.clone().apply(&mut memory.known);
+        memory.pending.retain(|older| !news.replaces(older));
+        memory.pending.push(news);
+        let queued = std::mem::replace(&mut memory.queued, true);
+        drop(memory);
+        if queued {
+            return;
+        }
+        let kept = Arc::clone(&self.kept);
+        let Some(state) = &self.state else {
+            if let Err(error) = kept.write_pending() {
+                tracing::warn!(path = %self.kept.path.display(), %error, "what was learnt of processes is not kept");
+            }
+            return;
+        };
+        // One that is left out is tried again with the next change: nothing of it is lost as long as we run.
+        if !state.write(StateKind::Growth, 0, move || kept.write_pending()) {
+            lock(&self.kept.memory).queued = false;
         }
     }
+}
 
-    /// Takes in what a diagnosis measured of such a process. Blocks.
-    fn take(&self, key: &str, model: &ModelName, measured: Learnt, keep: usize) -> io::Result<()> {
-        self.change(key, model, keep, |known| known.measured = measured)
-    }
-
-    /// Changes what is known of one kind of process, in the file as it is now.
-    fn change(
-        &self,
-        key: &str,
-        model: &ModelName,
-        keep: usize,
-        change: impl FnOnce(&mut Known),
-    ) -> io::Result<()> {
-        let mut known = lock(&self.known);
+impl Kept {
+    /// Writes what is pending into the file as it is now, and takes in what others have written there.
+    fn write_pending(&self) -> io::Result<()> {
+        let (mut known, pending) = {
+            let mut memory = lock(&self.memory);
+            // Later news are written by the job that comes with them.
+            memory.queued = false;
+            (memory.known.clone(), memory.pending.clone())
+        };
         let lock_file = self.path.with_extension("lock");
         let beside = fs::File::options().create(true).truncate(false).write(true).open(lock_file)?;
         // Let go of when the file is closed.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
-            *known = read(&self.path);
+            known = read(&self.path);
         }
-        let old = known.iter().position(|known| known.key == key).map(|at| known.remove(at));
-        let mut one = old.unwrap_or_else(|| Known {
-            key: key.to_owned(),
-            model: model.clone(),
-            priors: Vec::new(),
-            measured: Learnt::default(),
-            offload: None,
-            held: Vec::new(),
-            start: None,
-        });
-        change(&mut one);
-        if !one.is_empty() {
-            known.push(one);
-        }
-        let surplus = known.len().saturating_sub(keep.max(1));
-        known.drain(..surplus);
-        write(&self.path, &known)
+        pending.iter().cloned().for_each(|news| news.apply(&mut known));
+        write(&self.path, &known)?;
+        let mut memory = lock(&self.memory);
+        let written =
+            |news: &Pending| pending.iter().any(|old| news.replaces(old) && old.change == news.change);
+        memory.pending.retain(|news| !written(news));
+        memory.pending.iter().cloned().for_each(|news| news.apply(&mut known));
+        memory.known = known;
+        Ok(())
     }
 }
 
@@ -235,14 +315,13 @@ pub fn remember(
     measured: Learnt,
     keep: usize,
 ) -> io::Result<()> {
-    fs::create_dir_all(state_dir)?;
-    LeakHistory::open(state_dir).take(&key(command), model, measured, keep)
+    write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
 }
 
 /// Keeps what a search found of starts with this command, for the next start that dies. Blocks.
 ///
 /// # Errors
-/// The state directory cannot be made.
+/// The state directory cannot be made, or the file in it cannot be written.
 pub fn remember_start(
     state_dir: &Path,
     model: &ModelName,
@@ -250,9 +329,21 @@ pub fn remember_start(
     finding: StartFinding,
     keep: usize,
 ) -> io::Result<()> {
+    write_change(state_dir, model, command, KnownChange::Start(finding), keep)
+}
+
+/// Writes one change to the file in the state directory, as a program that is no instance.
+fn write_change(
+    state_dir: &Path,
+    model: &ModelName,
+    command: &Command,
+    change: KnownChange,
+    keep: usize,
+) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
-    LeakHistory::open(state_dir).keep_start_finding(&key(command), model, finding, keep);
-    Ok(())
+    let kept = LeakHistory::open(state_dir, None).kept;
+    lock(&kept.memory).pending.push(Pending { key: key(command), model: model.clone(), keep, change });
+    kept.write_pending()
 }
 
 /// What is known of the memory of processes with this command. Reads the file in the state directory and changes nothing: one that
@@ -302,9 +393,17 @@ fn write(path: &Path, known: &[Known]) -> io::Result<()> {
 /// Names what a process is made of: the binary and the files that its arguments and variables name, as models and adapters
 /// (path, size and time of change, so that a new build or model in an old place is another one; not those that it writes), its arguments, and the
 /// variables that it gets and that reach the server, its libraries or its driver. A hash, because arguments may hold keys.
+///
+/// Where the disk of a file does not answer, the file counts as one that is not there: the caller is a task that
+/// others wait for.
 pub(crate) fn key(command: &Command) -> String {
-    key_in(command, std::env::vars_os())
+    let own = command.clone();
+    let whole = run_briefly(WorkKind::ModelFiles, DISK_ANSWERS, move || key_in(&own, std::env::vars_os()));
+    whole.unwrap_or_else(|| key_of(command, std::env::vars_os(), |_| None))
 }
+
+/// A disk that works answers within milliseconds; the threads of a machine that is busy may take longer.
+const DISK_ANSWERS: Duration = Duration::from_secs(1);
 
 /// The beginnings of the names of inherited variables that count: of the server and ggml, of drivers and their libraries, of
 /// the allocator and the loader.
@@ -343,16 +442,24 @@ const WRITTEN: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
 fn key_in(command: &Command, inherited: impl Iterator<Item = (OsString, OsString)>) -> String {
+    let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
+    key_of(command, inherited, |text| {
+        let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
+        let changed = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Some(format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())))
+    })
+}
+
+/// `file`: what is known of the file of a name, if there is one.
+fn key_of(
+    command: &Command,
+    inherited: impl Iterator<Item = (OsString, OsString)>,
+    file: impl Fn(&str) -> Option<String>,
+) -> String {
     let mut hash = Sha256::new();
     let mut add = |text: &str| {
         hash.update(text.as_bytes());
         hash.update([0]);
-    };
-    let directory = command.directory.as_deref().unwrap_or_else(|| Path::new(""));
-    let file = |text: &str| {
-        let file = fs::metadata(directory.join(text)).ok().filter(fs::Metadata::is_file)?;
-        let changed = file.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-        Some(format!("{} {:?}", file.len(), changed.map(|time| time.as_secs())))
     };
     let binary = command.binary.to_string_lossy();
     add(&binary);
@@ -411,16 +518,16 @@ mod tests {
         let name = ModelName::new("m");
         let both = [prior(MemoryKind::Host, 4.0), prior(VRAM, 1.0)];
         let leaking = [growth(MemoryKind::Host, Verdict::Leaking), growth(VRAM, Verdict::Leaking)];
-        LeakHistory::open(directory.path()).learn("k", &name, &both, &leaking, 9);
-        let next = LeakHistory::open(directory.path());
+        LeakHistory::open(directory.path(), None).learn("k", &name, &both, &leaking, 9);
+        let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.of("k"), next.of("other")), (both.to_vec(), Vec::new()));
         // A short life says nothing of VRAM, and that the host does not leak.
         let short = [growth(MemoryKind::Host, Verdict::Steady), growth(VRAM, Verdict::Warming)];
         next.learn("k", &name, &[], &short, 9);
-        assert_eq!(LeakHistory::open(directory.path()).of("k"), [both[1].clone()]);
+        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), [both[1].clone()]);
         let cured = [growth(VRAM, Verdict::Steady)];
         next.learn("k", &name, &[], &cured, 9);
-        assert_eq!(LeakHistory::open(directory.path()).of("k"), []);
+        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), []);
     }
 
     #[test]
@@ -434,19 +541,19 @@ mod tests {
             directory: None,
         };
         let (name, key) = (ModelName::new("m"), key(&command));
-        let serving = LeakHistory::open(directory.path());
+        let serving = LeakHistory::open(directory.path(), None);
         let price = Price { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
         let measured = Learnt { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
         remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
         // The run that began before the diagnosis does not overwrite it.
         let leaking = [growth(MemoryKind::Host, Verdict::Leaking)];
         serving.learn(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
-        let next = LeakHistory::open(directory.path());
+        let next = LeakHistory::open(directory.path(), None);
         assert_eq!((next.measured(&key), next.of(&key).len()), (measured.clone(), 1));
         assert_eq!(measured.worst(VRAM), Some(1 << 30));
         // A leak that is gone takes nothing else with it.
         next.learn(&key, &name, &[], &[growth(MemoryKind::Host, Verdict::Steady)], 9);
-        let last = LeakHistory::open(directory.path());
+        let last = LeakHistory::open(directory.path(), None);
         assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
         assert_eq!(last.measured("other"), Learnt::default());
     }
@@ -454,7 +561,7 @@ mod tests {
     #[test]
     fn the_oldest_is_forgotten_first() {
         let directory = tempfile::tempdir().unwrap();
-        let history = LeakHistory::open(directory.path());
+        let history = LeakHistory::open(directory.path(), None);
         for key in ["a", "b", "c"] {
             let found = [prior(MemoryKind::Host, 1.0)];
             history.learn(
@@ -472,7 +579,7 @@ mod tests {
     fn a_broken_file_is_set_aside_and_nothing_else_happens() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("growth.json"), "{ nonsense").unwrap();
-        assert_eq!(LeakHistory::open(directory.path()).of("k"), []);
+        assert_eq!(LeakHistory::open(directory.path(), None).of("k"), []);
         let aside = fs::read_to_string(directory.path().join("growth.json.broken")).unwrap();
         assert_eq!(aside, "{ nonsense");
     }

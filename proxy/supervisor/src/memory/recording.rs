@@ -5,18 +5,36 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use warden_policies::sample::Sample;
 use warden_policies::{GenerationId, ModelName, trace};
 
+use crate::state::{StateKind, StateWriter};
+use crate::sync::lock;
+
 /// Names tried before a directory full of old recordings counts as an error.
 const NAMES: u32 = 10_000;
 
+/// Such a recording. It is opened and written by the thread that writes to the state directory.
 #[derive(Debug)]
 pub(crate) struct Recorder {
+    state: StateWriter,
+    tape: Arc<Tape>,
+}
+
+#[derive(Debug)]
+struct Tape {
+    over: AtomicBool,
+    /// Locked by the thread that writes, and by no other.
+    file: Mutex<Option<TapeFile>>,
+}
+
+#[derive(Debug)]
+struct TapeFile {
     path: PathBuf,
-    /// `None` once it has stopped.
-    file: Option<File>,
+    file: File,
     left: u64,
 }
 
@@ -24,39 +42,68 @@ impl Recorder {
     /// Begins a recording of at most `limit` bytes in `directory`, which is made if need be. A recording of an earlier
     /// run is never touched: the new one gets a number more in its name.
     pub(crate) fn begin(
+        state: &StateWriter,
         directory: &Path,
         model: &ModelName,
         generation: GenerationId,
         limit: u64,
-    ) -> Option<Self> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        let opened = made.and_then(|()| create(directory, model, generation));
-        match opened {
-            Ok((path, file)) => {
-                tracing::info!(%model, %generation, path = %path.display(), "recording");
-                Some(Self { path, file: Some(file), left: limit })
+    ) -> Self {
+        let recorder = Self {
+            state: state.clone(),
+            tape: Arc::new(Tape { over: AtomicBool::new(false), file: Mutex::default() }),
+        };
+        let (directory, model) = (directory.to_owned(), model.clone());
+        recorder.give(0, move |tape| {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+            let opened = made.and_then(|()| create(&directory, &model, generation));
+            match opened {
+                Ok((path, file)) => {
+                    tracing::info!(%model, %generation, path = %path.display(), "recording");
+                    *tape = Some(TapeFile { path, file, left: limit });
+                }
+                Err(error) => {
+                    let path = directory.display();
+                    tracing::warn!(%model, %generation, %path, %error, "no recording: cannot write there");
+                }
             }
-            Err(error) => {
-                let path = directory.display();
-                tracing::warn!(%model, %generation, %path, %error, "no recording: cannot write there");
-                None
-            }
-        }
+        });
+        recorder
     }
 
-    pub(crate) fn write(&mut self, sample: &Sample) {
-        let Some(file) = &mut self.file else { return };
+    pub(crate) fn write(&self, sample: &Sample) {
         let mut line = trace::line(sample);
         line.push('\n');
-        let path = self.path.display();
-        if line.len() as u64 > self.left {
-            tracing::warn!(%path, "the recording has reached its size (`internal.sensors.trace_bytes`) and stops");
-            self.file = None;
-        } else if let Err(error) = file.write_all(line.as_bytes()) {
-            tracing::warn!(%path, %error, "the recording stops: cannot write to it");
-            self.file = None;
-        } else {
-            self.left -= line.len() as u64;
+        self.give(line.len(), move |tape| {
+            let Some(TapeFile { path, file, left }) = tape else { return };
+            let path = path.display();
+            if line.len() as u64 > *left {
+                tracing::warn!(%path, "the recording has reached its size (`internal.sensors.trace_bytes`) and stops");
+                *tape = None;
+            } else if let Err(error) = file.write_all(line.as_bytes()) {
+                tracing::warn!(%path, %error, "the recording stops: cannot write to it");
+                *tape = None;
+            } else {
+                *left -= line.len() as u64;
+            }
+        });
+    }
+
+    /// Has something done with the file. The recording is over when it has none any more.
+    fn give(&self, bytes: usize, job: impl FnOnce(&mut Option<TapeFile>) + Send + 'static) {
+        if self.tape.over.load(Ordering::Relaxed) {
+            return;
+        }
+        let tape = Arc::clone(&self.tape);
+        let given = self.state.write(StateKind::Recordings, bytes, move || {
+            let mut file = lock(&tape.file);
+            job(&mut file);
+            tape.over.fetch_or(file.is_none(), Ordering::Relaxed);
+            Ok(())
+        });
+        if !given {
+            // One with a hole in it would be replayed wrongly.
+            self.tape.over.store(true, Ordering::Relaxed);
+            tracing::warn!("a recording stops: the state directory does not answer");
         }
     }
 }
@@ -97,31 +144,35 @@ mod tests {
         }
     }
 
+    const LONG: Duration = Duration::from_secs(20);
+
     #[test]
     fn a_recording_reads_back_stops_at_its_size_and_spares_older_ones() {
         let directory = tempfile::tempdir().unwrap();
         let traces = directory.path().join("traces");
-        let model = ModelName::new("org/m:8b");
-        let begin = |limit| Recorder::begin(&traces, &model, GenerationId(3), limit).unwrap();
+        let (model, state) = (ModelName::new("org/m:8b"), StateWriter::start().unwrap());
+        let begin = |limit| Recorder::begin(&state, &traces, &model, GenerationId(3), limit);
         let one = trace::line(&sample(1)).len() as u64 + 1;
-        let mut first = begin(2 * one);
+        let first = begin(2 * one);
         for second in 1..=3 {
             first.write(&sample(second));
         }
-        let read = |path: &Path| trace::parse(&fs::read_to_string(path).unwrap()).unwrap();
-        assert_eq!(read(&first.path), [sample(1), sample(2)]);
-        assert!(first.path.ends_with("org-m-8b-g3.jsonl"), "{}", first.path.display());
-        let mut second = begin(one);
+        assert!(state.flush(LONG) && first.tape.over.load(Ordering::Relaxed));
+        let read = |name| trace::parse(&fs::read_to_string(traces.join(name)).unwrap()).unwrap();
+        assert_eq!(read("org-m-8b-g3.jsonl"), [sample(1), sample(2)]);
+        let second = begin(one);
         second.write(&sample(9));
-        assert!(second.path.ends_with("org-m-8b-g3-2.jsonl"), "{}", second.path.display());
-        assert_eq!((read(&first.path).len(), read(&second.path)), (2, vec![sample(9)]));
+        assert!(state.flush(LONG));
+        assert_eq!((read("org-m-8b-g3.jsonl").len(), read("org-m-8b-g3-2.jsonl")), (2, vec![sample(9)]));
     }
 
     #[test]
     fn where_nothing_can_be_written_there_is_no_recording_and_no_error() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("file");
+        let (file, state) = (directory.path().join("file"), StateWriter::start().unwrap());
         fs::write(&file, "").unwrap();
-        assert!(Recorder::begin(&file.join("traces"), &ModelName::new("m"), GenerationId(1), 99).is_none());
+        let none = Recorder::begin(&state, &file.join("traces"), &ModelName::new("m"), GenerationId(1), 99);
+        none.write(&sample(1));
+        assert!(state.flush(LONG) && none.tape.over.load(Ordering::Relaxed));
     }
 }

@@ -31,6 +31,7 @@ use crate::process::{Process, Sink, reclaim_file, report_file};
 use crate::spec::Command;
 use crate::sync::lock;
 use crate::view::event::EventKind;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// How long a start waits for the directory where slots are saved.
 const ANNOUNCE: Duration = Duration::from_secs(5);
@@ -313,7 +314,8 @@ impl Model {
             if let Some(files) = slot_files {
                 // Left-over files are large, and disks may hang.
                 let mut command = with_socket.command.clone();
-                let announcing = tokio::task::spawn_blocking(move || (files.announce(&mut command), command));
+                let announcing =
+                    run_job(WorkKind::ModelFiles, move || (files.announce(&mut command), command));
                 match tokio::time::timeout(ANNOUNCE, announcing).await {
                     Ok(Ok((Ok(is_ours), command))) => {
                         with_socket.command = command;
@@ -323,7 +325,8 @@ impl Model {
                     Ok(Ok((Err(error), _))) => {
                         tracing::warn!(%error, "cannot make what the directory for slots needs");
                     }
-                    Ok(Err(_)) | Err(_) => tracing::warn!("the directory for slots does not answer"),
+                    Ok(Err(error)) => tracing::warn!(%error, "slots are not saved"),
+                    Err(_) => tracing::warn!("the directory for slots does not answer"),
                 }
             }
             context.fleet_memory.born(generation, &world.free(limit).await);
@@ -350,7 +353,8 @@ impl Model {
         }
         if self.spec.run.record {
             let limit = self.watch.sensors.trace_bytes.0;
-            memory.recorder = Recorder::begin(&context.traces, &self.spec.name, generation, limit);
+            let name = &self.spec.name;
+            memory.recorder = Some(Recorder::begin(&context.state, &context.traces, name, generation, limit));
         }
         memory
     }

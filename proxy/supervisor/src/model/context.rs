@@ -20,6 +20,7 @@ use crate::memory::leak_history::LeakHistory;
 use crate::memory::loading::LoadingDesk;
 use crate::process::{World, socket_name};
 use crate::spec::{Common, FleetConfig};
+use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::event::Journal;
 use crate::view::ledger::Ledger;
@@ -30,6 +31,8 @@ pub(crate) struct Context {
     pub(crate) world: Arc<dyn World>,
     pub(crate) journal: Arc<Journal>,
     pub(crate) ledger: Ledger,
+    /// Where all that is kept is written.
+    pub(crate) state: StateWriter,
     pub(crate) publisher: Publisher,
     pub(crate) runtime_dir: PathBuf,
     pub(crate) traces: PathBuf,
@@ -87,10 +90,12 @@ impl Drop for Permit {
 }
 
 impl Context {
+    #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in one place")]
     pub(crate) fn new(
         world: Arc<dyn World>,
         journal: Arc<Journal>,
         ledger: Ledger,
+        state: StateWriter,
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
         common: Arc<Mutex<Common>>,
@@ -104,7 +109,8 @@ impl Context {
             runtime_dir: config.runtime_dir.clone(),
             traces: config.state_dir.join("traces"),
             fleet_memory: FleetMemory::default(),
-            leak_history: LeakHistory::open(&config.state_dir),
+            leak_history: LeakHistory::open(&config.state_dir, Some(state.clone())),
+            state,
             loading,
             common,
             leaks: Mutex::default(),

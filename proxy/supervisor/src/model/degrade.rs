@@ -7,7 +7,6 @@
 //!                       when the memory can be had, after pauses that grow
 //! ```
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -93,9 +92,8 @@ impl Model {
             None if settled => {
                 self.timers.recovery = self.timers.recovery.filter(|_| self.is_degraded());
                 if now.is_some() {
-                    let (context, name) = (Arc::clone(&self.context), self.spec.name.clone());
                     let keep = self.watch.sensors.priors_kept;
-                    self.writers.spawn_blocking(move || context.leak_history.had(&key, &name, now, keep));
+                    self.context.leak_history.had(&key, &self.spec.name, now, keep);
                 }
             }
             None => {}

@@ -139,8 +139,6 @@ pub(crate) struct Model {
     /// For helpers to report with.
     outbox: mpsc::UnboundedSender<Message>,
     helpers: JoinSet<()>,
-    /// Writers of what was learnt: unlike helpers they are waited for at the end.
-    writers: JoinSet<()>,
     units: Vec<Unit>,
     next_unit: u64,
     /// Processes are to run even if nobody waits.
@@ -231,7 +229,6 @@ impl Model {
             inbox,
             outbox: outbox.clone(),
             helpers: JoinSet::new(),
-            writers: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
             stand: Stand::Out,
@@ -290,7 +287,6 @@ impl Model {
             }
             self.operators.give_answers();
             if self.is_over() {
-                while self.writers.join_next().await.is_some() {}
                 for generation in std::mem::take(&mut self.dying) {
                     self.context.fleet_memory.gone(generation);
                 }
@@ -317,8 +313,11 @@ impl Model {
                 },
                 () = leases.wake.notified() => self.spread_settings(),
                 () = sleep_until(deadline) => self.fire(Instant::now()),
-                Some(_) = self.helpers.join_next(), if !self.helpers.is_empty() => {}
-                Some(_) = self.writers.join_next(), if !self.writers.is_empty() => {}
+                Some(ended) = self.helpers.join_next(), if !self.helpers.is_empty() => {
+                    if let Err(error) = ended && error.is_panic() {
+                        tracing::error!(model = %self.spec.name, "a helper of the model ended in an internal error");
+                    }
+                }
             }
         }
     }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
-use warden_policies::GenerationId;
 use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
+use warden_policies::{GenerationId, Reason};
 
 use super::spread::set_all;
 use super::timers;
@@ -161,11 +161,9 @@ impl Model {
         let Some(live) = self.live(id) else { return };
         let monitor = &live.memory.monitor;
         let (found, growth, key) = (monitor.priors(), monitor.growth().to_vec(), live.memory.key.clone());
-        let (context, name, keep) =
-            (Arc::clone(&self.context), self.spec.name.clone(), self.watch.sensors.priors_kept);
         if !growth.is_empty() {
-            self.writers
-                .spawn_blocking(move || context.leak_history.learn(&key, &name, &found, &growth, keep));
+            let keep = self.watch.sensors.priors_kept;
+            self.context.leak_history.learn(&key, &self.spec.name, &found, &growth, keep);
         }
         self.keep_held(id);
     }
@@ -174,10 +172,9 @@ impl Model {
     pub(super) fn keep_held(&mut self, id: UnitId) {
         let Some(live) = self.live(id) else { return };
         let (held, key) = (live.memory.held(), live.memory.key.clone());
-        let (context, name) = (Arc::clone(&self.context), self.spec.name.clone());
-        let keep = self.watch.sensors.priors_kept;
         if !held.is_empty() {
-            self.writers.spawn_blocking(move || context.leak_history.held(&key, &name, &held, keep));
+            let keep = self.watch.sensors.priors_kept;
+            self.context.leak_history.held(&key, &self.spec.name, &held, keep);
         }
     }
 
@@ -302,6 +299,25 @@ impl Model {
         });
     }
 
+    /// The socket of a process that serves was removed with its directory, by a cleaner of `/tmp` or the end of a
+    /// login session. What runs in it may end; no request can reach it any more, and waiting changes nothing. Whether
+    /// that is so.
+    fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
+        let Some(unit) = self.unit(id).filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect))
+        else {
+            return false;
+        };
+        let Some(live) = unit.live.as_ref().filter(|live| live.asked == Some(sent)) else { return false };
+        let generation = live.id;
+        let message = format!(
+            "its socket {} was removed, so no request reaches it: it is started again",
+            live.socket.display()
+        );
+        self.tell(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
+        self.step(id, Event::Recycle);
+        true
+    }
+
     fn probed(
         &mut self,
         id: UnitId,
@@ -311,6 +327,10 @@ impl Model {
         vram: Option<u64>,
         warmed: Option<Box<Unpacked>>,
     ) {
+        if health == Health::Unreachable && self.replace_unreachable(id, sent) {
+            return;
+        }
+        let health = if health == Health::Unreachable { Health::Lost } else { health };
         let timing = self.spec.lifecycle;
         let crashed = health == Health::Lost && self.crash_line(id).is_some();
         let Some(unit) = self.unit_mut(id) else { return };

@@ -14,6 +14,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::Origin;
+use crate::worker_threads::resolve_host;
 
 /// After so long without a word of its host a connection is asked whether it still is one.
 const SILENT: Duration = Duration::from_secs(30);
@@ -29,7 +30,8 @@ impl Origin {
     /// The host is not known or does not answer, or is not who it should be.
     pub async fn connect(&self) -> io::Result<Wire> {
         let (host, port) = (self.host.as_str(), self.port);
-        let stream = TcpStream::connect((host, port)).await?;
+        let addresses = resolve_host(host, port).await?;
+        let stream = TcpStream::connect(&addresses[..]).await?;
         // Without it, an answer to a small request waits for an acknowledgement.
         stream.set_nodelay(true)?;
         // Who vanishes without a word would be waited for as long as an answer may take.

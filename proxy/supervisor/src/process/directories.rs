@@ -34,7 +34,7 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// It cannot be made, or another user has put one of his in its place.
-pub(crate) fn restore(beside: &Path) -> Result<(), SpawnError> {
+pub fn restore(beside: &Path) -> Result<(), SpawnError> {
     let Some(directory) = beside.parent() else { return Ok(()) };
     let is_gone = fs::symlink_metadata(directory).is_err();
     if is_gone {

@@ -16,6 +16,7 @@ use warden_sensors::Gpus;
 use warden_sensors::gpu::{Device, DeviceReading, Fault, Snapshot};
 
 use crate::view::DeviceView;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// Faults kept for backends that have not looked yet: more than a dying GPU tells between two samples.
 const FAULTS_KEPT: usize = 64;
@@ -121,7 +122,7 @@ impl GpuRoom {
                 return None;
             }
             let (gpus, asks) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.asks_free)));
-            let asked = tokio::task::spawn_blocking(move || {
+            let asked = run_job(WorkKind::Driver, move || {
                 let _asks = asks;
                 gpus.get_or_init(open).free()
             });
@@ -141,7 +142,7 @@ impl GpuRoom {
         }
         let (gpus, busy) = (Arc::clone(&self.gpus), Free(Arc::clone(&self.busy)));
         let at = Instant::now();
-        let reading = tokio::task::spawn_blocking(move || {
+        let reading = run_job(WorkKind::Driver, move || {
             let _busy = busy;
             let gpus = gpus.get_or_init(open);
             (gpus.read(), gpus.devices().to_vec())

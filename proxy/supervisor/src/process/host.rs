@@ -44,12 +44,16 @@ use crate::process::{
 use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
 use crate::view::log::Stream;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// The size of a GPU does not change.
 const TOTALS_AGE: Duration = Duration::from_secs(60);
 
 /// How long the last piece that is read ahead may take beyond the limit.
 const PIECE_TIME: Duration = Duration::from_secs(1);
+
+/// Disks of models answer within milliseconds, those of a network within a second.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Host {
@@ -111,6 +115,10 @@ impl Host {
         let child = Arc::new(child);
         Arc::new(HostProcess {
             http: BackendHttp::new(endpoint, api_key(command), OwnPort::of(endpoint, &child)),
+            socket: match endpoint {
+                Endpoint::Unix(path) => Some(path.clone()),
+                Endpoint::Tcp(_) => None,
+            },
             report: Source::of(command, socket),
             desk: surroundings.desk.map(Arc::new),
             tells: tells_metrics(command),
@@ -185,8 +193,20 @@ impl World for Host {
 
     fn look(&self, command: Command, running: Option<u32>) -> BoxFuture<'static, Sight> {
         Box::pin(async move {
-            let look = tokio::task::spawn_blocking(move || needs::look(&command, running));
-            look.await.unwrap_or_default()
+            let look = run_job(WorkKind::ModelFiles, move || needs::look(&command, running));
+            // A start is not held up by a disk that may answer when the child reads it. The child says what it lacks,
+            // too.
+            match timeout(LOOK_LIMIT, look).await {
+                Ok(Ok(sight)) => sight,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "what a process needs was not looked at");
+                    Sight::default()
+                }
+                Err(_) => {
+                    tracing::warn!(limit = ?LOOK_LIMIT, "the files that a process needs could not be looked at in time");
+                    Sight::default()
+                }
+            }
         })
     }
 
@@ -201,7 +221,7 @@ impl World for Host {
                     let _turn = turn;
                     read_ahead(&command, available, left)
                 };
-                tokio::task::spawn_blocking(read).await.ok()
+                run_job(WorkKind::ModelFiles, read).await.ok()
             };
             // A disk that hangs keeps the reader, and nobody else.
             if let Ok(Some(ReadAhead { read, whole })) = timeout(limit + PIECE_TIME, reading).await
@@ -284,6 +304,8 @@ struct HostProcess {
     /// Its output is ours to read from now on.
     begun: CancellationToken,
     http: BackendHttp,
+    /// Where it listens, unless that is a port.
+    socket: Option<PathBuf>,
     report: Option<Source>,
     /// Where it is asked to give memory back.
     desk: Option<Arc<Desk>>,
@@ -318,6 +340,11 @@ impl HostProcess {
         }
         backend_slots::read(&answer.json().await.ok()?)
     }
+}
+
+/// Whether a file is not there. One that cannot be looked at may be.
+fn is_removed(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// The longest time that the rest of a dead child's output is waited for: only a process that left the group can still
@@ -390,6 +417,7 @@ impl Process for HostProcess {
             match self.http.get("/health", timeout).await {
                 Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
                 Some(_) => Health::Loading,
+                None if self.socket.as_deref().is_some_and(is_removed) => Health::Unreachable,
                 None => Health::Lost,
             }
         })
@@ -434,7 +462,7 @@ impl Process for HostProcess {
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory> {
         Box::pin(async move {
             let before = lock(&self.kills).clone();
-            let compared = tokio::task::spawn_blocking(move || before.compare()).await;
+            let compared = run_job(WorkKind::Kernel, move || before.compare()).await;
             match compared.ok().flatten() {
                 None => OutOfMemory::Unknown,
                 Some(Moved::Nowhere) => OutOfMemory::No,
@@ -448,7 +476,7 @@ impl Process for HostProcess {
         Box::pin(async move {
             // So that what is compared at its end began some seconds before: others are killed, too.
             let pid = self.child.pid();
-            if let Ok(now) = tokio::task::spawn_blocking(move || warden_sensors::OomKills::read(pid)).await {
+            if let Ok(now) = run_job(WorkKind::Kernel, move || warden_sensors::OomKills::read(pid)).await {
                 *lock(&self.kills) = now;
             }
             // Both may have to wait for somebody: side by side.
@@ -495,7 +523,7 @@ impl Process for HostProcess {
                 }
             };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
-            tokio::task::spawn_blocking(read).await.unwrap_or_default()
+            run_job(WorkKind::Kernel, read).await.unwrap_or_default()
         })
     }
 

@@ -26,6 +26,7 @@ async fn sleeper(
 }
 
 /// The same with another place to listen.
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn sleeper_at(
     endpoint: Endpoint,
     socket: &Path,
@@ -72,7 +73,7 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
 async fn probes_tell_ready_loading_and_lost_apart() {
     let directory = tempfile::tempdir().unwrap();
     let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", None).await;
-    assert_eq!(process.probe(PATIENCE).await, Health::Lost, "no socket yet");
+    assert_eq!(process.probe(PATIENCE).await, Health::Unreachable, "no socket yet");
     let loading = answering(&socket, "get /health ", "HTTP/1.1 503 Loading\r\ncontent-length: 0\r\n\r\n");
     assert_eq!(process.probe(PATIENCE).await, Health::Loading);
     drop(loading);

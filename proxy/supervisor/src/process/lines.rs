@@ -96,6 +96,7 @@ fn finish(line: &mut Vec<u8>, each: &mut impl FnMut(&[u8])) {
 mod tests {
     use super::*;
 
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     async fn lines(text: &[u8], longest: usize) -> Vec<String> {
         let mut lines = Vec::new();
         let (reader, mut writer) = io::pipe().unwrap();

@@ -87,6 +87,15 @@ pub(crate) enum Health {
     /// It answers, and is not ready.
     Loading,
     Lost,
+    /// The file of its socket is gone: nobody will ever connect to it again.
+    Unreachable,
+}
+
+impl Health {
+    /// Whether anybody has answered.
+    pub(crate) const fn is_answer(self) -> bool {
+        matches!(self, Self::Ready | Self::Loading)
+    }
 }
 
 /// What `/props` tells.

@@ -27,6 +27,7 @@ use warden_sensors::Listener;
 use crate::process::child::Child;
 use crate::process::endpoint::Endpoint;
 use crate::process::private_dir;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// A port, or a socket's directory, and the child that it was chosen for.
 #[derive(Clone, Debug)]
@@ -65,7 +66,7 @@ impl OwnPort {
             return false;
         };
         // Some small reads of /proc: not for a runtime thread.
-        match tokio::task::spawn_blocking(move || warden_sensors::listener(group, address)).await {
+        match run_job(WorkKind::Kernel, move || warden_sensors::listener(group, address)).await {
             Ok(Some(Listener::Other)) => {
                 if !self.told.swap(true, Ordering::Relaxed) {
                     tracing::error!(

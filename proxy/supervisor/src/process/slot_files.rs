@@ -11,13 +11,15 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::process::private_dir::is_at;
 use crate::process::{directories, hints};
 use crate::spec::Command;
+use crate::sync::lock;
+use crate::worker_threads::{WorkKind, run_detached};
 
 /// llama-server's flag for it.
 pub(crate) const FLAG: &str = "--slot-save-path";
@@ -171,10 +173,18 @@ fn is_in_memory(disk: &rustix::fs::StatFs) -> bool {
 impl Drop for SlotFiles {
     fn drop(&mut self) {
         let place = self.place.take();
-        // A task that never comes to run is dropped, and with it the place.
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(place))),
-            Err(_) => drop(place),
+        if tokio::runtime::Handle::try_current().is_err() {
+            return drop(place);
+        }
+        let kept = Arc::new(Mutex::new(place));
+        let given = Arc::clone(&kept);
+        if let Err(error) = run_detached(WorkKind::ModelFiles, move || drop(lock(&given).take())) {
+            // Their disk hangs, most likely, and no task waits for a disk. Left-over files are removed by the next
+            // start.
+            if let Some(place) = &*lock(&kept) {
+                place.left.store(true, Ordering::Relaxed);
+            }
+            tracing::warn!(%error, "saved slots are not removed before the next start");
         }
     }
 }

@@ -224,6 +224,7 @@ mod tests {
 
     #[test]
     #[expect(unsafe_code, reason = "as above")]
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     fn a_file_that_this_program_opened_is_not_taken_and_one_that_was_inherited_is() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         // SAFETY: it stays where it is.

@@ -1,12 +1,11 @@
 //! The record of replacements, of what processes gave back instead, of canaries and of pins by hand: one JSON line each, appended to `ledger.jsonl` in
 //! the state directory. Lines of the other kinds have a `kind`, and none of the fields that the others begin with.
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{Blame, Forecast, Interval, Verdict};
@@ -15,6 +14,8 @@ use warden_policies::warmth::Warmth;
 use warden_policies::{GenerationId, ModelName, Reason, Work, secrets};
 use warden_sensors::report::Totals;
 
+use crate::state::line_file::LineFile;
+use crate::state::{StateKind, StateWriter, may_pass};
 use crate::sync::lock;
 use crate::view::canary::CanaryEntry;
 use crate::view::pin_entry::PinEntry;
@@ -200,25 +201,32 @@ impl LedgerEntry {
 /// Entries have names of models and why they were replaced: not for everybody.
 const MODE: u32 = 0o640;
 
-/// The open file. Entries of earlier runs stay; the file only grows, by a few hundred bytes a replacement.
+/// Where entries go. Those of earlier runs stay; the file only grows, by a few hundred bytes a replacement.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     path: PathBuf,
-    file: Mutex<File>,
+    /// Locked by the thread that writes, and by no other.
+    file: Arc<Mutex<LineFile>>,
+    state: StateWriter,
     last: AtomicU64,
 }
 
 impl Ledger {
-    /// Opens `ledger.jsonl` in a directory that it makes if need be.
-    pub(crate) fn open(directory: &Path) -> Result<Self, (PathBuf, io::Error)> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(|error| (directory.to_owned(), error))?;
+    /// `ledger.jsonl` in a directory that it makes if need be. A disk that is full is no error: it may have room when
+    /// there is something to write.
+    pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
-        let file = File::options().read(true).create(true).append(true).mode(MODE).open(&path);
-        match file.and_then(after_a_whole_line) {
-            Ok(file) => Ok(Self { path, file: Mutex::new(file), last: AtomicU64::new(0) }),
-            Err(error) => Err((path, error)),
+        let mut file = LineFile::new(path.clone(), MODE);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let made = made.map_err(|error| (directory.to_owned(), error));
+        let opened = made.and_then(|()| file.open().map(drop).map_err(|error| (path.clone(), error)));
+        match opened {
+            Err((path, error)) if may_pass(&error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot write to the ledger now; serving without");
+            }
+            opened => opened?,
         }
+        Ok(Self { path, file: Arc::new(Mutex::new(file)), state, last: AtomicU64::new(0) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -230,7 +238,7 @@ impl Ledger {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Appends an entry with one write, so that a reader never sees half a line of a living supervisor.
+    /// Has an entry appended.
     pub(crate) fn append(&self, entry: &LedgerEntry) {
         self.write(entry);
     }
@@ -251,32 +259,20 @@ impl Ledger {
     }
 
     fn write(&self, entry: &impl Serialize) {
-        let written = serde_json::to_value(entry).map_err(io::Error::from).and_then(|entry| {
-            let line = format!("{}\n", secrets::json(entry));
-            lock(&self.file).write_all(line.as_bytes())
-        });
-        if let Err(error) = written {
-            tracing::error!(path = %self.path.display(), %error, "cannot write to the ledger; what was done stands");
+        match serde_json::to_value(entry) {
+            Ok(entry) => {
+                let (line, file) = (secrets::json(entry).to_string(), Arc::clone(&self.file));
+                self.state.write(StateKind::Ledger, line.len(), move || lock(&file).append(&line));
+            }
+            Err(error) => tracing::error!(%error, "an entry of the ledger cannot be written as JSON"),
         }
     }
 }
 
-/// Ends the last line where a supervisor was killed in the middle of it, so that our first entry does not become a part
-/// of it.
-fn after_a_whole_line(mut file: File) -> io::Result<File> {
-    let mut last = [b'\n'];
-    if file.metadata()?.len() > 0 {
-        file.seek(SeekFrom::End(-1))?;
-        file.read_exact(&mut last)?;
-    }
-    if last != [b'\n'] {
-        file.write_all(b"\n")?;
-    }
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use warden_policies::sample::VramSource;
 
     use super::*;
@@ -300,16 +296,19 @@ mod tests {
             helped: Some(true),
             ..LedgerEntry::of(ModelName::new("m"), 0, Reason::HostSoft, Mode::Sequential)
         };
-        for id in 1..=2 {
+        let append = |id| {
             // Opened anew, as the next run of the supervisor does.
-            Ledger::open(directory.path()).unwrap().append(&entry(id));
-        }
+            let state = StateWriter::start().unwrap();
+            Ledger::open(directory.path(), state.clone()).unwrap().append(&entry(id));
+            assert!(state.flush(Duration::from_secs(20)));
+        };
+        (1..=2).for_each(append);
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
         let read: Vec<LedgerEntry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, [entry(1), entry(2)]);
         // A run that is killed while it writes leaves half a line; the entry of the next run is whole.
         std::fs::write(directory.path().join("ledger.jsonl"), &text[..text.len() - 9]).unwrap();
-        Ledger::open(directory.path()).unwrap().append(&entry(3));
+        append(3);
         let text = std::fs::read_to_string(directory.path().join("ledger.jsonl")).unwrap();
         let read: Vec<_> = text.lines().map(|line| serde_json::from_str(line).ok()).collect();
         assert_eq!(read, [Some(entry(1)), None, Some(entry(3))]);
@@ -335,7 +334,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let (path, _) = Ledger::open(&file.join("state")).unwrap_err();
+        let (path, _) = Ledger::open(&file.join("state"), StateWriter::start().unwrap()).unwrap_err();
         assert_eq!(path, file.join("state"));
     }
 }

@@ -61,6 +61,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use warden_pages::Html;
 use warden_policies::ModelName;
+use warden_supervisor::{WorkKind, run_job};
 
 use self::answer::{Kind, page, plain, refuse};
 use self::guard::Refused;
@@ -215,7 +216,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
         View::Events => {
             let (all, wish) = (admin.fleet.events().events, events::Wish::of(asked));
             // What is hidden is looked for in every text.
-            blocking(move || events::events(&all, &wish)).await.unwrap_or_default()
+            blocking(WorkKind::Pages, move || events::events(&all, &wish)).await.unwrap_or_default()
         }
         View::Logs => {
             let mut wish = log_wish(asked, picture);
@@ -224,13 +225,15 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
                 wish.model.clear();
             }
             let lines = lines.unwrap_or_default();
-            blocking(move || events::logs(&lines, &wish)).await.unwrap_or_default()
+            blocking(WorkKind::Pages, move || events::logs(&lines, &wish)).await.unwrap_or_default()
         }
         View::Configuration => {
             let told = admin.told.borrow().clone();
             // A thousand models have tens of thousands of settings.
             let text =
-                blocking(move || told.configuration.map(|kept| (kept.text(), kept.pending))).await.flatten();
+                blocking(WorkKind::Pages, move || told.configuration.map(|kept| (kept.text(), kept.pending)))
+                    .await
+                    .flatten();
             let (text, pending) = text.map_or((None, Vec::new()), |(text, pending)| (Some(text), pending));
             configuration::view(text.as_deref(), &pending, asked.get("q").unwrap_or_default())
         }
@@ -239,12 +242,12 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
             let picture = picture.clone();
             // Programs are looked up on the disk, to know those of the store by every name.
             let view = move || builds::view(&picture, &builds::Shelf::read(&data), &data);
-            blocking(view).await.unwrap_or_default()
+            blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
         View::Diagnose => {
             let folder = reports::folder(&picture.status.instance.ledger);
             let place = folder.clone();
-            let all = blocking(move || reports::read(&place)).await.unwrap_or_default();
+            let all = blocking(WorkKind::StateFiles, move || reports::read(&place)).await.unwrap_or_default();
             diagnose::view(&all, &folder, own_models(picture), &picture.diagnoses)
         }
         View::Help => frame::help(),
@@ -303,14 +306,17 @@ fn without(view: View, why: &str) -> Html {
 }
 
 /// Beside the threads that serve, because a disk may be slow.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(work).await.ok()
+async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    run_job(kind, work)
+        .await
+        .inspect_err(|error| tracing::warn!(%error, "a part of the page is missing"))
+        .ok()
 }
 
 async fn report(admin: &Admin, name: &str) -> Response<Body> {
     let folder = reports::folder(&admin.instance.ledger);
     let name = warden_gateway::percent_decoded(name);
-    let content = blocking(move || reports::one(&folder, &name?)).await.flatten();
+    let content = blocking(WorkKind::StateFiles, move || reports::one(&folder, &name?)).await.flatten();
     match content {
         Some(content) => plain(StatusCode::OK, Kind::Report, content.into(), None),
         None => refuse(StatusCode::NOT_FOUND, &"there is no such report, or it is too large to be shown"),

@@ -511,6 +511,9 @@ fn head(html: &mut Html, picture: &Picture) {
             format_args!("{} lines of the access log {} are missing", log.lost, log.path.display()),
         );
     }
+    if let Some(trouble) = picture.status.state.trouble() {
+        html.element("p", &[("class", &"warn")], format_args!("{trouble}"));
+    }
 }
 
 /// GPUs and host.

@@ -129,6 +129,7 @@ fn ends(range: &str) -> Result<(&str, &str), Failure> {
 }
 
 /// Work that takes its time, beside the one thread that shows progress and hears signals.
+#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,
 ) -> Result<T, Failure> {

@@ -131,6 +131,7 @@ fn status(models: Vec<ModelView>) -> Status {
         binaries: None,
         bound: Vec::new(),
         access_log: None,
+        state: warden_supervisor::StateView::default(),
         fleet: FleetView {
             number: 1,
             models,

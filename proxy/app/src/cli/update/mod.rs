@@ -163,10 +163,13 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), Failure>
 
 /// Our input is a pipe that whoever wants this update keeps open. When he is gone, however he went, it is the same as a signal to end.
 fn end_with_whoever_wants_it() {
-    std::thread::spawn(|| {
+    let listens = std::thread::Builder::new().name("wanted".to_owned()).spawn(|| {
         drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
         kill_process(getpid(), Signal::TERM).ok();
     });
+    if let Err(error) = listens {
+        tracing::warn!(%error, "this update is not ended by the end of whoever wants it");
+    }
 }
 
 /// By how much an update that nobody waits for stands back.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{StateKind, StateWriter};
 
 use super::Server;
 use crate::series;
@@ -45,7 +46,10 @@ impl Server {
     /// How many of them are public, and all sockets with the lock of the directory.
     pub(in crate::serve) fn legacy(&self) -> io::Result<(Legacy, Vec<OwnedFd>)> {
         let own = lock(&self.copies);
-        let copies = own.public.iter().chain(&own.operators).chain(&own.probes);
+        let remade = lock(&self.admin_remade);
+        // The first one is the Unix socket.
+        let operators = remade.iter().chain(own.operators.iter().skip(usize::from(remade.is_some())));
+        let copies = own.public.iter().chain(operators).chain(&own.probes);
         let copies = copies.map(OwnedFd::try_clone);
         let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
         let legacy = Legacy {
@@ -81,6 +85,7 @@ impl Server {
     /// A socket listens as long as anybody has a copy: clients would wait at it for nobody.
     pub(super) fn forget_sockets(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
+        drop(lock(&self.admin_remade).take());
     }
 
     /// The next program accepts clients and operators.
@@ -124,7 +129,9 @@ impl Server {
         let tasks = tokio::time::timeout(limit, self.tasks.wait());
         let fleet = tokio::time::timeout(limit, self.fleet.disband());
         let _ = tokio::join!(tasks, fleet, self.exporting.end());
+        self.books.finish().await;
         self.access.flush();
+        self.claim.end().await;
     }
 }
 
@@ -133,7 +140,11 @@ pub(super) struct Books {
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
     pub(super) series: series::Store,
+    pub(super) state: StateWriter,
 }
+
+/// Longer than any disk needs that works.
+const WRITES: Duration = Duration::from_secs(1);
 
 impl Books {
     async fn close(&self, limit: Duration) {
@@ -143,8 +154,22 @@ impl Books {
             tracing::warn!("not all that memory did could be written in time");
         }
         let series = self.series.clone();
-        // A disk that hangs must not keep the next program from serving.
-        let given = tokio::task::spawn_blocking(move || series.give_up());
-        let _late = tokio::time::timeout(limit, given).await;
+        // Behind what is written of it still. A disk that hangs must not keep the next program from serving.
+        self.state.write(StateKind::Series, 0, move || {
+            series.give_up();
+            Ok(())
+        });
+        let _late = self.state.written(limit).await;
+    }
+
+    /// At the end: waits a little for what is on its way to the disk.
+    pub(super) async fn finish(&self) {
+        if !self.state.written(WRITES).await {
+            let waiting = self.state.view().waiting;
+            tracing::warn!(
+                waiting,
+                "the state directory does not answer: what was to be kept there is left out"
+            );
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_supervisor::Child;
+use warden_supervisor::{Child, WorkKind, run_job};
 
 use super::order::Upgraded;
 use super::talk::{Hello, Legacy, PROTOCOL, Place, Talk, Word};
@@ -49,7 +49,7 @@ pub(in crate::serve) async fn hand_over(
 ) -> Result<(Upgraded, Retired), Stays> {
     let until = Instant::now() + wait.unwrap_or(server.upgrade_wait());
     // Its disk may hang, too.
-    let choosing = tokio::task::spawn_blocking(move || program::Next::choose(to));
+    let choosing = run_job(WorkKind::Configuration, move || program::Next::choose(to));
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
         () = signals.end() => return Err(Stays::Ends),

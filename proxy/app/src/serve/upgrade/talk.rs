@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_supervisor::{Gate, Refused, wire};
+use warden_supervisor::{Gate, Refused, WorkKind, run_job, wire};
 
 use crate::config::resolve::Resolved;
 
@@ -146,8 +146,7 @@ async fn beside<T: Send + 'static>(
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    let done = tokio::task::spawn_blocking(move || work(left)).await;
-    match done.map_err(io::Error::other)? {
+    match run_job(WorkKind::HandOver, move || work(left)).await? {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
         done => done,
     }

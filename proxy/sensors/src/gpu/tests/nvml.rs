@@ -201,6 +201,7 @@ fn one_reading_asks_the_driver_once_for_any_number_of_backends() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn two_threads_that_read_two_libraries_do_not_disturb_each_other() {
     // Tests run beside each other in one process, and NVML itself may be called by any thread.
     let machines = [H200, SMALL].map(|script| Machine::new().nvml(script, &[]));

@@ -2,16 +2,17 @@
 //! passes orders on to the models' tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::loading::{Amounts, Lacks, Loading, Never, Order, Seen, Who};
 use warden_policies::{ByteSize, MemoryKind, ModelName};
 
-use super::{Listener, LoadingDesk, Told, Word};
+use super::{Listener, LoaderInbox, LoadingDesk, Told, Word};
 use crate::clock;
 use crate::lease::queue::Leases;
 use crate::process::{MachineMemory, World};
@@ -37,7 +38,7 @@ pub(crate) struct Loader {
     journal: Arc<Journal>,
     desk: Arc<LoadingDesk>,
     common: Arc<Mutex<Common>>,
-    inbox: mpsc::UnboundedReceiver<(Who, Told)>,
+    inbox: LoaderInbox,
     members: BTreeMap<Who, Member>,
     loading: Loading,
     /// Models whose waiting is in the events already.
@@ -64,7 +65,7 @@ impl Loader {
         journal: Arc<Journal>,
         desk: Arc<LoadingDesk>,
         common: Arc<Mutex<Common>>,
-        inbox: mpsc::UnboundedReceiver<(Who, Told)>,
+        inbox: LoaderInbox,
         limit: Duration,
     ) -> Self {
         let loading = Loading::new(lock(&common).loading.clone());
@@ -89,8 +90,18 @@ impl Loader {
         }
     }
 
-    /// Runs until everything ends.
+    /// Runs until everything ends. Without it no model is ever loaded again, so what ends it by mistake does not end
+    /// it for good: it begins again with all that it knew.
     pub(crate) async fn run(mut self, end: CancellationToken) {
+        while AssertUnwindSafe(self.turn(&end)).catch_unwind().await.is_err() {
+            tracing::error!(
+                "the task that decides which models are loaded ended in an internal error: it begins again"
+            );
+            tokio::time::sleep(IDLE_LOOK).await;
+        }
+    }
+
+    async fn turn(&mut self, end: &CancellationToken) {
         loop {
             let numbers = lock(&self.common).loading.clone();
             let pause = if self.loading.is_hurried(seen(&self.members)) {
@@ -101,16 +112,25 @@ impl Loader {
                 numbers.noted
             };
             self.loading.set_numbers(numbers);
-            tokio::select! {
-                () = end.cancelled() => return,
-                told = self.inbox.recv() => match told {
-                    Some((who, told)) => self.take(who, told),
-                    // Cannot be: the desk is ours, too.
-                    None => return,
-                },
-                () = tokio::time::sleep_until(clock::again(Instant::now(), pause)) => {}
+            let due = clock::again(Instant::now(), pause);
+            loop {
+                tokio::select! {
+                    () = end.cancelled() => return,
+                    Some(question) = self.inbox.asked.recv() => {
+                        // The asker may have left. Nothing has changed, and the pause goes on.
+                        let _left = question.send(());
+                        continue;
+                    }
+                    told = self.inbox.told.recv() => match told {
+                        Some((who, told)) => self.take(who, told),
+                        // Cannot be: the desk is ours, too.
+                        None => return,
+                    },
+                    () = tokio::time::sleep_until(due) => {}
+                }
+                break;
             }
-            while let Ok((who, told)) = self.inbox.try_recv() {
+            while let Ok((who, told)) = self.inbox.told.try_recv() {
                 self.take(who, told);
             }
             self.decide().await;

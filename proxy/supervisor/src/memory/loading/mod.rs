@@ -13,7 +13,7 @@ use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use warden_policies::loading::{Amounts, Reading, Spec, Who};
 use warden_policies::{MemoryKind, ModelName};
 
@@ -75,10 +75,17 @@ pub(crate) enum Word {
 /// Takes a word to a model.
 pub(crate) type Listener = Box<dyn Fn(Word) + Send + Sync>;
 
+/// Where the loader hears them, and the watchdog.
+pub(crate) struct LoaderInbox {
+    told: mpsc::UnboundedReceiver<(Who, Told)>,
+    asked: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+}
+
 /// Where models tell it.
 #[derive(Debug)]
 pub(crate) struct LoadingDesk {
     sender: mpsc::UnboundedSender<(Who, Told)>,
+    beats: mpsc::UnboundedSender<oneshot::Sender<()>>,
     lives: AtomicU64,
     promised: Mutex<BTreeMap<Who, Amounts>>,
     roomy: Mutex<BTreeSet<Who>>,
@@ -87,19 +94,29 @@ pub(crate) struct LoadingDesk {
 }
 
 impl LoadingDesk {
-    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<(Who, Told)>) {
-        let (sender, receiver) = mpsc::unbounded_channel();
+    pub(crate) fn new() -> (Arc<Self>, LoaderInbox) {
+        let (sender, told) = mpsc::unbounded_channel();
+        let (beats, asked) = mpsc::unbounded_channel();
         (
             Arc::new(Self {
                 sender,
+                beats,
                 lives: AtomicU64::new(0),
                 promised: Mutex::default(),
                 roomy: Mutex::default(),
                 refused: Mutex::default(),
                 company: Mutex::default(),
             }),
-            receiver,
+            LoaderInbox { told, asked },
         )
+    }
+
+    /// Asks whether the loader turns. It fails if that task has ended.
+    pub(crate) fn ask(&self) -> oneshot::Receiver<()> {
+        let (question, answer) = oneshot::channel();
+        // A task that has ended drops it, and that is the answer.
+        drop(self.beats.send(question));
+        answer
     }
 
     /// A number that no other model of this run has.

@@ -270,7 +270,7 @@ impl MemoryTracker {
             largest_prompt: cell.largest_prompt(),
             reclaims: taken.reclaims,
         };
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &self.recorder {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);

@@ -88,6 +88,7 @@ async fn what_one_run_knew_the_next_one_knows_and_other_flags_are_another_proces
     rig.apply(|config| config.models[0].command.args.extend(["-ngl", "10"].map(str::to_owned))).await;
     pass(secs(30)).await;
     assert_eq!((rig.script.children().len(), degraded(&rig)), (2, Vec::new()), "as asked for");
+    assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("\"layers\": 33") && known.contains("\"layers\": 10"), "{known}");
     rig.end().await;

@@ -78,6 +78,7 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     assert_eq!(exit.free_after_exit, exit.free_before_spawn, "all of it came back");
     assert!(rig.count("verdict") >= 2 && rig.count("driver_leak") == 0, "{:?}", rig.kinds());
     // What the next run will know.
+    assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("vram0"), "{known}");
     rig.end().await;
@@ -91,6 +92,7 @@ async fn what_a_process_showed_until_the_end_of_the_fleet_is_remembered() {
     }
     assert_eq!(verdict(&rig, VRAM), Verdict::Leaking);
     rig.fleet.shutdown(secs(30)).await;
+    assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("vram0"), "{known}");
 }
@@ -369,6 +371,7 @@ async fn a_recording_replays_to_the_same_verdicts() {
         told.iter().any(|(series, verdict, _)| (*series, *verdict) == (VRAM, Verdict::Leaking)),
         "{told:?}"
     );
+    assert!(rig.fleet.state_writer().flush(secs(30)));
     let path = rig.config.state_dir.join("traces/m-g1.jsonl");
     let samples = trace::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut monitor = warden_policies::growth::Monitor::new(&rig.config.growth);

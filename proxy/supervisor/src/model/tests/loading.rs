@@ -211,7 +211,7 @@ async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_o
     drop(rig.lease_of("b").await.unwrap());
     assert_eq!((rig.states(), rig.count("pinned")), (vec![Unloaded, Loaded], 2));
     assert!(!rig.fleet.view().models[0].pin.pinned);
-    let lines = std::fs::read_to_string(rig.fleet.ledger_path()).unwrap();
+    let lines = rig.ledger_text();
     let pins: Vec<crate::PinEntry> =
         lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let told: Vec<_> = pins.iter().map(|pin| (pin.pinned, pin.configured, pin.by.as_str())).collect();

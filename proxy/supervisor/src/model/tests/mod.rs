@@ -105,8 +105,14 @@ impl Rig {
         self.kinds().iter().filter(|known| *known == kind).count()
     }
 
+    /// The file, with all that was given to be written so far.
+    fn ledger_text(&self) -> String {
+        assert!(self.fleet.state_writer().flush(secs(30)));
+        std::fs::read_to_string(self.fleet.ledger_path()).unwrap()
+    }
+
     fn ledger(&self) -> Vec<LedgerEntry> {
-        let text = std::fs::read_to_string(self.fleet.ledger_path()).unwrap();
+        let text = self.ledger_text();
         let replacements = text.lines().filter(|line| !line.starts_with("{\"kind\""));
         replacements.map(|line| serde_json::from_str(line).unwrap()).collect()
     }

@@ -31,7 +31,7 @@ async fn soft(gives: Option<Gives>) -> Rig {
 
 impl Rig {
     fn reclaims(&self) -> Vec<ReclaimEntry> {
-        let text = std::fs::read_to_string(self.fleet.ledger_path()).unwrap();
+        let text = self.ledger_text();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 

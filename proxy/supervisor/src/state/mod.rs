@@ -1,0 +1,368 @@
+//! The one door to the state directory: whatever is kept there while we serve is written by one thread.
+//!
+//! ```text
+//!   model tasks, control threads ── StateWriter ──> queue, bounded ──> thread `state` ──> ledger, events, recordings, …
+//!                                        └── full: left out, counted, shown in status and metrics
+//! ```
+//!
+//! A disk may hang for minutes, or for ever. Then this thread waits for it and nothing else does: entries wait in the
+//! queue as long as it has room. What is only read at a start is read directly.
+//!
+//! | file | job |
+//! |---|---|
+//! | `line_file` | a file of lines that end before the next one begins |
+
+pub(crate) mod line_file;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::sync::lock;
+
+/// Entries that may wait: hours of a fleet that does something now and then.
+const CAPACITY: usize = 4096;
+/// Bytes of those entries.
+const CAPACITY_BYTES: usize = 8 << 20;
+/// A disk that works answers in milliseconds.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StateKind {
+    /// Replacements, reclaims, pins and canaries: `ledger.jsonl`.
+    Ledger,
+    /// `events.jsonl`.
+    Events,
+    /// Readings for `policy replay`: `traces/`.
+    Recordings,
+    /// What is remembered of earlier processes: `growth.json`.
+    Growth,
+    /// What memory did: `series/`.
+    Series,
+}
+
+impl StateKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Ledger, Self::Events, Self::Recordings, Self::Growth, Self::Series];
+
+    /// The name in status and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ledger => "ledger",
+            Self::Events => "events",
+            Self::Recordings => "recordings",
+            Self::Growth => "growth",
+            Self::Series => "series",
+        }
+    }
+}
+
+/// What is shown of the writing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StateView {
+    /// Entries that wait to be written.
+    pub waiting: usize,
+    /// Entries that are missing, by kind: left out because the disk did not answer, or not written because it failed.
+    pub lost: BTreeMap<String, u64>,
+    /// Why entries cannot be written now, by kind.
+    pub failing: BTreeMap<String, String>,
+    /// Seconds for which the disk has not answered, if that is unusual.
+    pub silent_seconds: Option<f64>,
+}
+
+impl StateView {
+    /// One sentence about what is wrong; `None` if nothing is.
+    pub fn trouble(&self) -> Option<String> {
+        let lost: u64 = self.lost.values().sum();
+        let missing = if lost > 0 { format!("; {lost} entries are missing") } else { String::new() };
+        if let Some(seconds) = self.silent_seconds {
+            return Some(format!("the state directory has not answered for {seconds:.0} s{missing}"));
+        }
+        if let Some((kind, why)) = self.failing.iter().next() {
+            return Some(format!("{kind} cannot be written to the state directory: {why}{missing}"));
+        }
+        (lost > 0).then(|| format!("{lost} entries are missing in the state directory"))
+    }
+}
+
+/// Takes what is to be kept, and never waits for the disk. Cheap to clone; the thread ends with the last one.
+#[derive(Clone, Debug)]
+pub struct StateWriter(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.queue().closed = true;
+        self.0.filled.notify_one();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    capacity: usize,
+    queue: Mutex<Queue>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    bytes: usize,
+    /// When the thread has begun with the entry that it writes.
+    since: Option<Instant>,
+    /// That it takes long was logged.
+    told: bool,
+    lost: BTreeMap<StateKind, u64>,
+    failing: BTreeMap<StateKind, String>,
+    closed: bool,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue({} entries)", self.entries.len())
+    }
+}
+
+type WriteJob = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
+enum Entry {
+    Write {
+        kind: StateKind,
+        bytes: usize,
+        job: WriteJob,
+    },
+    /// Tells that all before it was written.
+    Mark(Box<dyn FnOnce() + Send>),
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    fn run(&self) {
+        loop {
+            let mut queue = self.queue();
+            let entry = loop {
+                match queue.entries.pop_front() {
+                    Some(entry) => break entry,
+                    None if queue.closed => return,
+                    None => queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            let (kind, bytes, job) = match entry {
+                Entry::Write { kind, bytes, job } => (kind, bytes, job),
+                Entry::Mark(reached) => {
+                    drop(queue);
+                    reached();
+                    continue;
+                }
+            };
+            queue.bytes = queue.bytes.saturating_sub(bytes);
+            queue.since = Some(Instant::now());
+            drop(queue);
+            self.wrote(kind, job());
+        }
+    }
+
+    /// What became of an entry.
+    fn wrote(&self, kind: StateKind, done: io::Result<()>) {
+        let mut queue = self.queue();
+        let took = queue.since.take().map(|since| since.elapsed()).unwrap_or_default();
+        let was_silent = std::mem::take(&mut queue.told);
+        let (failed_before, now) = match done {
+            Ok(()) => (queue.failing.remove(&kind), None),
+            Err(error) => {
+                *queue.lost.entry(kind).or_default() += 1;
+                (queue.failing.insert(kind, error.to_string()), Some(error))
+            }
+        };
+        let missing: u64 = queue.lost.values().sum();
+        drop(queue);
+        let kind = kind.as_str();
+        if was_silent {
+            tracing::warn!(seconds = took.as_secs(), missing, "the state directory answers again");
+        }
+        match (failed_before, now) {
+            (None, Some(error)) => {
+                tracing::error!(%kind, %error, "cannot write to the state directory; what was done stands, and serving goes on");
+            }
+            (Some(_), None) => tracing::info!(%kind, missing, "the state directory can be written again"),
+            _ => {}
+        }
+    }
+}
+
+impl StateWriter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// The system has no thread to give.
+    pub fn start() -> io::Result<Self> {
+        Self::sized(CAPACITY)
+    }
+
+    fn sized(capacity: usize) -> io::Result<Self> {
+        let shared = Arc::new(Shared { capacity, queue: Mutex::default(), filled: Condvar::new() });
+        let own = Arc::clone(&shared);
+        std::thread::Builder::new().name("state".to_owned()).spawn(move || own.run())?;
+        Ok(Self(Arc::new(Owner(shared))))
+    }
+
+    /// Has something written, after all that was given before. `bytes`: about how much memory it takes until then.
+    /// False if it is left out, because too much waits already.
+    pub fn write(
+        &self,
+        kind: StateKind,
+        bytes: usize,
+        job: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> bool {
+        let shared = &self.0.0;
+        let mut queue = shared.queue();
+        let is_silent = queue.since.is_some_and(|since| since.elapsed() > SILENCE);
+        let tells = is_silent && !std::mem::replace(&mut queue.told, true);
+        let fits =
+            queue.entries.len() < shared.capacity && queue.bytes.saturating_add(bytes) <= CAPACITY_BYTES;
+        if fits {
+            queue.bytes += bytes;
+            queue.entries.push_back(Entry::Write { kind, bytes, job: Box::new(job) });
+        } else {
+            *queue.lost.entry(kind).or_default() += 1;
+        }
+        drop(queue);
+        shared.filled.notify_one();
+        if tells {
+            tracing::error!(
+                seconds = SILENCE.as_secs(),
+                "the state directory does not answer: does its disk hang? Serving goes on; what is to be kept waits, and is left out \
+                 when too much waits"
+            );
+        }
+        fits
+    }
+
+    fn mark(&self, reached: impl FnOnce() + Send + 'static) {
+        self.0.0.queue().entries.push_back(Entry::Mark(Box::new(reached)));
+        self.0.0.filled.notify_one();
+    }
+
+    /// Resolves when all that was given so far was written, or has failed; false if that takes longer than `limit`.
+    pub async fn written(&self, limit: Duration) -> bool {
+        #[cfg(test)]
+        let held = crate::worker_threads::hold_clock();
+        let (reply, reached) = oneshot::channel();
+        self.mark(move || {
+            #[cfg(test)]
+            drop(held);
+            let _left = reply.send(());
+        });
+        matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(())))
+    }
+
+    /// The same where there is no runtime.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let (reply, reached) = mpsc::sync_channel(1);
+        self.mark(move || {
+            let _left = reply.send(());
+        });
+        reached.recv_timeout(limit).is_ok()
+    }
+
+    /// What is shown of it.
+    pub fn view(&self) -> StateView {
+        let queue = self.0.0.queue();
+        let silent = queue.since.map(|since| since.elapsed()).filter(|silent| *silent > SILENCE);
+        let name = |kind: &StateKind| kind.as_str().to_owned();
+        StateView {
+            waiting: queue.entries.len(),
+            lost: queue.lost.iter().map(|(kind, lost)| (name(kind), *lost)).collect(),
+            failing: queue.failing.iter().map(|(kind, why)| (name(kind), why.clone())).collect(),
+            silent_seconds: silent.map(|silent| silent.as_secs_f64()),
+        }
+    }
+}
+
+/// Whether a start that meets this serves all the same: a disk that is full, or fails, may do better when there is
+/// something to write.
+pub fn may_pass(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        || error.raw_os_error() == Some(libc::EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_disk_that_hangs_stops_nobody_and_what_does_not_fit_is_counted_by_kind() {
+        let writer = StateWriter::sized(3).unwrap();
+        let (release, hangs) = mpsc::channel::<()>();
+        let (began, begins) = mpsc::channel();
+        assert!(writer.write(StateKind::Ledger, 1, move || {
+            began.send(()).unwrap();
+            let _released = hangs.recv_timeout(LONG);
+            Ok(())
+        }));
+        begins.recv_timeout(LONG).unwrap();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let put = |number: u32| {
+            let written = written.clone();
+            move || {
+                lock(&written).push(number);
+                Ok(())
+            }
+        };
+        let fits: Vec<bool> = (0..5).map(|number| writer.write(StateKind::Events, 1, put(number))).collect();
+        assert_eq!(fits, [true, true, true, false, false]);
+        assert!(!writer.write(StateKind::Ledger, 1, put(9)) && !writer.flush(Duration::ZERO));
+        let view = writer.view();
+        // The marks of those who waited in vain are in the queue, too.
+        assert_eq!((view.waiting, view.lost["events"], view.lost["ledger"]), (4, 2, 1));
+        assert!(view.trouble().unwrap().contains("3 entries are missing"), "{view:?}");
+        drop(release);
+        assert!(writer.flush(LONG));
+        assert_eq!(*lock(&written), [0, 1, 2]);
+        assert!(writer.write(StateKind::Events, 1, put(7)) && writer.flush(LONG));
+        assert!(
+            !writer.write(StateKind::Events, CAPACITY_BYTES + 1, put(8)),
+            "larger than all that may wait"
+        );
+    }
+
+    #[test]
+    fn what_fails_is_counted_and_shown_until_it_succeeds() {
+        let writer = StateWriter::start().unwrap();
+        writer.write(StateKind::Ledger, 1, || Err(io::ErrorKind::StorageFull.into()));
+        assert!(writer.flush(LONG));
+        let view = writer.view();
+        assert_eq!((view.lost["ledger"], view.failing.len(), view.silent_seconds), (1, 1, None));
+        assert!(view.trouble().unwrap().starts_with("ledger cannot be written"), "{view:?}");
+        writer.write(StateKind::Ledger, 1, || Ok(()));
+        assert!(writer.flush(LONG));
+        assert_eq!((writer.view().lost["ledger"], writer.view().failing.len()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn all_that_was_given_is_written_though_the_last_handle_is_gone() {
+        let writer = StateWriter::start().unwrap();
+        let (reply, written) = oneshot::channel();
+        writer.write(StateKind::Growth, 1, move || reply.send(()).map_err(|()| io::ErrorKind::Other.into()));
+        assert!(writer.written(LONG).await);
+        let (reply, last) = oneshot::channel();
+        writer.write(StateKind::Growth, 1, move || reply.send(()).map_err(|()| io::ErrorKind::Other.into()));
+        drop(writer);
+        written.await.unwrap();
+        last.await.unwrap();
+    }
+}

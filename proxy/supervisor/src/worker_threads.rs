@@ -1,0 +1,418 @@
+//! Worker threads: they wait for disks, drivers, names and the kernel, so that no task does.
+//!
+//! ```text
+//!   task ── run(kind, job) ──> queue of that kind, bounded ──> the thread that rested last ── result ──> task
+//!                 └── queue full, or no thread at all: an error, at once
+//! ```
+//!
+//! Each kind has threads of its own, because whatever hangs takes them all: a mount that does not answer must not keep
+//! a reading of `/proc` waiting. They are started once and stay. A runtime's own blocking threads come and go, and a
+//! task that asks for one while the system has none to give ends in a panic.
+//!
+//! The thread that rested last gets the next job: heap that a thread has used stays with it, so as few as possible are
+//! used.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Mutex, mpsc};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::sync::lock;
+
+/// What a job waits for. Jobs of one kind share threads, those of two never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkKind {
+    /// `/proc` and control groups. A process that hangs in the kernel can hold up a reading of it.
+    Kernel,
+    /// The libraries of GPU drivers.
+    Driver,
+    /// Folders and files of models, programs, libraries, saved slots: on any disk, a network's too.
+    ModelFiles,
+    /// The configuration and what it names: certificates, log files, the next program.
+    Configuration,
+    /// Questions about what the state directory has. What is written there has a thread of its own.
+    StateFiles,
+    /// Names of hosts.
+    Names,
+    /// Words between two programs of which one takes the other's place.
+    HandOver,
+    /// Long pages: no disk, but more than a thread that serves has time for.
+    Pages,
+}
+
+impl WorkKind {
+    const ALL: [Self; 8] = [
+        Self::Kernel,
+        Self::Driver,
+        Self::ModelFiles,
+        Self::Configuration,
+        Self::StateFiles,
+        Self::Names,
+        Self::HandOver,
+        Self::Pages,
+    ];
+
+    /// Threads, and jobs that may wait for one. Where one job of a kind hangs, there is a second thread for the others.
+    const fn size(self) -> (usize, usize) {
+        match self {
+            // A reading of each process every few seconds, each some milliseconds.
+            Self::Kernel => (2, 4096),
+            // One for all that a driver knows and one for free memory: the askers see to it that there is one of each.
+            Self::Driver => (2, 4),
+            // A look at the folders, one reading ahead, and one for what starts need.
+            Self::ModelFiles => (3, 256),
+            // A reading of all of it, and one for the rest.
+            Self::Configuration => (2, 16),
+            // All of it is on one disk: where that hangs, a second thread would hang, too.
+            Self::StateFiles => (1, 16),
+            Self::Names => (2, 64),
+            Self::HandOver => (2, 16),
+            Self::Pages => (1, 64),
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "work-kernel",
+            Self::Driver => "work-driver",
+            Self::ModelFiles => "work-models",
+            Self::Configuration => "work-config",
+            Self::StateFiles => "work-state",
+            Self::Names => "work-names",
+            Self::HandOver => "work-handover",
+            Self::Pages => "work-pages",
+        }
+    }
+}
+
+/// Why a job was not done. Another try may succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// Nothing that hangs is waited for.
+    #[error("all threads of `{0}` are busy, and {1} jobs wait: does a disk or a driver hang?")]
+    Busy(&'static str, usize),
+    /// The system has no thread to give.
+    #[error("no thread of `{0}` can be started: {1}; raise the limit of tasks (`pids.max`, `TasksMax`)")]
+    NoThread(&'static str, io::Error),
+    /// The job panicked: that is in the log.
+    #[error("a job of `{0}` ended early because of the internal error above")]
+    Lost(&'static str),
+}
+
+impl From<WorkError> for io::Error {
+    fn from(error: WorkError) -> Self {
+        Self::other(error)
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// All threads of one kind.
+struct Pool {
+    name: &'static str,
+    threads: usize,
+    capacity: usize,
+    queue: Mutex<Queue>,
+}
+
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Those that have nothing to do; the last one has rested for the shortest time.
+    resting: Vec<mpsc::Sender<Job>>,
+    started: usize,
+}
+
+impl Pool {
+    const fn new(kind: WorkKind) -> Self {
+        let (threads, capacity) = kind.size();
+        Self::sized(kind.name(), threads, capacity)
+    }
+
+    const fn sized(name: &'static str, threads: usize, capacity: usize) -> Self {
+        let queue = Queue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
+        Self { name, threads, capacity, queue: Mutex::new(queue) }
+    }
+
+    /// Starts the threads that are missing.
+    fn start(&'static self, queue: &mut Queue) -> io::Result<()> {
+        while queue.started < self.threads {
+            let (seat, given) = mpsc::channel();
+            let own = seat.clone();
+            std::thread::Builder::new().name(self.name.to_owned()).spawn(move || self.work(&own, &given))?;
+            queue.started += 1;
+            queue.resting.push(seat);
+        }
+        Ok(())
+    }
+
+    /// The life of a thread. It begins among those that rest.
+    fn work(&self, seat: &mpsc::Sender<Job>, given: &mpsc::Receiver<Job>) {
+        while let Ok(job) = given.recv() {
+            run_guarded(job);
+            loop {
+                let mut queue = lock(&self.queue);
+                let Some(job) = queue.jobs.pop_front() else {
+                    queue.resting.push(seat.clone());
+                    break;
+                };
+                drop(queue);
+                run_guarded(job);
+            }
+        }
+    }
+
+    fn submit(&'static self, mut job: Job) -> Result<(), WorkError> {
+        let mut queue = lock(&self.queue);
+        if let Err(error) = self.start(&mut queue)
+            && queue.started == 0
+        {
+            return Err(WorkError::NoThread(self.name, error));
+        }
+        while let Some(seat) = queue.resting.pop() {
+            match seat.send(job) {
+                Ok(()) => return Ok(()),
+                // Cannot be: a thread never ends.
+                Err(mpsc::SendError(back)) => job = back,
+            }
+        }
+        if queue.jobs.len() >= self.capacity {
+            return Err(WorkError::Busy(self.name, queue.jobs.len()));
+        }
+        queue.jobs.push_back(job);
+        Ok(())
+    }
+}
+
+/// A job that panics costs its asker an answer, and no thread.
+fn run_guarded(job: Job) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(job)) {
+        tracing::error!(panic = panic_words(&*panic), "a job of a worker thread ended in an internal error");
+    }
+}
+
+fn panic_words(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
+}
+
+/// In the order of their kinds.
+static POOLS: [Pool; WorkKind::ALL.len()] = [
+    Pool::new(WorkKind::Kernel),
+    Pool::new(WorkKind::Driver),
+    Pool::new(WorkKind::ModelFiles),
+    Pool::new(WorkKind::Configuration),
+    Pool::new(WorkKind::StateFiles),
+    Pool::new(WorkKind::Names),
+    Pool::new(WorkKind::HandOver),
+    Pool::new(WorkKind::Pages),
+];
+
+fn pool(kind: WorkKind) -> &'static Pool {
+    &POOLS[kind as usize]
+}
+
+/// Starts all threads now, so that they are there when the system has none to give any more.
+///
+/// # Errors
+///
+/// The system has no thread to give. What is missing is tried again with each job.
+pub fn start_worker_threads() -> Result<(), WorkError> {
+    for kind in WorkKind::ALL {
+        let pool = pool(kind);
+        pool.start(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
+    }
+    Ok(())
+}
+
+/// The result of a job, to be awaited. A job that has not begun when this is dropped is not done.
+#[derive(Debug)]
+pub struct Work<T> {
+    name: &'static str,
+    state: WorkState<T>,
+}
+
+#[derive(Debug)]
+enum WorkState<T> {
+    Refused(Option<WorkError>),
+    UnderWay(oneshot::Receiver<T>),
+}
+
+impl<T> Unpin for Work<T> {}
+
+impl<T> Future for Work<T> {
+    type Output = Result<T, WorkError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let name = self.name;
+        match &mut self.state {
+            WorkState::Refused(error) => Poll::Ready(Err(error.take().unwrap_or(WorkError::Lost(name)))),
+            WorkState::UnderWay(result) => {
+                let result = ready!(Pin::new(result).poll(context));
+                Poll::Ready(result.map_err(|_| WorkError::Lost(name)))
+            }
+        }
+    }
+}
+
+/// Has a thread of this kind do a job.
+pub fn run_job<T: Send + 'static>(kind: WorkKind, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+    run_in(pool(kind), job)
+}
+
+fn run_in<T: Send + 'static>(pool: &'static Pool, job: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+    let (reply, result) = oneshot::channel();
+    #[cfg(test)]
+    let held = hold_clock();
+    let job = move || {
+        if reply.is_closed() {
+            return;
+        }
+        // The asker may leave meanwhile.
+        let _left = reply.send(job());
+        #[cfg(test)]
+        drop(held);
+    };
+    let state = match pool.submit(Box::new(job)) {
+        Ok(()) => WorkState::UnderWay(result),
+        Err(error) => WorkState::Refused(Some(error)),
+    };
+    Work { name: pool.name, state }
+}
+
+/// Has a thread of this kind do a job whose result nobody waits for: it is done even if that takes long.
+///
+/// # Errors
+///
+/// It is not done.
+pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Result<(), WorkError> {
+    pool(kind).submit(Box::new(job))
+}
+
+/// Has a thread of this kind do a job, and waits for the result without a runtime, for `limit` at most: for what takes
+/// microseconds unless a disk hangs.
+pub(crate) fn run_briefly<T: Send + 'static>(
+    kind: WorkKind,
+    limit: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (reply, result) = mpsc::sync_channel(1);
+    run_detached(kind, move || drop(reply.send(job()))).ok()?;
+    result.recv_timeout(limit).ok()
+}
+
+/// The addresses of a host. Where the host is an address nothing is asked.
+///
+/// # Errors
+///
+/// The name is not known, or names cannot be asked for now.
+pub async fn resolve_host(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if let Ok(address) = bare.parse() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let host = host.to_owned();
+    let asked = run_job(WorkKind::Names, move || (host.as_str(), port).to_socket_addrs().map(Vec::from_iter));
+    asked.await?
+}
+
+/// A clock that a test has stopped leaps to the next deadline while nothing is to be done: not while a thread of ours
+/// works.
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the runtime's own blocking threads keep a stopped clock from leaping"
+)]
+pub(crate) fn hold_clock() -> Option<mpsc::Sender<()>> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    let (done, until) = mpsc::channel::<()>();
+    drop(runtime.spawn_blocking(move || until.recv()));
+    Some(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn small(threads: usize, capacity: usize) -> &'static Pool {
+        Box::leak(Box::new(Pool::sized("test", threads, capacity)))
+    }
+
+    #[tokio::test]
+    async fn a_job_that_hangs_takes_one_thread_and_what_does_not_fit_is_refused_at_once() {
+        let pool = small(2, 1);
+        let (release, hangs) = mpsc::channel::<()>();
+        let hung = run_in(pool, move || hangs.recv_timeout(LONG).is_err());
+        assert_eq!(run_in(pool, || 7).await.unwrap(), 7, "the other thread");
+        let (free, second) = mpsc::channel::<()>();
+        let (began, begins) = oneshot::channel();
+        let also = run_in(pool, move || {
+            began.send(()).unwrap();
+            second.recv_timeout(LONG).is_err()
+        });
+        begins.await.unwrap();
+        let waits = run_in(pool, || 8);
+        let refused = run_in(pool, || 9).await.unwrap_err();
+        assert!(matches!(refused, WorkError::Busy("test", 1)), "{refused}");
+        drop(free);
+        assert!(also.await.unwrap());
+        assert_eq!(waits.await.unwrap(), 8);
+        drop(release);
+        assert!(hung.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_is_an_error_and_its_thread_does_the_next_one() {
+        let pool = small(1, 8);
+        let lost = run_in(pool, || assert!(std::env::args().len() > 999, "as it must be")).await.unwrap_err();
+        assert!(matches!(lost, WorkError::Lost("test")), "{lost}");
+        assert_eq!(run_in(pool, || 7).await.unwrap(), 7);
+        assert_eq!(lock(&pool.queue).started, 1);
+    }
+
+    #[tokio::test]
+    async fn the_thread_that_rested_last_works_and_the_others_are_not_touched() {
+        let pool = small(3, 8);
+        let first = run_in(pool, || std::thread::current().id()).await.unwrap();
+        for _ in 0..50 {
+            // It rests a moment after its answer is here.
+            let rests = || lock(&pool.queue).resting.len() == 3;
+            while !rests() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(run_in(pool, || std::thread::current().id()).await.unwrap(), first);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_left_before_its_job_began_has_it_not_done() {
+        let pool = small(1, 8);
+        let (release, hangs) = mpsc::channel::<()>();
+        let hung = run_in(pool, move || hangs.recv_timeout(LONG).is_err());
+        let done = Arc::new(Mutex::new(0));
+        let counts = done.clone();
+        drop(run_in(pool, move || *lock(&counts) += 1));
+        drop(release);
+        hung.await.unwrap();
+        run_in(pool, || ()).await.unwrap();
+        assert_eq!(*lock(&done), 0);
+    }
+
+    #[tokio::test]
+    async fn an_address_is_no_name() {
+        for (host, address) in [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("[::1]", "[::1]:7")] {
+            assert_eq!(resolve_host(host, 7).await.unwrap(), [address.parse().unwrap()]);
+        }
+        assert!(resolve_host("localhost", 7).await.unwrap().iter().all(|one| one.ip().is_loopback()));
+    }
+}
