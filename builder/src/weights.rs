@@ -58,7 +58,7 @@ impl WheelPin {
 }
 
 impl WeightsPin {
-    /// SmolLM2-135M-Instruct of Hugging Face, quantised to Q4_1: small enough for any machine, and answers in sentences.
+    /// `SmolLM2-135M-Instruct` of Hugging Face, quantised to `Q4_1`: small enough for any machine, and answers in sentences.
     pub fn smollm2() -> Self {
         Self {
             title: "SmolLM2-135M-Instruct".into(),

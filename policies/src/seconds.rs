@@ -12,7 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
 /// # Errors
 ///
 /// Those of the serializer.
-#[expect(clippy::ref_option, reason = "serde asks for this")]
 pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     time.map(rounded).serialize(to)
 }

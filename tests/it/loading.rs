@@ -413,8 +413,8 @@ async fn a_client_loads_and_unloads_models_as_with_llama_servers_router() -> Out
         Ok((answer.status.as_u16(), answer.json()?))
     };
     // Nothing is loaded to be unloaded, and nothing that serves leaves for it.
-    let (status, told) = call("/models/unload", "b").await?;
-    assert_eq!((status, &told["error"]["message"]), (400, &json!("model is not running")));
+    let (code, answer) = call("/models/unload", "b").await?;
+    assert_eq!((code, &answer["error"]["message"]), (400, &json!("model is not running")));
     assert_eq!(call("/models/load", "a").await?.0, 400);
     assert_eq!(call("/models/load", "c").await?.0, 404);
     assert_eq!((warden.backends(), warden.state("b").await?.as_str()), (first.clone(), "unloaded"));

@@ -125,6 +125,7 @@ struct Attack<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Attack<T> {
+    #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     fn begin(user: u32, work: impl FnOnce(&AtomicBool) -> Result<T, Trouble> + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);

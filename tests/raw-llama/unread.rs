@@ -97,9 +97,8 @@ impl Request {
     pub(crate) fn goes_on(&self, reader: &mut impl BufRead, bodies: Bodies) -> io::Result<bool> {
         match self.unread {
             _ if self.closes => Ok(false),
-            None => Ok(true),
             // Both go on with whatever comes next.
-            Some(Framing { length: 0, chunked: false }) => Ok(true),
+            None | Some(Framing { length: 0, chunked: false }) => Ok(true),
             Some(_) if bodies == Bodies::Leave => Ok(true),
             Some(_) if self.status != "200 OK" => Ok(false),
             Some(Framing { chunked: true, .. }) => {

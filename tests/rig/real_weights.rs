@@ -15,7 +15,7 @@ use crate::{Context as _, Trouble, binaries};
 /// Set where real weights that cannot be downloaded are a failure: in CI.
 pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_WEIGHTS_REQUIRED";
 
-/// SmolLM2-135M-Instruct: dense, `ChatML`, Q4_1, Apache-2.0. `None`, and a line that says so, where it cannot be downloaded and need not be.
+/// SmolLM2-135M-Instruct: dense, `ChatML`, `Q4_1`, Apache-2.0. `None`, and a line that says so, where it cannot be downloaded and need not be.
 ///
 /// # Errors
 /// It cannot be downloaded, and [`REQUIRED_VARIABLE`] is set.
@@ -24,7 +24,7 @@ pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
     or_skipped(PATH.get_or_try_init(|| download(WeightsPin::smollm2())).await)
 }
 
-/// Gemma 3 270M: sliding windows, a vocabulary of 262,144, Q4_K_M. Its terms allow tests: it is no part of the product or of a package.
+/// Gemma 3 270M: sliding windows, a vocabulary of 262,144, `Q4_K_M`. Its terms allow tests: it is no part of the product or of a package.
 ///
 /// # Errors
 /// As [`smollm2`].

@@ -77,15 +77,15 @@ async fn shown<S: AsyncRead + AsyncWrite + Unpin>(stream: io::Result<S>, head: &
     let mut stream = stream?;
     let head = format!("{head}Host: llama-server\r\nContent-Length: {}\r\n\r\n", BODY.len());
     stream.write_all(head.as_bytes()).await?;
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let until = Instant::now() + EARLY;
-    while statuses(&heard).is_empty() || !heard.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-        match timeout_at(until, stream.read_buf(&mut heard)).await {
-            Ok(Ok(read)) if read > 0 && heard.len() < MOST => {}
+    while statuses(&received).is_empty() || !received.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        match timeout_at(until, stream.read_buf(&mut received)).await {
+            Ok(Ok(read)) if read > 0 && received.len() < MOST => {}
             _ => return Ok(Shown::Unclear),
         }
     }
-    let early = statuses(&heard).len();
+    let early = statuses(&received).len();
     // A server that closes takes neither, and that is an answer, too.
     for text in [BODY, NEXT] {
         if stream.write_all(text.as_bytes()).await.is_err() {
@@ -94,13 +94,13 @@ async fn shown<S: AsyncRead + AsyncWrite + Unpin>(stream: io::Result<S>, head: &
     }
     let until = Instant::now() + ENDED;
     let ended = loop {
-        match timeout_at(until, stream.read_buf(&mut heard)).await {
-            Ok(Ok(read)) if read > 0 && heard.len() < MOST => {}
+        match timeout_at(until, stream.read_buf(&mut received)).await {
+            Ok(Ok(read)) if read > 0 && received.len() < MOST => {}
             Ok(Ok(0) | Err(_)) => break true,
             _ => break false,
         }
     };
-    Ok(match (&statuses(&heard)[early..], ended) {
+    Ok(match (&statuses(&received)[early..], ended) {
         ([], true) | ([200], _) => Shown::Discarded,
         // One for each of the two, if its server has every route.
         ([404, ..] | [_, _, ..], _) => Shown::ReadAsRequest,
@@ -171,10 +171,9 @@ mod tests {
 
     async fn shows(server: Server) -> Shown {
         let (ours, theirs) = tokio::io::duplex(1024);
-        let serving = tokio::spawn(serve(theirs, server));
-        let shown = shown(Ok(ours), HEADS[0]).await.unwrap();
-        serving.abort();
-        shown
+        let mut serving = tokio::task::JoinSet::new();
+        serving.spawn(serve(theirs, server));
+        shown(Ok(ours), HEADS[0]).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]

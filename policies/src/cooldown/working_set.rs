@@ -280,7 +280,7 @@ impl BudgetRecords {
         }
         // `max_futile = 0` asks for replacements without an end.
         let tried = common.max_futile > 0 && entry.tries >= common.budget_tries.min(common.max_futile);
-        if !fresh_is_over && !(tried && first.is_soon(load_time, policy)) {
+        if !(fresh_is_over || tried && first.is_soon(load_time, policy)) {
             return None;
         }
         let shortfall = Shortfall {

@@ -87,17 +87,14 @@ impl FlagList {
         let mut at = 0;
         while let Some(word) = words.get(at) {
             let rest = words.get(at + 1).map(String::as_str);
-            match self.counterpart(word, rest) {
-                Some((new, taken)) => {
-                    let old = words[at..at + taken].join(" ");
-                    done.exchanged.push((old, new.join(" ")));
-                    done.words.extend(new);
-                    at += taken;
-                }
-                None => {
-                    done.words.push(word.clone());
-                    at += 1;
-                }
+            if let Some((new, taken)) = self.counterpart(word, rest) {
+                let old = words[at..at + taken].join(" ");
+                done.exchanged.push((old, new.join(" ")));
+                done.words.extend(new);
+                at += taken;
+            } else {
+                done.words.push(word.clone());
+                at += 1;
             }
         }
         done
@@ -181,7 +178,7 @@ fn header(line: &str) -> Option<(Vec<String>, String, String)> {
         let flag = first_word(part);
         if is_flag(flag) {
             flags.push(flag.to_owned());
-            value = part[flag.len()..].trim_start_matches([',', ' ']).to_owned();
+            part[flag.len()..].trim_start_matches([',', ' ']).clone_into(&mut value);
         }
     }
     Some((flags, value, about.trim().to_owned()))

@@ -4,8 +4,9 @@ use super::*;
 
 /// The entries that all these tests need, and as many others as a llama-server has at least.
 fn help(own: &str) -> String {
-    let filler: String =
-        (0..FEWEST_FLAGS).map(|n| format!("--flag-{n} N                              a number\n")).collect();
+    let filler = (0..FEWEST_FLAGS).fold(String::new(), |text, n| {
+        text + &format!("--flag-{n} N                              a number\n")
+    });
     format!("----- common params -----\n\n{own}\n{filler}")
 }
 

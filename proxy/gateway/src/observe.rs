@@ -127,9 +127,10 @@ impl Record {
 
     /// Notes the head of the answer: for the client, unless the client has one.
     pub(crate) fn note_head(&mut self, status: u16, stream: bool) {
-        match &mut self.late_status {
-            Some(late) => *late = status,
-            None => (self.status, self.stream) = (status, stream),
+        if let Some(late) = &mut self.late_status {
+            *late = status;
+        } else {
+            (self.status, self.stream) = (status, stream);
         }
     }
 

@@ -68,12 +68,11 @@ impl WorkKind {
             Self::Driver => (2, 4),
             // A look at the folders, one reading ahead, and one for what starts need.
             Self::ModelFiles => (3, 256),
-            // A reading of all of it, and one for the rest.
-            Self::Configuration => (2, 16),
+            // A reading of all of it, and one for the rest. Those of a hand-over are as few.
+            Self::Configuration | Self::HandOver => (2, 16),
             // All of it is on one disk: where that hangs, a second thread would hang, too.
             Self::StateFiles => (1, 16),
             Self::Names => (2, 64),
-            Self::HandOver => (2, 16),
             Self::Pages => (1, 64),
         }
     }

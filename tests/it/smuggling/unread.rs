@@ -38,7 +38,7 @@ fn attacks() -> Vec<(String, String, String)> {
         }
     }
     for count in [94, 96, 97, 98] {
-        let fields = (0..count).map(|nth| format!("X-{nth}: a\r\n")).collect();
+        let fields = (0..count).fold(String::new(), |text, nth| text + &format!("X-{nth}: a\r\n"));
         all.push((format!("{count} fields"), "POST /e HTTP/1.1".to_owned(), fields));
     }
     for length in [8100, 8192, 8300, 20_000] {

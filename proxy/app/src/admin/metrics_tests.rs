@@ -330,7 +330,7 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
     };
     let contexts = [("m".to_owned(), crate::probe::facts::Context { used: 1, room: 2 })];
     metrics.note_pool(Pool { contexts: contexts.into(), vllm: true, pickers: true, ..Pool::default() });
-    metrics.note_state(&warden_supervisor::StateView::default());
+    metrics.note_state(&StateView::default());
     let text = crate::admin::families::plain_text(&metrics.text(
         &view,
         &budgets(),

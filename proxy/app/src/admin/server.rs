@@ -225,11 +225,11 @@ impl Listeners {
         }
         let own =
             self.path.parent().and_then(Path::parent).map(|base| PrivateDir::place(base, instance::id()));
-        if own.as_deref() == self.path.parent() {
-            if let Err(problem) = restore_directory(&self.path) {
-                tracing::debug!(%problem, "the admin socket is gone, and its directory");
-                return;
-            }
+        if own.as_deref() == self.path.parent()
+            && let Err(problem) = restore_directory(&self.path)
+        {
+            tracing::debug!(%problem, "the admin socket is gone, and its directory");
+            return;
         }
         match bind_unix(&self.path).await {
             Ok((unix, file)) => {

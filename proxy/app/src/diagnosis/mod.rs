@@ -299,7 +299,7 @@ fn report_name(model: &str, now: &str) -> String {
 }
 
 /// What reports say is the operator's alone.
-fn make_folder(folder: &Path) -> std::io::Result<()> {
+fn make_folder(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }

@@ -49,7 +49,7 @@ pub(crate) async fn read(tls: &Arc<Tls>) {
         Ok(result) => tell(tls, result),
         // It is looked at again every few seconds.
         Err(error) => {
-            tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays")
+            tracing::error!(target: "tls", %error, "the certificate was not read; the one in use stays");
         }
     }
 }

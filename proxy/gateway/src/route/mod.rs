@@ -298,7 +298,10 @@ mod tests {
         assert_eq!(local(&Method::TRACE, "/"), Some(LocalRoute::Forbidden));
         let made_up = Method::from_bytes(b"FROB").unwrap();
         assert_eq!(named(&made_up), made_up);
-        assert_eq!(named(&Method::from_bytes(&[b'A'; 32_000]).unwrap()).as_str(), "A".repeat(24));
+        assert_eq!(
+            named(&Method::from_bytes("A".repeat(32_000).as_bytes()).unwrap()).as_str(),
+            "A".repeat(24)
+        );
         assert_eq!(local(&made_up, "/v1/chat/completions"), Some(LocalRoute::Forbidden));
         assert_eq!(local(&Method::GET, "/v1/healthx"), None);
     }

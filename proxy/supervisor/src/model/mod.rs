@@ -139,6 +139,8 @@ pub(crate) struct Model {
     /// For helpers to report with.
     outbox: mpsc::UnboundedSender<Message>,
     helpers: JoinSet<()>,
+    /// Searches for what starts a dying server. Unlike helpers they are waited for at the end, so that their processes are reaped.
+    searches: JoinSet<()>,
     units: Vec<Unit>,
     next_unit: u64,
     /// Processes are to run even if nobody waits.
@@ -229,6 +231,7 @@ impl Model {
             inbox,
             outbox: outbox.clone(),
             helpers: JoinSet::new(),
+            searches: JoinSet::new(),
             units: Vec::new(),
             next_unit: 0,
             stand: Stand::Out,
@@ -287,6 +290,7 @@ impl Model {
             }
             self.operators.give_answers();
             if self.is_over() {
+                while self.searches.join_next().await.is_some() {}
                 for generation in std::mem::take(&mut self.dying) {
                     self.context.fleet_memory.gone(generation);
                 }
@@ -313,6 +317,7 @@ impl Model {
                 },
                 () = leases.wake.notified() => self.spread_settings(),
                 () = sleep_until(deadline) => self.fire(Instant::now()),
+                Some(_) = self.searches.join_next(), if !self.searches.is_empty() => {}
                 Some(ended) = self.helpers.join_next(), if !self.helpers.is_empty() => {
                     if let Err(error) = ended && error.is_panic() {
                         tracing::error!(model = %self.spec.name, "a helper of the model ended in an internal error");

@@ -98,7 +98,7 @@ impl Model {
         let policy = warden_policies::defaults().start_search;
         match &self.dead_starts.finding {
             None if !self.is_searching() && self.dead_starts.deaths >= policy.deaths => {
-                self.begin_start_search()
+                self.begin_start_search();
             }
             Some(finding) if finding.switch().is_some_and(StartSwitch::is_fallback) => {
                 let because = format!("it died while it loaded: {}", self.dead_starts.death);
@@ -168,8 +168,7 @@ impl Model {
             (Arc::clone(&self.context.world), self.outbox.clone(), self.watch.sensors.read_limit);
         let gpus = self.place_of(0).into_iter();
         let gpus: Vec<GpuIndex> = gpus.filter_map(|gpu| u32::try_from(gpu).ok().map(GpuIndex)).collect();
-        // A writer: at the end it is waited for, so that its process is reaped.
-        self.writers.spawn(async move {
+        self.searches.spawn(async move {
             if !gpus.is_empty()
                 && let Some(only) = world.only(gpus, limit).await
             {
@@ -188,11 +187,9 @@ impl Model {
             return;
         }
         if finding.is_lasting() {
-            let (context, key, name) =
-                (Arc::clone(&self.context), self.dead_starts.key.clone(), self.spec.name.clone());
-            let (kept, keep) = (finding.clone(), self.watch.sensors.priors_kept);
-            self.writers
-                .spawn_blocking(move || context.leak_history.keep_start_finding(&key, &name, kept, keep));
+            let keep = self.watch.sensors.priors_kept;
+            let (key, name) = (&self.dead_starts.key, &self.spec.name);
+            self.context.leak_history.keep_start_finding(key, name, finding.clone(), keep);
         }
         self.tell(None, EventKind::StartSearched { finding: finding.clone() });
         let needs_change = finding.switch().is_some_and(|switch| !switch.is_fallback());

@@ -332,6 +332,10 @@ mod tests {
         drop(living);
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test: a thread of its own takes another user's identity"
+    )]
     /// Runs a function on a thread of another user; `None` where we are not root and cannot become one.
     fn as_user<'scope, T: Send + 'scope>(
         scope: &'scope std::thread::Scope<'scope, '_>,

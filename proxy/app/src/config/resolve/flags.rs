@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_flag_that_the_help_does_not_know_is_found_with_the_nearest_one() {
-        let filler: String = (0..20).map(|n| format!("--zz{n}zz N  a number\n")).collect();
+        let filler = (0..20).fold(String::new(), |text, n| text + &format!("--zz{n}zz N  a number\n"));
         let known = FlagList::parse(&format!("{HELP}{filler}")).unwrap();
         for args in ["-c 1 --cache_ram -1", "-np 2 --flash-attn on", "-cram -x", "-- - -1 a-b"] {
             assert_eq!(strangers(&words(args), &known), [], "{args}");

@@ -41,7 +41,7 @@ impl Known {
         let measured = recalled.map(|recalled| recalled.measured).unwrap_or_default();
         let is_complete = recalled.is_some_and(|recalled| recalled.is_complete);
         let unmeasured = (!is_complete).then(|| Unmeasured { binary: binary.to_owned(), identity });
-        Self { measured, unmeasured, slot_files: None }
+        Self { measured, unmeasured, ..Self::default() }
     }
 
     /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the

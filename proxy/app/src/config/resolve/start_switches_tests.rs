@@ -10,7 +10,7 @@ const NEW: &str = "-nr, --no-repack  a\n-fa, --flash-attn [on|off|auto]  b\n--wa
     -np, --parallel N  e\n-ngl, --gpu-layers, --n-gpu-layers N  f\n";
 
 fn flags(own: &str) -> FlagList {
-    let filler: String = (0..20).map(|n| format!("--flag-{n} N  a number\n")).collect();
+    let filler = (0..20).fold(String::new(), |text, n| text + &format!("--flag-{n} N  a number\n"));
     FlagList::parse(&format!("{own}{filler}")).unwrap()
 }
 
