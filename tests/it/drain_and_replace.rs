@@ -106,10 +106,11 @@ async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
 #[tokio::test]
 async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back() -> Outcome {
     let all = requests("r", "m", 60, 6);
-    let script = json!({"ms_per_token": 2, "leak_kib_per_request": 4096});
+    let script = json!({"ms_per_token": 2, "leak_kib_per_request": 1024});
     // It leaks that fast only here: elsewhere a budget that is filled within four loads is too small.
     let toml = format!("policy.host.soft = \"48MiB\"\n{EAGER}");
-    let top = "sensors.interval = \"100ms\"\ninternal.recycle.budget_loads = 0.0\ninternal.recycle.budget_requests = 0";
+    let top = "sensors.interval = \"100ms\"\ninternal.recycle.budget_loads = 0.0\n\
+               internal.recycle.budget_requests = 0\ninternal.recycle.load_factor = 0.0";
     let warden = Setup::new()?.top(top).fake("m", &script, &toml)?.start().await?;
     let answers = swarm(&warden.http, &all, 4).await;
     all_whole(&answers)?;
