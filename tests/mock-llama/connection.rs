@@ -142,6 +142,12 @@ impl Connection {
             return self.refuse("411 Length Required");
         }
         let length: usize = length.unwrap_or(0);
+        // As llama-server: answered without a look at the body, which nothing reads as a request afterwards.
+        let is_answered_early =
+            method == "OPTIONS" || field("accept").is_some_and(|value| value.starts_with(b";"));
+        if length > 0 && is_answered_early {
+            return self.refuse("400 Bad Request");
+        }
         if length <= READ && self.input.len() < body + length {
             return false;
         }

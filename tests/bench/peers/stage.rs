@@ -333,6 +333,7 @@ backend mock
         words.extend(["--config".to_owned(), config.display().to_string()]);
         words.extend(["--port".to_owned(), port.port().to_string()]);
         words.extend(["--set".to_owned(), crate::warden::connections(&binary)?]);
+        words.extend(["--set", "child.measure=true"].map(str::to_owned));
         words.extend(variant.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]));
         let page = (variant.viewers > 0).then(free_port).transpose()?;
         words.extend(page.iter().flat_map(|page| ["--set".to_owned(), format!("admin.address={page}")]));
@@ -342,6 +343,9 @@ backend mock
         let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
         program.until("llama-warden answers", || answers(&target).then_some(()))?;
         let started_ms = milliseconds(begin);
+        // Until then it is not known what the mock makes of unread bodies, and each of them ends its connection.
+        let measured = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("measured: "));
+        program.until("llama-warden has measured the mock", || measured().then_some(()))?;
         let pid = program.pid();
         let upstream = program.until("its mock runs", || {
             let children = warden_rig::process::children_of(pid);
