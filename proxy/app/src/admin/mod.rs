@@ -8,7 +8,7 @@
 //! | [`server`] | the listeners |
 //! | [`metrics`] | numbers for Prometheus |
 //! | [`instance`] | directories of one instance, and how the command line finds it |
-//! | [`pointer`] | files that say where an instance is, and which of them are believed |
+//! | [`mod@pointer`] | files that say where an instance is, and which of them are believed |
 //! | [`requests`] | what is in flight and what ended, and how one is cancelled |
 //! | [`canary`] | another build that is tried with a model |
 //! | [`series`] | what memory did |
