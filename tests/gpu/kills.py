@@ -15,24 +15,15 @@ import json
 import os
 import pathlib
 import random
-import shlex
 import signal
 import threading
 import time
 
 import update
+import upgrade
 from update import now, say
 
-CONFIG = """
-server.port = 0
-sensors.interval = "1s"
-[models.m]
-model = "{model}"
-binary = "{server}"
-args = {args}
-preload = true
-on_death = "continue"
-"""
+CONFIG = upgrade.CONFIG + 'on_death = "continue"\n'
 TOPICS = ["the sea", "a mill by a river", "bread", "how rain forms", "a lighthouse", "bees", "the moon", "old trains", "a city at night", "tea"]
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string"}, "lines": {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 6}},
           "required": ["title", "lines"]}
@@ -53,15 +44,6 @@ def requests(draws):
         ("messages", "/v1/messages", {"model": "m", "messages": turns, "max_tokens": 400, "stream": True}),
         ("responses", "/v1/responses", {"model": "m", "input": text, "max_output_tokens": 400, "stream": True}),
     ]
-
-
-class Warden(update.Warden):
-    """The same with a llama-server that is built already."""
-
-    def __init__(self, args):
-        args.canary = None
-        super().__init__(args)
-        self.config.write_text(CONFIG.format(model=args.model.resolve(), server=args.server.resolve(), args=json.dumps(shlex.split(args.flags))))
 
 
 def carried(value):
@@ -147,7 +129,7 @@ def servers(warden):
 def main():
     args = update.ARGS
     args.out.mkdir(parents=True, exist_ok=True)
-    warden = Warden(args)
+    warden = upgrade.Warden(args, CONFIG)
     warden.serve()
     over, done, deaths = threading.Event(), [], []
     clients = [Client(number, warden.port, over, done) for number in range(args.clients)]

@@ -30,12 +30,12 @@ preload = true
 
 
 class Warden(update.Warden):
-    """The same with a llama-server that lies there already."""
+    """The same with a llama-server that is built already."""
 
-    def __init__(self, args):
+    def __init__(self, args, config=CONFIG):
         args.canary = None
         super().__init__(args)
-        self.config.write_text(CONFIG.format(model=args.model.resolve(), server=args.server.resolve(), args=json.dumps(shlex.split(args.flags))))
+        self.config.write_text(config.format(model=args.model.resolve(), server=args.server.resolve(), args=json.dumps(shlex.split(args.flags))))
 
 
 def on_gpu():
