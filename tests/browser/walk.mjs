@@ -1,7 +1,7 @@
 // Walks over every view of the page in a real browser, and tells what it saw as JSON: complaints of the console, requests that left the
 // origin, what axe-core finds, how fast things came, whether keys work. It judges nothing; tests/it/browser.rs does.
 //
-//   node walk.mjs URL FOLDER-OF-PACKAGES CHROMIUM MODEL [FOLDER-FOR-PICTURES]
+//   node walk.mjs URL FOLDER-OF-PACKAGES CHROMIUM MODEL
 //
 // Words on its input drive it from outside, each answered by a line of JSON on its output: `leaving` says that we will be gone, `away` waits
 // until the page says so, `again` looks whether the page, never loaded
@@ -11,7 +11,7 @@ import { readFile } from "node:fs/promises";
 import path from "node:path";
 import { tell, watch, words } from "./watch.mjs";
 
-const [, , url, packages, executablePath, model, pictures] = process.argv;
+const [, , url, packages, executablePath, model] = process.argv;
 const { browser, watched, judged, seen: all } = await watch(url, packages, executablePath);
 const { complaints, elsewhere, dialogs } = all;
 
@@ -148,23 +148,6 @@ await memory.evaluate(() => {
   }).observe(document.querySelector("main"), { childList: true, subtree: true });
 });
 
-if (pictures) {
-  const sizes = { wide: [1400, 900], tablet: [820, 1100], phone: [390, 800] };
-  for (const [name, [width, height]] of Object.entries(sizes)) {
-    for (const colorScheme of ["light", "dark"]) {
-      const shot = await watched({ viewport: { width, height }, colorScheme, timezoneId: "UTC", locale: "en-GB" });
-      const views = { overview: "", memory: `memory?model=${encodeURIComponent(model)}` };
-      // The other views name places of the machine on which the pictures are taken.
-      if (name === "wide") for (const view of ["requests", "events"]) views[view] = view;
-      for (const [view, at] of Object.entries(views)) {
-        await shot.goto(`${url}/page/${at}`);
-        await shot.waitForSelector("#live[data-state=live]");
-        await shot.screenshot({ path: path.join(pictures, `page-${view}-${name}-${colorScheme}.png`) });
-      }
-      await shot.context().close();
-    }
-  }
-}
 tell({ seen, readable, keys, live, plots, complaints, elsewhere });
 
 for await (const word of words) {

@@ -3,17 +3,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::browser::Browser;
 use warden_rig::warden::{SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, swarm, wait_until};
+use warden_rig::{Context as _, Http, Outcome, Trouble, real_weights, swarm, wait_until};
 
 /// A model whose name is no word.
 const MODEL: &str = "org/model <b>2</b>";
+/// For some hundred answers of a trained model on a busy machine.
+const LONG: Duration = Duration::from_secs(900);
 
 /// Requests to both models until it is dropped; each must be answered whole, but while we are `away`.
 fn load(http: &Http, away: &Arc<AtomicBool>) -> JoinSet<Result<(), Trouble>> {
@@ -52,9 +54,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     warden.until_ready(2).await?;
     let away = Arc::new(AtomicBool::new(false));
     let mut requests = load(&warden.http, &away);
-    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures");
-    let pictures = std::env::var_os("WARDEN_RENEW_DOCS").map(|_| pictures);
-    let mut walk = browser.walk(&format!("http://127.0.0.1:{port}"), MODEL, pictures.as_deref())?;
+    let mut walk = browser.walk(&format!("http://127.0.0.1:{port}"), MODEL)?;
     let told = walk.says().await?;
     calm(&told)?;
     let mut wrong = Vec::new();
@@ -147,6 +147,60 @@ fn calm(told: &Value) -> Outcome {
     for what in ["complaints", "elsewhere"] {
         let all = told[what].as_array().context(what)?;
         assert!(all.is_empty(), "{what}: {all:#?}");
+    }
+    Ok(())
+}
+
+/// What the documentation shows is what users see: trained models on a real llama-server, with requests under way.
+#[tokio::test]
+#[ignore = "takes minutes: for whoever changes how the page looks"]
+async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outcome {
+    let Some(browser) = Browser::here().await? else { return Ok(()) };
+    let (Some(smollm2), Some(gemma3)) = (real_weights::smollm2().await?, real_weights::gemma3().await?)
+    else {
+        return Ok(());
+    };
+    let port = warden_rig::ports::free()?;
+    let flags = ["-np", "2", "-c", "4096", "-t", "1"];
+    let mut setup = Setup::new()?
+        .top(&format!("admin.address = \"127.0.0.1:{port}\"\nserver.port = {}", warden_rig::ports::free()?));
+    let names = ["smollm2-135m-instruct", "gemma-3-270m"];
+    for (name, file) in names.into_iter().zip([smollm2, gemma3]) {
+        let budget = "policy.host.soft = \"600MiB\"\npolicy.host.hard = \"900MiB\"\n";
+        setup = setup.model(name, &(real_weights::model_lines(&file, &flags).await? + budget));
+    }
+    let warden = setup.start().await?;
+    warden.until_ready(2).await?;
+    let answers = Arc::new(AtomicUsize::new(0));
+    let mut clients = JoinSet::new();
+    for (client, name) in names.into_iter().chain(names).enumerate() {
+        let (http, answers) = (warden.http.clone(), Arc::clone(&answers));
+        clients.spawn(async move {
+            for n in 0_u64.. {
+                let request = chat(&format!("c{client}-{n}"), name, "Tell me about the sea.", 24, n % 2 == 0);
+                // What is under way at the replacement is answered, too: other tests see to that.
+                let _answer = swarm::answer(&http, &request).await;
+                answers.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    let answered = async |least| {
+        wait_until("requests are answered", LONG, async || answers.load(Ordering::SeqCst) >= least).await
+    };
+    answered(40).await?;
+    warden.restart(names[0], 1).await?;
+    answered(120).await?;
+    let folder = match std::env::var_os("WARDEN_RENEW_DOCS") {
+        Some(_) => Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/pictures"),
+        None => warden.setup.home.path().to_owned(),
+    };
+    let told = browser.pictures(&format!("http://127.0.0.1:{port}"), names[0], &folder)?.says().await?;
+    calm(&told)?;
+    let files = told["files"].as_array().context("no pictures")?;
+    assert_eq!(files.len(), 16, "{files:?}");
+    for file in files.iter().filter_map(Value::as_str) {
+        let picture = std::fs::read(folder.join(file))?;
+        assert!(picture.starts_with(b"\x89PNG"), "{file}");
     }
     Ok(())
 }

@@ -92,13 +92,20 @@ impl Browser {
         Ok(Self { program, packages })
     }
 
-    /// Begins a walk over the page at `url`, whose actions are tried on `model`. `pictures`: where pictures of it are written.
+    /// Begins a walk over the page at `url`, whose actions are tried on `model`.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn walk(&self, url: &str, model: &str, pictures: Option<&Path>) -> Result<Walk, Trouble> {
-        let more = pictures.map(Path::as_os_str);
-        self.begin("walk.mjs", url, [OsStr::new(model)].into_iter().chain(more))
+    pub fn walk(&self, url: &str, model: &str) -> Result<Walk, Trouble> {
+        self.begin("walk.mjs", url, std::iter::once(OsStr::new(model)))
+    }
+
+    /// Begins to take screenshots of the page at `url`, of its overview and of the memory of `model`, into `folder`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn pictures(&self, url: &str, model: &str, folder: &Path) -> Result<Walk, Trouble> {
+        self.begin("pictures.mjs", url, [OsStr::new(model), folder.as_os_str()].into_iter())
     }
 
     /// Begins to sign in at `url` with one key behind the other; what the last one opens is tried on `model`.
