@@ -14,4 +14,4 @@ pub use read::{Facts, GgufError, Tensor, read};
 pub use weight_kind::WeightKind;
 #[cfg(test)]
 pub(crate) use write::ALIGNMENT;
-pub(crate) use write::{Fill, Gguf, Value};
+pub(crate) use write::{Fill, Gguf, Value, write_numbers};

@@ -91,7 +91,6 @@ pub(crate) type Fill = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum Data {
     Held(Vec<f32>),
-    Encoded(Vec<u8>),
     Made(Fill),
 }
 
@@ -111,11 +110,7 @@ impl Tensor {
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         match &self.data {
-            Data::Held(numbers) => {
-                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                out.write_all(&bytes)
-            }
-            Data::Encoded(bytes) => out.write_all(bytes),
+            Data::Held(numbers) => write_numbers(out, numbers),
             Data::Made(fill) => {
                 let mut counted = Counted { inner: out, written: 0 };
                 fill(&mut counted)?;
@@ -189,20 +184,6 @@ impl Gguf {
         self
     }
 
-    /// Adds a matrix of rows that are `columns` long from its stored bytes, which are whole rows.
-    pub(crate) fn encoded(
-        &mut self,
-        name: &str,
-        kind: WeightKind,
-        columns: usize,
-        bytes: Vec<u8>,
-    ) -> &mut Self {
-        let row = kind.bytes(columns as u64).max(1);
-        let lengths = vec![columns as u64, bytes.len() as u64 / row];
-        self.tensors.push(Tensor { name: name.to_owned(), lengths, kind, data: Data::Encoded(bytes) });
-        self
-    }
-
     /// Adds a tensor whose numbers are made while the file is written, the innermost length first. Writing fails if `fill`
     /// gives another number of bytes than the lengths ask for.
     pub(crate) fn made(&mut self, name: &str, kind: WeightKind, lengths: &[u64], fill: Fill) -> &mut Self {
@@ -219,6 +200,12 @@ impl Gguf {
     #[cfg(test)]
     pub(crate) fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(Tensor::bytes).sum()
+    }
+
+    /// Bytes of the tensors that this value keeps in memory.
+    #[cfg(test)]
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Held(_))).map(Tensor::bytes).sum()
     }
 
     /// Writes the whole file.
@@ -278,6 +265,15 @@ impl<W: Write> Write for Counted<'_, W> {
     fn flush(&mut self) -> io::Result<()> {
         self.inner.flush()
     }
+}
+
+/// Writes numbers as little-endian f32, in blocks of 4 KiB.
+pub(crate) fn write_numbers(out: &mut (impl Write + ?Sized), numbers: &[f32]) -> io::Result<()> {
+    for numbers in numbers.chunks(1024) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        out.write_all(&bytes)?;
+    }
+    Ok(())
 }
 
 fn write_len(out: &mut impl Write, length: usize) -> io::Result<()> {

@@ -26,7 +26,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 pub use crate::gguf::WeightKind;
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{Gguf, Value, write_numbers};
 use noise::Noise;
 pub(crate) use vocab::{FIRST_WORD, WORDS};
 
@@ -151,15 +151,24 @@ enum Stored {
 }
 
 impl Stored {
-    fn add(self, file: &mut Gguf, name: &str, columns: u32, data: Vec<f32>) {
-        let columns = columns as usize;
-        match self {
-            Self::As(WeightKind::F32) => file.matrix(name, columns, data),
-            Self::As(kind) => file.encoded(name, kind, columns, quant::encode(kind, &data)),
-            Self::AsReadFrom(kind) => {
-                file.matrix(name, columns, quant::decode(kind, &quant::encode(kind, &data)))
-            }
+    /// Adds a matrix whose numbers are drawn when the file is written, so memory holds one matrix at a time.
+    fn add(
+        self,
+        file: &mut Gguf,
+        name: &str,
+        [columns, rows]: [u32; 2],
+        draw: impl Fn() -> Vec<f32> + 'static,
+    ) {
+        let kind = match self {
+            Self::As(kind) => kind,
+            Self::AsReadFrom(_) => WeightKind::F32,
         };
+        let fill = move |out: &mut dyn io::Write| match self {
+            Self::As(WeightKind::F32) => write_numbers(out, &draw()),
+            Self::As(kind) => out.write_all(&quant::encode(kind, &draw())),
+            Self::AsReadFrom(kind) => write_numbers(out, &quant::decode(kind, &quant::encode(kind, &draw()))),
+        };
+        file.made(name, kind, &[columns.into(), rows.into()], Box::new(fill));
     }
 }
 
@@ -268,9 +277,11 @@ fn model(options: &Options, stored: Stored) -> Gguf {
     vocab::add(&mut file, speaks);
 
     let weights = Weights { seed: options.seed, tokens, width: shape.width };
-    stored.add(&mut file, "token_embd.weight", shape.width, weights.embedding());
+    let preset = options.preset;
+    let by_token = [shape.width, u32::try_from(tokens).unwrap_or(u32::MAX)];
+    stored.add(&mut file, "token_embd.weight", by_token, move || weights.embedding());
     file.vector("output_norm.weight", vec![1.0; shape.width as usize]);
-    stored.add(&mut file, "output.weight", shape.width, weights.output(options.preset));
+    stored.add(&mut file, "output.weight", by_token, move || weights.output(preset));
     // Layers share one contribution to the residual stream, whatever their number.
     let residual = GAIN * (3.0 / f64::from(shape.layers)).sqrt();
     // Heads four times as wide: attention would choose one token, and what is rounded away in a key would choose
@@ -288,16 +299,19 @@ fn model(options: &Options, stored: Stored) -> Gguf {
             ("ffn_down", shape.width, shape.inner, residual),
         ] {
             let name = format!("blk.{layer}.{name}.weight");
-            let mut data = weights.matrix(&name, rows, columns, gain);
-            if name.contains("output") || name.contains("down") {
-                // Row 0 writes to the constant channel: it must not.
-                data[..columns as usize].fill(0.0);
-                if tools {
-                    // Nor row 1 to the one that a newline after `<tool_call>` hangs on.
-                    data[columns as usize..2 * columns as usize].fill(0.0);
+            let own = name.clone();
+            stored.add(&mut file, &name, [columns, rows], move || {
+                let mut data = weights.matrix(&own, rows, columns, gain);
+                if own.contains("output") || own.contains("down") {
+                    // Row 0 writes to the constant channel: it must not.
+                    data[..columns as usize].fill(0.0);
+                    if tools {
+                        // Nor row 1 to the one that a newline after `<tool_call>` hangs on.
+                        data[columns as usize..2 * columns as usize].fill(0.0);
+                    }
                 }
-            }
-            stored.add(&mut file, &name, columns, data);
+                data
+            });
         }
         for name in ["attn_norm", "ffn_norm"] {
             file.vector(&format!("blk.{layer}.{name}.weight"), vec![1.0; shape.width as usize]);
@@ -307,6 +321,7 @@ fn model(options: &Options, stored: Stored) -> Gguf {
 }
 
 /// Random numbers by tensor name.
+#[derive(Clone, Copy)]
 struct Weights {
     seed: u64,
     tokens: usize,

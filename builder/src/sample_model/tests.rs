@@ -44,6 +44,14 @@ fn a_model_in_each_form_is_small_and_has_the_bytes_of_its_blocks() {
     }
 }
 
+/// `serve` writes this model to measure a server, and its heap would stay that large.
+#[test]
+fn a_model_of_many_layers_is_never_in_memory_as_a_whole() {
+    let model = file(&Options { preset: Preset::Slow, ..Options::default() });
+    assert!(model.tensor_bytes() > 10_000_000, "{} bytes", model.tensor_bytes());
+    assert!(model.held_bytes() < 100_000, "{} bytes", model.held_bytes());
+}
+
 #[test]
 fn a_twin_has_the_numbers_that_are_read_from_the_form() {
     let folder = tempfile::tempdir().unwrap();
