@@ -34,6 +34,7 @@ mod import;
 mod keys;
 mod layout;
 mod loading;
+mod many_models;
 mod measured;
 mod mitigations;
 mod names;

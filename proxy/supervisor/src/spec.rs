@@ -1,6 +1,7 @@
 //! What the supervisor is told: models, how to run them, and where to keep its things. Plain data, comparable, so that
 //! a reload can tell which models changed.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,6 +99,31 @@ pub struct ModelSpec {
     pub canary_of: Option<ModelName>,
 }
 
+/// The settings of one model, shared. Configuration, fleet and the model's task each hold them; at 2.5 KiB a model, copies
+/// would cost a fleet of 1,000 models 10 MiB. A holder that changes a field copies them first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedSpec(Arc<ModelSpec>);
+
+impl From<ModelSpec> for SharedSpec {
+    fn from(spec: ModelSpec) -> Self {
+        Self(Arc::new(spec))
+    }
+}
+
+impl Deref for SharedSpec {
+    type Target = ModelSpec;
+
+    fn deref(&self) -> &ModelSpec {
+        &self.0
+    }
+}
+
+impl DerefMut for SharedSpec {
+    fn deref_mut(&mut self) -> &mut ModelSpec {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
 /// Another build of llama-server that is tried with a model, beside its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanarySpec {
@@ -154,7 +180,7 @@ pub struct Fallback {
 #[derive(Clone, Debug, PartialEq)]
 pub struct FleetConfig {
     /// The models, in the order in which they are listed to clients.
-    pub models: Vec<ModelSpec>,
+    pub models: Vec<SharedSpec>,
     /// Models that others serve, listed behind those.
     pub remotes: Vec<RemoteSpec>,
     /// With exactly one model: whatever name a client gives means that model, as llama-server itself does.

@@ -21,7 +21,7 @@ use warden_patches::mitigation::Advice;
 use warden_policies::defaults::Probe;
 use warden_policies::pool::{Facts, agent};
 use warden_policies::{MemoryLimit, secrets};
-use warden_supervisor::{ControlError, Fleet, FleetView, ModelSpec, StateView};
+use warden_supervisor::{ControlError, Fleet, FleetView, SharedSpec, StateView};
 
 use super::canary::Tries;
 use super::families::plain_text;
@@ -82,8 +82,8 @@ impl Status {
 pub(crate) type Binaries = BTreeMap<String, Vec<PathBuf>>;
 
 /// The programs that the next process of each model will be.
-pub(crate) fn next_binaries(models: &[ModelSpec]) -> Binaries {
-    let one = |model: &ModelSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
+pub(crate) fn next_binaries(models: &[SharedSpec]) -> Binaries {
+    let one = |model: &SharedSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
     models.iter().map(one).collect()
 }
 
@@ -146,8 +146,8 @@ pub(crate) struct Budget {
 }
 
 /// The budgets of a fleet.
-pub(crate) fn budgets(models: &[ModelSpec]) -> Budgets {
-    let budget = |model: &ModelSpec| Budget {
+pub(crate) fn budgets(models: &[SharedSpec]) -> Budgets {
+    let budget = |model: &SharedSpec| Budget {
         soft: model.recycle.host_soft,
         hard: model.recycle.host_hard,
         vram_soft: model.recycle.vram_soft,

@@ -240,7 +240,7 @@ fn store(config: &ConfigArgs) -> Result<Store, Failure> {
 
 /// Builds that the configuration names.
 fn named(store: &Store, loaded: &Loaded) -> Vec<BuildId> {
-    let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model, _)| model));
+    let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model));
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
 }
 

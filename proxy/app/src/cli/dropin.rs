@@ -122,7 +122,7 @@ mod tests {
         let loaded =
             loaded("-m dir/model.gguf -c 4096 --port 9000 --api-key k", &[("LLAMA_ARG_HOST", "0.0.0.0")]);
         assert_eq!((loaded.settings.server.host.as_str(), loaded.settings.server.port), ("0.0.0.0", 9000));
-        let (name, model, _) = &loaded.models[0];
+        let (name, model) = &loaded.models[0];
         assert_eq!(name, "dir/model.gguf");
         assert_eq!(model.args, words("-m dir/model.gguf -c 4096 --api-key k"));
         assert!(model.run.preload);

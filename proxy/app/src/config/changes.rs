@@ -18,18 +18,18 @@ pub(crate) struct Changes {
 /// Compares two configurations. Models that only one of the two has are left out.
 pub(crate) fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
     let (mut keys, mut models) = (Vec::new(), Vec::new());
-    let without_models = |all: &Dict| {
-        let mut all = all.clone();
-        all.remove("models");
-        all
-    };
-    compare(&mut Vec::new(), &without_models(&old.merged), &without_models(&new.merged), &mut keys);
+    compare(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
     let shared: Vec<Vec<String>> =
         keys.iter().filter(|key| key[0] == "defaults").map(|key| key[1..].to_vec()).collect();
-    for (name, _, dict) in &new.models {
-        let Some((.., before)) = old.models.iter().find(|(known, ..)| known == name) else { continue };
+    let same_defaults = old.settings.defaults == new.settings.defaults;
+    for (name, _) in &new.models {
+        if !old.models.iter().any(|(known, _)| known == name)
+            || (same_defaults && old.own(name) == new.own(name))
+        {
+            continue;
+        }
         let mut of_model = Vec::new();
-        compare(&mut Vec::new(), before, dict, &mut of_model);
+        compare(&mut Vec::new(), &old.table(name), &new.table(name), &mut of_model);
         if !of_model.is_empty() {
             models.push(name.clone());
         }

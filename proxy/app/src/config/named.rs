@@ -45,8 +45,7 @@ impl Resolver<'_> {
         let loaded = self.loaded;
         let mut all = BTreeMap::new();
         for (name, named) in &loaded.settings.names {
-            let taken =
-                loaded.models.iter().find(|(model, own, _)| model == name || own.aliases.contains(name));
+            let taken = loaded.models.iter().find(|(model, own)| model == name || own.aliases.contains(name));
             let of_remotes = remotes
                 .iter()
                 .find(|spec| spec.name.as_str() == name || spec.aliases.contains(name))
@@ -100,7 +99,7 @@ impl Resolver<'_> {
             };
             match known {
                 Some(_) if other == name => problem("it names the model itself", "leave it out"),
-                Some((_, known, _)) if known.groups.iter().any(|group| model.groups.contains(group)) => {
+                Some((_, known)) if known.groups.iter().any(|group| model.groups.contains(group)) => {
                     problem(
                         &format!("`{other}` is in the same group, so the two are never loaded at a time"),
                         "take one of them out of the group, or leave it out here",

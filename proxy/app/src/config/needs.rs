@@ -123,8 +123,8 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         }
         spec.loading.may_split = may_split;
         spec.loading.needs = Some(known.needs);
+        let mut command = spec.command.clone();
         if let Some(fallback) = &mut spec.fallback {
-            let mut command = spec.command.clone();
             command.args.extend(fallback.args.iter().cloned());
             let known = Known::read(&command, of_server.clone(), on_gpus && !on_cpu);
             fallback.needs = known.ok().map(|known| known.needs);
@@ -195,7 +195,7 @@ fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Proble
         .filter_map(|(spec, seen)| {
             let loading::Spec { needs, gpus, may_split, .. } = spec.loading.clone();
             let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
-            Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, spec))
+            Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
         })
         .collect();
     let mut problems = Vec::new();

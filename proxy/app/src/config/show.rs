@@ -70,7 +70,7 @@ pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
             shown.table(&mut text, &[(*section).to_owned()], dict);
         }
     }
-    for (name, model, dict) in &loaded.models {
+    for (name, model) in &loaded.models {
         let told = explain(loaded, machine, name, model);
         if !told.is_empty() {
             text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
@@ -79,7 +79,7 @@ pub(crate) fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
             let line = if reveal { line } else { secrets::text(&line) };
             text.extend(["# - ", &line, "\n"]);
         }
-        shown.table(&mut text, &["models".to_owned(), name.clone()], dict);
+        shown.table(&mut text, &["models".to_owned(), name.clone()], &loaded.table(name));
     }
     internal(&mut text, loaded);
     if secrets::is_hidden(&text) {

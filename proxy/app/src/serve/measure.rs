@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::spec::{Command, ModelSpec, Socket};
+use warden_supervisor::spec::{Command, ModelSpec, SharedSpec, Socket};
 use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
 
 use crate::config::resolve::Resolved;
@@ -26,7 +26,7 @@ const FLAGS: [&str; 2] = ["LLAMA_", "GGML_"];
 /// What is to be measured, and for whom.
 pub(super) struct Job {
     unmeasured: Vec<Unmeasured>,
-    models: Vec<ModelSpec>,
+    models: Vec<SharedSpec>,
     watch: warden_supervisor::Watch,
     cache: std::path::PathBuf,
     limit: Duration,

@@ -21,7 +21,7 @@ impl Fleet {
         let asked = handles.map(|handle| {
             let (question, answer) = oneshot::channel();
             // A task that has ended drops it, and that is the answer.
-            drop(handle.sender.send(Message::Beat(question)));
+            handle.sender.send(Message::Beat(question));
             (handle.leases.name().clone(), answer)
         });
         asked.collect()

@@ -31,7 +31,7 @@ use super::{Change, Fleet};
 use crate::clock;
 use crate::error::{CanaryError, ResolveError};
 use crate::lease::Lease;
-use crate::spec::{CanarySpec, FleetConfig, ModelSpec, Traffic};
+use crate::spec::{CanarySpec, FleetConfig, ModelSpec, SharedSpec, Traffic};
 use crate::sync::lock;
 use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
@@ -252,7 +252,7 @@ impl Fleet {
         if inner.ending.load(Ordering::SeqCst) {
             return Err(CanaryError::ShuttingDown);
         }
-        let configured = |spec: &&ModelSpec| spec.name == model;
+        let configured = |spec: &&SharedSpec| spec.name == model;
         if change.configured.models.iter().find(configured).is_none() {
             let known = change.configured.remotes.iter().any(|remote| remote.name == model);
             return Err(if known {
@@ -429,7 +429,7 @@ pub(super) fn with_canaries(
     let mut config = configured.clone();
     for (model, canary) in canaries {
         let base = configured.models.iter().find(|spec| spec.name == *model);
-        config.models.extend(base.map(|base| spec_of(base, canary)));
+        config.models.extend(base.map(|base| spec_of(base, canary).into()));
     }
     config
 }

@@ -267,7 +267,7 @@ impl Fleet {
 
     fn send_all(&self, control: impl Fn() -> Control) {
         for handle in self.own() {
-            drop(handle.sender.send(Message::Control(control())));
+            handle.sender.send(Message::Control(control()));
         }
     }
 

@@ -41,7 +41,7 @@ use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::{World, directories};
 use crate::remote::Remote;
-use crate::spec::{CanarySpec, Common, FleetConfig, ModelSpec, RemoteSpec, Watch};
+use crate::spec::{CanarySpec, Common, FleetConfig, RemoteSpec, SharedSpec, Watch};
 use crate::state::StateWriter;
 use crate::sync::lock;
 use crate::view::FleetView;
@@ -549,6 +549,11 @@ impl Fleet {
         let shown = roster::names(&config).map(|(name, _)| name.clone()).collect();
         let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
         inner.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
+        // At the first start no step below waits for a model, so the pause is short.
+        let is_first = old.handles().next().is_none();
+        if is_first {
+            inner.context.publisher.set_paused(true);
+        }
         let gone: Vec<_> =
             old.handles().chain(old.canaries()).filter(|handle| !handle.is_in(&config)).cloned().collect();
         for handle in &gone {
@@ -593,6 +598,9 @@ impl Fleet {
             }
             handles.push(handle);
         }
+        if is_first {
+            inner.context.publisher.set_paused(false);
+        }
         // Callers find the new roster before the old models refuse, so that they are told that the model is unknown.
         inner.roster.store(Arc::new(Roster::new(&config, handles, canaries)));
         for handle in gone {
@@ -613,7 +621,7 @@ impl Fleet {
     }
 
     /// Starts the task of a model. With `after_others` its first process lets those of removed models go first.
-    fn launch(&self, spec: &ModelSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
+    fn launch(&self, spec: &SharedSpec, watch: Watch, after_others: bool) -> Arc<Handle> {
         let context = &self.inner.context;
         let journal = Arc::clone(&context.journal);
         let leases = Arc::new(Leases::new(spec.name.clone(), journal, spec.queue.depth, spec.queue.wait));
@@ -633,7 +641,7 @@ impl Fleet {
         if after_others {
             model.wait_for_room();
         }
-        self.inner.tasks.spawn(model.run());
+        self.inner.tasks.spawn(Box::new(model).run());
         Arc::new(Handle { leases, logs, sender, is_remote: false })
     }
 
@@ -650,7 +658,7 @@ impl Fleet {
         // It says nothing that we could hear.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = Remote::new(Arc::clone(context), Arc::clone(&leases), spec.clone());
-        self.inner.tasks.spawn(remote.run());
+        self.inner.tasks.spawn(Box::new(remote).run());
         Arc::new(Handle { leases, logs, sender, is_remote: true })
     }
 
@@ -715,7 +723,7 @@ fn check(config: &FleetConfig) -> Result<(), FleetError> {
 impl Handle {
     fn send(&self, control: Control) {
         // Fails only when the task has ended; then there is nothing to be controlled.
-        drop(self.sender.send(Message::Control(control)));
+        self.sender.send(Message::Control(control));
     }
 
     fn is_gone(&self) -> bool {
@@ -738,9 +746,9 @@ impl Handle {
         answer.await.unwrap_or(false)
     }
 
-    async fn apply(&self, spec: &ModelSpec, watch: Watch) -> bool {
+    async fn apply(&self, spec: &SharedSpec, watch: Watch) -> bool {
         let (reply, answer) = oneshot::channel();
-        self.send(Control::Apply(Box::new(spec.clone()), watch, reply));
+        self.send(Control::Apply(spec.clone(), Box::new(watch), reply));
         answer.await.unwrap_or(false)
     }
 }

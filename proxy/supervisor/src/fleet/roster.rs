@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
 use warden_policies::{ModelName, QuickMap};
 
 use crate::error::{FleetError, ResolveError};
 use crate::lease::queue::Leases;
-use crate::model::Message;
+use crate::model::mailbox::Outbox;
 use crate::spec::FleetConfig;
 use crate::view::log::LogRing;
 
@@ -17,7 +16,7 @@ use crate::view::log::LogRing;
 pub(super) struct Handle {
     pub(super) leases: Arc<Leases>,
     pub(super) logs: Arc<LogRing>,
-    pub(super) sender: mpsc::UnboundedSender<Message>,
+    pub(super) sender: Outbox,
     /// Somebody else's endpoint serves it.
     pub(super) is_remote: bool,
 }

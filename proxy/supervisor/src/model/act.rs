@@ -288,7 +288,7 @@ impl Model {
             if let Some(kin) = sight.kin {
                 let _first = born.kin.set(kin);
             }
-            drop(outbox.send(Message::Report(generation, Report::Looked(sight))));
+            outbox.send(Message::Report(generation, Report::Looked(sight)));
             if let Some(source) = failed {
                 let binary = with_socket.command.binary;
                 return Report::Spawned(Err(SpawnError::Exec { binary, source }));
@@ -379,7 +379,7 @@ impl Model {
                 leases.ended(&cell, ending(&cell, exit, why));
             }
             context.fleet_memory.died(generation);
-            drop(outbox.send(Message::Report(generation, Report::Exited(exit, why))));
+            outbox.send(Message::Report(generation, Report::Exited(exit, why)));
             let mut looks = 0;
             let returned = loop {
                 let free = context.world.free(limit).await;
@@ -402,7 +402,7 @@ impl Model {
     ) {
         let outbox = self.outbox.clone();
         self.helpers.spawn(async move {
-            drop(outbox.send(Message::Report(generation, work.await)));
+            outbox.send(Message::Report(generation, work.await));
         });
     }
 

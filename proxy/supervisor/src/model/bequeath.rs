@@ -167,7 +167,7 @@ impl Model {
         };
         // What came meanwhile is looked at now, by whoever goes on.
         for message in stashed {
-            drop(self.outbox.send(message));
+            self.outbox.send(message);
         }
         self.custody = Custody::Ours;
         match ends {

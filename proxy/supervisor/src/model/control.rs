@@ -16,7 +16,7 @@ use super::unit::{Role, Unit};
 use super::{Control, End, Message, Model};
 use crate::clock;
 use crate::error::ControlError;
-use crate::spec::{ModelSpec, Watch};
+use crate::spec::{SharedSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
 
@@ -36,7 +36,7 @@ impl Model {
             Control::ClearAway => self.clear_away_files(),
             Control::Come => self.wanted |= self.end.is_none(),
             Control::Apply(spec, watch, reply) => {
-                let replaced = self.apply(*spec, watch);
+                let replaced = self.apply(spec, *watch);
                 self.answer(reply, replaced);
             }
             Control::Load(places, asked) => self.take_room(places, asked),
@@ -48,7 +48,7 @@ impl Model {
                 let will = self.bequeath();
                 if let Err(Ok(_)) = reply.send(will) {
                     // Nobody waits for it any more.
-                    drop(self.outbox.send(Message::Control(Control::Thaw)));
+                    self.outbox.send(Message::Control(Control::Thaw));
                 }
             }
             Control::Begin => self.begin(),
@@ -98,7 +98,7 @@ impl Model {
     }
 
     /// Returns whether processes are replaced.
-    fn apply(&mut self, spec: ModelSpec, watch: Watch) -> bool {
+    fn apply(&mut self, spec: SharedSpec, watch: Watch) -> bool {
         let spec = self.keep_fallback(spec);
         let needed = self.loading_spec();
         let old = std::mem::replace(&mut self.spec, spec);
@@ -164,7 +164,8 @@ impl Model {
 
     /// Processes of that binary behave so, those that run and those to come.
     fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
-        if self.spec.command.binary == binary {
+        // Writing equal facts would copy the shared settings.
+        if self.spec.command.binary == binary && self.spec.facts != facts {
             self.spec.facts = facts;
         }
         for live in self.lives() {

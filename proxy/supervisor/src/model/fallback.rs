@@ -6,7 +6,7 @@ use warden_policies::book::Needs;
 use super::Model;
 use super::loading::Stand;
 use crate::error::FailureKind;
-use crate::spec::{Command, Fallback, ModelSpec};
+use crate::spec::{Command, Fallback, ModelSpec, SharedSpec};
 use crate::view::event::EventKind;
 
 /// Starts in a row that found too little memory, after which it is enough: after the first one others make more room.
@@ -73,7 +73,7 @@ impl Model {
     }
 
     /// Other settings: one that is what it was stays with its fallback arguments.
-    pub(super) fn keep_fallback(&mut self, mut spec: ModelSpec) -> ModelSpec {
+    pub(super) fn keep_fallback(&mut self, mut spec: SharedSpec) -> SharedSpec {
         let whole = self.whole.take().filter(|whole| spec.command == whole.command);
         let args = |spec: &ModelSpec| spec.fallback.as_ref().map(|fallback| fallback.args.clone());
         if let Some(whole) = whole.filter(|_| args(&spec) == args(&self.spec)) {

@@ -97,7 +97,7 @@ impl Model {
             if let (Some(kin), Some(cell)) = (sight.kin, born) {
                 let _first = cell.kin.set(kin);
             }
-            drop(outbox.send(super::Message::Report(generation, Report::Looked(sight))));
+            outbox.send(super::Message::Report(generation, Report::Looked(sight)));
             context.fleet_memory.born(generation, &world.free(limit).await);
             Report::Spawned(world.adopt(heir, longest, sink).await)
         });

@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use warden_policies::GenerationId;
 
+use super::mailbox::Outbox;
 use super::{Message, Report};
 use crate::memory::declared_memory;
 use crate::process::{Sink, discreet, failure};
@@ -24,7 +25,7 @@ pub(super) fn line_sink(
     generation: GenerationId,
     command: &Command,
     logs: Arc<LogRing>,
-    outbox: mpsc::UnboundedSender<Message>,
+    outbox: Outbox,
 ) -> Sink {
     let given = discreet::known(command);
     let said = Arc::new(Semaphore::new(SAID_PENDING));
@@ -33,13 +34,13 @@ pub(super) fn line_sink(
         if declared_memory::is_telling(&text)
             && let Ok(pending) = Arc::clone(&said).try_acquire_owned()
         {
-            drop(outbox.send(Message::Report(generation, Report::Said(text.clone(), pending))));
+            outbox.send(Message::Report(generation, Report::Said(text.clone(), pending)));
         }
         let is_crash = failure::is_crash(&text);
         logs.push(generation, stream, given.hide(text));
         // After the line, which the task looks for.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
-            drop(outbox.send(Message::Report(generation, Report::Alarmed(pending))));
+            outbox.send(Message::Report(generation, Report::Alarmed(pending)));
         }
     })
 }
@@ -49,6 +50,7 @@ mod tests {
     use warden_policies::ModelName;
 
     use super::*;
+    use crate::model::mailbox::{Inbox, mailbox};
     use crate::view::log::Stream;
 
     fn command() -> Command {
@@ -65,14 +67,14 @@ mod tests {
     #[test]
     fn however_much_a_child_says_its_inbox_stays_small() {
         let logs = Arc::new(LogRing::new(ModelName::new("m"), 10));
-        let (outbox, mut inbox) = mpsc::unbounded_channel();
+        let (outbox, mut inbox) = mailbox();
         let sink = line_sink(GenerationId(1), &command(), logs, outbox);
         for n in 0..100_000 {
             sink(Stream::Stderr, format!("CUDA error: number {n}"));
             sink(Stream::Stderr, format!("load_model: initializing slots, n_slots = {n}"));
         }
-        let alarms = |inbox: &mut mpsc::UnboundedReceiver<Message>| {
-            let all = std::iter::from_fn(|| inbox.try_recv().ok());
+        let alarms = |inbox: &mut Inbox| {
+            let all = std::iter::from_fn(|| inbox.try_recv());
             all.filter(|message| matches!(message, Message::Report(_, Report::Alarmed(_)))).count()
         };
         assert!(inbox.len() <= SAID_PENDING + ALARMS_PENDING, "{}", inbox.len());

@@ -156,8 +156,7 @@ impl Model {
     pub(super) fn join_loading(&self) {
         let outbox = self.outbox.clone();
         let listener = Box::new(move |word| {
-            // Fails only when the task has ended.
-            drop(outbox.send(Message::Control(match word {
+            outbox.send(Message::Control(match word {
                 Word::Load(places, asked) => Control::Load(places, asked),
                 Word::Unload(wanted) => Control::Unload(wanted.name),
                 Word::GiveBack => Control::GiveBack,
@@ -166,7 +165,7 @@ impl Model {
                 Word::Come => Control::Come,
                 Word::ClearAway => Control::ClearAway,
                 Word::Never { why, by_room } => Control::Never { why, by_room },
-            })));
+            }));
         });
         self.tell_loading(Told::Joins { leases: Arc::clone(&self.leases), listener });
         self.apply_loading();

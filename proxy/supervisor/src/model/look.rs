@@ -72,7 +72,7 @@ impl Model {
                 world.read_ahead(command.clone(), limit).await;
             }
             let sight = world.look(command, running).await;
-            drop(outbox.send(Message::Looked(Box::new(made_of), sight)));
+            outbox.send(Message::Looked(Box::new(made_of), sight));
         });
     }
 

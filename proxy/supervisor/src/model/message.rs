@@ -23,7 +23,7 @@ use crate::process::heir::Gate;
 use crate::process::needs::Sight;
 use crate::process::reclaim_file::Reclaimed;
 use crate::process::{Health, Process, Props, Sample};
-use crate::spec::{ModelSpec, RemoteSpec, Watch};
+use crate::spec::{RemoteSpec, SharedSpec, Watch};
 use crate::view::ledger::LedgerEntry;
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
@@ -95,7 +95,7 @@ pub(crate) enum Control {
     /// Whether the model may leave for another one, and who says so.
     Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
     /// New settings. Answered with whether processes are replaced because of them.
-    Apply(Box<ModelSpec>, Watch, oneshot::Sender<bool>),
+    Apply(SharedSpec, Box<Watch>, oneshot::Sender<bool>),
     /// New settings of a model that somebody else's endpoint serves. Answered with whether it has another address.
     Point(Box<RemoteSpec>, oneshot::Sender<bool>),
     /// There is room: each process on these GPUs. The number is that with which it had asked.

@@ -26,7 +26,7 @@
 //! | `needs` | what is known of what the next process needs |
 //! | `experience` | what the processes have shown so far |
 //! | `operators` | operators who wait for an answer |
-//! | `message` | what the task is told |
+//! | `message`, `mailbox` | what the task is told, and how |
 //!
 //! What the task does with them:
 //!
@@ -68,6 +68,7 @@ mod judge;
 mod line_sink;
 mod loading;
 mod look;
+pub(crate) mod mailbox;
 mod message;
 mod needs;
 mod operators;
@@ -94,7 +95,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
@@ -106,6 +107,7 @@ use warden_policies::replacement_cost::Lulls;
 use self::experience::Experience;
 use self::fallback::Whole;
 use self::loading::Stand;
+use self::mailbox::{Inbox, Outbox, mailbox};
 pub(crate) use self::message::{Control, Message, Report};
 use self::needs::Needs;
 use self::operators::Operators;
@@ -122,7 +124,7 @@ use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
 use crate::model::bequeath::ModelWill;
 use crate::model::context::Context;
-use crate::spec::{ModelSpec, Watch};
+use crate::spec::{SharedSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
@@ -133,11 +135,11 @@ pub(crate) struct Model {
     who: Who,
     leases: Arc<Leases>,
     logs: Arc<LogRing>,
-    spec: ModelSpec,
+    spec: SharedSpec,
     watch: Watch,
-    inbox: mpsc::UnboundedReceiver<Message>,
+    inbox: Inbox,
     /// For helpers to report with.
-    outbox: mpsc::UnboundedSender<Message>,
+    outbox: Outbox,
     helpers: JoinSet<()>,
     /// Searches for what starts a dying server. Unlike helpers they are waited for at the end, so that their processes are reaped.
     searches: JoinSet<()>,
@@ -213,11 +215,11 @@ impl Model {
         context: Arc<Context>,
         leases: Arc<Leases>,
         logs: Arc<LogRing>,
-        spec: ModelSpec,
+        spec: SharedSpec,
         watch: Watch,
         will: Option<ModelWill>,
-    ) -> (Self, mpsc::UnboundedSender<Message>) {
-        let (outbox, inbox) = mpsc::unbounded_channel();
+    ) -> (Self, Outbox) {
+        let (outbox, inbox) = mailbox();
         let experience = Experience::new(Lulls::new(&warden_policies::defaults().moment, context.now()));
         let who = Who { name: spec.name.clone(), life: context.loading.next_life() };
         let mut model = Self {
@@ -279,7 +281,9 @@ impl Model {
     }
 
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
-    pub(crate) async fn run(mut self) {
+    ///
+    /// `self` is boxed because an async function stores its arguments twice.
+    pub(crate) async fn run(mut self: Box<Self>) {
         loop {
             if self.custody == Custody::Frozen && !self.stay_frozen().await {
                 return self.see_off().await;
@@ -425,6 +429,8 @@ impl Model {
     fn add_unit(&mut self, replica: u32, role: Role) -> UnitId {
         let id = UnitId(self.next_unit);
         self.next_unit += 1;
+        // Most models have one unit; the vector would reserve four.
+        self.units.reserve_exact(1);
         self.units.push(Unit::new(id, replica, role));
         self.changed();
         id

@@ -175,7 +175,7 @@ impl Model {
                 hunt.spec.command.env.push(only);
             }
             let finding = hunt.run(&starter, &mut |_| {}, &stop).await;
-            drop(outbox.send(Message::StartSearched(number, Box::new(finding))));
+            outbox.send(Message::StartSearched(number, Box::new(finding)));
         });
         self.changed();
     }

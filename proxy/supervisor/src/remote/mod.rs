@@ -16,7 +16,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use warden_policies::ServerFacts;
@@ -28,6 +27,7 @@ use crate::lease::address::Address;
 use crate::lease::cell::Cell;
 use crate::lease::queue::{Leases, Refusal};
 use crate::model::context::Context;
+use crate::model::mailbox::{Inbox, Outbox, mailbox};
 use crate::model::{Control, Message};
 use crate::origin::probe::{Listed, Silence, probe};
 use crate::spec::RemoteSpec;
@@ -41,7 +41,7 @@ pub(crate) struct Remote {
     context: Arc<Context>,
     leases: Arc<Leases>,
     spec: RemoteSpec,
-    inbox: mpsc::UnboundedReceiver<Message>,
+    inbox: Inbox,
     /// What requests go to from now on.
     cell: Arc<Cell>,
     /// Addresses that requests still run at.
@@ -97,12 +97,8 @@ enum Next {
 }
 
 impl Remote {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        leases: Arc<Leases>,
-        spec: RemoteSpec,
-    ) -> (Self, mpsc::UnboundedSender<Message>) {
-        let (sender, inbox) = mpsc::unbounded_channel();
+    pub(crate) fn new(context: Arc<Context>, leases: Arc<Leases>, spec: RemoteSpec) -> (Self, Outbox) {
+        let (sender, inbox) = mailbox();
         let cell = cell(&context, &spec);
         let remote = Self {
             context,
@@ -124,7 +120,7 @@ impl Remote {
     }
 
     /// Until it is removed, or everything ends.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run(mut self: Box<Self>) {
         let mut end = None;
         loop {
             self.leave_former();

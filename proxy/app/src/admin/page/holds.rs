@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use warden_policies::book::{Needs, Part};
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, MemoryKind, MemoryLimit, Reason};
-use warden_supervisor::{BackendView, FleetView, ModelSpec};
+use warden_supervisor::{BackendView, FleetView, SharedSpec};
 
 use crate::admin::answer::Budget;
 
@@ -28,7 +28,7 @@ pub(crate) struct Planned {
 pub(crate) type Plans = BTreeMap<String, Planned>;
 
 /// The plans of a fleet.
-pub(crate) fn plans(models: &[ModelSpec]) -> Plans {
+pub(crate) fn plans(models: &[SharedSpec]) -> Plans {
     let known = models.iter().filter_map(|model| {
         let needs = model.loading.needs.as_ref()?;
         Some((model.name.as_str().to_owned(), Planned::of(needs)))

@@ -101,7 +101,7 @@ fn what_is_written_is_a_configuration_of_ours() {
     let loaded = read_back(&swap(SWAP).unwrap());
     let names: Vec<&str> = loaded.models.iter().map(|(name, ..)| name.as_str()).collect();
     assert_eq!(names, ["qwen 3 \"big\"", "small.model", "embed"]);
-    let (_, small, _) = &loaded.models[1];
+    let (_, small) = &loaded.models[1];
     assert_eq!(small.request.strip, ["temperature", "top_k"]);
     assert_eq!(small.request.set["chat_template_kwargs"]["reasoning"], false);
     assert_eq!(small.max_in_flight, Some(3));

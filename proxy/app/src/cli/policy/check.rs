@@ -44,7 +44,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     let gpus = Gpus::open();
     let here = Here { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
     let mut sheets = Vec::new();
-    for (spec, (name, own, _)) in resolved.fleet.models.iter().zip(&loaded.models) {
+    for (spec, (name, own)) in resolved.fleet.models.iter().zip(&loaded.models) {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
             continue;
         }

@@ -203,7 +203,7 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
 
 /// A model of the configuration.
 pub(crate) fn find<'a>(loaded: &'a Loaded, name: &str) -> Result<(&'a str, &'a Model), Failure> {
-    let of = |(own, model, _): &'a (String, Model, figment::value::Dict)| (own.as_str(), model);
+    let of = |(own, model): &'a (String, Model)| (own.as_str(), model);
     let mut models = loaded.models.iter().map(of);
     models.find(|(own, model)| *own == name || model.aliases.iter().any(|alias| alias == name)).ok_or_else(
         || {

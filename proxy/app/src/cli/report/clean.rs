@@ -16,7 +16,7 @@ impl Cleaner {
     /// Knows the secrets of a configuration, if there is one, and of our environment.
     pub(super) fn of(loaded: Option<&Loaded>, machine: &Machine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
-            std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model, _)| model))
+            std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
         });
         let (mut args, mut variables) = (Vec::new(), machine.text_vars());
         for model in models {

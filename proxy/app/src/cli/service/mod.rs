@@ -207,7 +207,7 @@ fn load(config: &Path, machine: &Machine) -> Result<Loaded, Failure> {
 
 /// How long requests and processes may take to end.
 fn times(loaded: &Loaded) -> (Duration, Duration) {
-    let own = loaded.models.iter().map(|(_, model, _)| model.lifecycle.stop_grace);
+    let own = loaded.models.iter().map(|(_, model)| model.lifecycle.stop_grace);
     let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
     (loaded.settings.server.shutdown_deadline, grace)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use warden_gateway::KeySpec;
 use warden_policies::{ModelName, Names, Origins};
-use warden_supervisor::spec::ModelSpec;
+use warden_supervisor::spec::SharedSpec;
 
 use super::keys::KeyFile;
 use crate::config::arguments::{self, Listening};
@@ -33,7 +33,7 @@ impl Resolver<'_> {
     /// The keys that are asked for. `others`: names and aliases of what no process of ours serves.
     pub(in crate::config) fn keys(
         &mut self,
-        models: &[ModelSpec],
+        models: &[SharedSpec],
         others: Vec<(ModelName, Vec<String>)>,
     ) -> Option<Vec<KeySpec>> {
         let path = self.file(&self.loaded.settings.server.keys)?;
@@ -70,7 +70,7 @@ impl Resolver<'_> {
 
     /// Whether every process asks for a key of its own.
     fn processes_ask(&self) -> bool {
-        self.loaded.models.iter().all(|(name, model, _)| {
+        self.loaded.models.iter().all(|(name, model)| {
             let flag =
                 arguments::first_listening(&model.args).is_some_and(|(_, what)| what == Listening::Key);
             flag || self.key_variable(name, model).is_some()

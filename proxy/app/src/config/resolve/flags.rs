@@ -25,7 +25,7 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
     let mut problems = Vec::new();
     let models =
         loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
-    for ((((name, model, _), spec), mitigations), build) in models {
+    for ((((name, model), spec), mitigations), build) in models {
         let binary = spec.command.binary.as_path();
         if !lists.contains_key(binary) {
             lists.insert(binary, known(binary, resolved.child.version_timeout).await);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_supervisor::spec::ModelSpec;
+use warden_supervisor::spec::SharedSpec;
 
 use super::contradictions::{self, One, Whole};
 use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
@@ -128,9 +128,9 @@ impl Resolver<'_> {
     }
 
     /// What contradicts what, over the whole configuration.
-    pub(in crate::config) fn check_contradictions(&mut self, specs: &[ModelSpec]) {
+    pub(in crate::config) fn check_contradictions(&mut self, specs: &[SharedSpec]) {
         let inherited = self.machine.text_vars();
-        let models = self.loaded.models.iter().zip(specs).map(|((name, model, _), spec)| {
+        let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {
             let command = &spec.command;
             let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
             env.retain(|name, _| !command.env_remove.contains(name));

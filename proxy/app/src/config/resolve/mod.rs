@@ -31,7 +31,7 @@ use warden_policies::server_flags::FlagList;
 use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
-    AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, Watch,
+    AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
 };
 
 use self::binary::Choice;
@@ -177,16 +177,16 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     let dirs = loaded.dirs(machine)?;
     let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
     let mut rules = Vec::new();
-    for (name, model, _) in &loaded.models {
+    for (name, model) in &loaded.models {
         rules.push(Arc::new(resolver.rules(name, model)));
         let (spec, choice, own) = resolver.model(name, model);
-        models.push(spec);
+        models.push(SharedSpec::from(spec));
         choices.push(choice);
         mitigations.push(own);
     }
-    for (spec, (name, model, _)) in models.iter_mut().zip(&loaded.models) {
+    for (spec, (name, model)) in models.iter_mut().zip(&loaded.models) {
         let shares = |other: &Model| other.groups.iter().any(|group| model.groups.contains(group));
-        let others = loaded.models.iter().filter(|(other, model, _)| other != name && shares(model));
+        let others = loaded.models.iter().filter(|(other, model)| other != name && shares(model));
         spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
         spec.loading.with = resolver.company(name, model);
     }
@@ -275,9 +275,9 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
         record_requests: loaded
             .models
             .iter()
-            .map(|(_, model, _)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
+            .map(|(_, model)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
             .collect(),
-        cancel: loaded.models.iter().map(|(_, model, _)| model.run.cancel).collect(),
+        cancel: loaded.models.iter().map(|(_, model)| model.run.cancel).collect(),
         mitigations,
         warnings,
         written: None,
@@ -369,7 +369,7 @@ impl Resolver<'_> {
     fn names(&mut self) {
         let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
         let loaded = self.loaded;
-        let models = loaded.models.iter().map(|(name, model, _)| ("models", name, &model.aliases));
+        let models = loaded.models.iter().map(|(name, model)| ("models", name, &model.aliases));
         let remotes = loaded.settings.remotes.iter().map(|(name, remote)| ("remotes", name, &remote.aliases));
         for (table, name, aliases) in models.chain(remotes) {
             let keys = std::iter::once((name, false)).chain(aliases.iter().map(|alias| (alias, true)));

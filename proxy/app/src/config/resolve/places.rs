@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use warden_supervisor::ModelSpec;
+use warden_supervisor::SharedSpec;
 
 use crate::config::arguments;
 use crate::config::problem::Problem;
@@ -12,7 +12,7 @@ use crate::config::resolve::dirs::Dirs;
 
 impl Resolver<'_> {
     /// Refuses `paths.runtime_dir` where it is no place for sockets.
-    pub(in crate::config) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[ModelSpec]) {
+    pub(in crate::config) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[SharedSpec]) {
         if self.loaded.settings.paths.runtime_dir.is_none() {
             return;
         }
@@ -48,7 +48,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn purpose(&self, base: &Path, dirs: &Dirs, models: &[ModelSpec]) -> Option<String> {
+    fn purpose(&self, base: &Path, dirs: &Dirs, models: &[SharedSpec]) -> Option<String> {
         if base == Path::new("/") {
             return Some("the root directory".to_owned());
         }

@@ -123,10 +123,10 @@ pub(crate) struct Loaded {
     pub(crate) settings: Settings,
     /// What holds for all models.
     pub(crate) defaults: Model,
-    /// The models in the order of the file, and as one table each.
-    pub(crate) models: Vec<(String, Model, Dict)>,
+    /// The models in the order of the file.
+    pub(crate) models: Vec<(String, Model)>,
     pub(crate) file: Option<PathBuf>,
-    /// All of it, merged, for display.
+    /// All sections but `models`, merged, for display.
     pub(crate) merged: Dict,
     /// The compiled-in numbers that are set, and where.
     pub(crate) internal: Vec<(String, Place)>,
@@ -143,7 +143,22 @@ impl Loaded {
         place(&self.layers, path).unwrap_or(Place::Nowhere)
     }
 
-    /// The merged value under a path.
+    /// Merges one model's table with the defaults for all models. Computed on demand: kept for 1,000 models, such tables would
+    /// repeat all defaults 1,000 times (12 MiB).
+    pub(crate) fn table(&self, model: &str) -> Dict {
+        // Cannot fail: any dictionary can be read as a dictionary.
+        of_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
+    }
+
+    /// Merges what the layers set for one model, without the defaults for all models.
+    pub(crate) fn own(&self, model: &str) -> Dict {
+        let path = ["models".to_owned(), model.to_owned()];
+        let written = self.layers.iter().filter_map(|layer| layer.tree.find(&path));
+        let merged = written.fold(Figment::new(), |merged, node| merged.merge(Plain(node.to_dict())));
+        merged.extract().unwrap_or_default()
+    }
+
+    /// The merged value under a path outside of `models`.
     pub(in crate::config) fn value(&self, path: &[String]) -> Option<&Value> {
         let (first, rest) = path.split_first()?;
         rest.iter().try_fold(self.merged.get(first)?, |value, key| value.as_dict()?.get(key))
@@ -224,9 +239,9 @@ pub(crate) fn load(sources: Sources) -> Result<Loaded, Problems> {
     }
     let mut loaded = merge(layers, sources.file)?;
     if !dirs.is_empty() {
-        let (models, left_out) = loaded.models.into_iter().partition(|(_, model, _)| has_model(model));
+        let (models, left_out) = loaded.models.into_iter().partition(|(_, model)| has_model(model));
         loaded.models = models;
-        loaded.left_out = left_out.into_iter().map(|(name, ..)| name).collect();
+        loaded.left_out = left_out.into_iter().map(|(name, _)| name).collect();
     }
     Ok(Loaded { internal, folders: dirs, ..loaded })
 }
@@ -297,32 +312,39 @@ fn found_layer(found: Found) -> Layer {
 fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
     let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
     let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
-    let settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
-    let all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
+    let mut settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
+    let mut written = std::mem::take(&mut settings.models);
+    let mut all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
+    all.remove("models");
     let defaults = Figment::from(Plain(settings.defaults.clone()))
         .extract()
         .map_err(|error| problem(error, &["defaults"]))?;
-    let mut models = Vec::new();
-    for name in names_in_order(&layers) {
-        let own = settings.models.get(&name).cloned().unwrap_or_default();
-        let mut beneath = settings.defaults.clone();
-        for list in ["args", "mitigations"] {
-            if own.contains_key(list) {
-                beneath.remove(list);
-            }
-        }
-        // One way to say which binary: a model's own choice replaces the other way in the defaults.
-        if own.contains_key("binary") || own.contains_key("build") {
-            beneath.remove("binary");
-            beneath.remove("build");
-        }
-        let figment = Figment::from(Plain(beneath)).merge(Plain(own));
-        let model = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
-        let table = figment.extract().map_err(|error| problem(error, &["models", &name]))?;
-        models.push((name, model, table));
+    let names = names_in_order(&layers);
+    let mut models = Vec::with_capacity(names.len());
+    for name in names {
+        let own = written.remove(&name).unwrap_or_default();
+        let model = of_model(&settings.defaults, own).extract();
+        let model = model.map_err(|error| problem(error, &["models", &name]))?;
+        models.push((name, model));
     }
     let (internal, folders, left_out) = (Vec::new(), Vec::new(), Vec::new());
     Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
+}
+
+/// Layers one model's own table over the defaults for all models.
+fn of_model(defaults: &Dict, own: Dict) -> Figment {
+    let mut beneath = defaults.clone();
+    for list in ["args", "mitigations"] {
+        if own.contains_key(list) {
+            beneath.remove(list);
+        }
+    }
+    // One way to say which binary: a model's own choice replaces the other way in the defaults.
+    if own.contains_key("binary") || own.contains_key("build") {
+        beneath.remove("binary");
+        beneath.remove("build");
+    }
+    Figment::from(Plain(beneath)).merge(Plain(own))
 }
 
 fn names_in_order(layers: &[Layer]) -> Vec<String> {

@@ -101,7 +101,7 @@ fn names_in_variables_stay_what_they_are() {
     ]))
     .unwrap();
     let told: Vec<_> =
-        loaded.models.iter().map(|(name, model, _)| (name.as_str(), model.run.replicas)).collect();
+        loaded.models.iter().map(|(name, model)| (name.as_str(), model.run.replicas)).collect();
     assert_eq!(told, [("Qwen3", 2), ("Other", 3)]);
     assert_eq!(loaded.models[0].1.env["GGML_CUDA_DISABLE_GRAPHS"], "1");
     let wrong =

@@ -13,7 +13,7 @@ const GIB: u64 = 1 << 30;
 async fn two(change: impl Fn(&mut ModelSpec), fleet: impl FnOnce(&mut FleetConfig)) -> Rig {
     let rig = Rig::new(|config, script| {
         config.models = vec![spec("a"), spec("b")];
-        config.models.iter_mut().for_each(change);
+        config.models.iter_mut().for_each(|spec| change(spec));
         fleet(config);
         script.set_gpus(&[80 * GIB]);
         script.all((0..8).map(|_| Role { vram: Some(3 * GIB), ..Role::default() }));

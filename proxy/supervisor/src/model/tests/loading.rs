@@ -27,7 +27,7 @@ fn needs(spec: &mut ModelSpec, gib: u64) {
 
 /// Models with these names and needs, on a machine with a GPU of 24 GiB.
 async fn rig(models: &[(&str, u64)]) -> Rig {
-    let models: Vec<ModelSpec> = models
+    let models: Vec<SharedSpec> = models
         .iter()
         .map(|(name, gib)| {
             let mut spec = spec(name);

@@ -31,7 +31,7 @@ use warden_policies::{ByteSize, GenerationId, MemoryLimit, ModelName, defaults};
 use self::script::Script;
 use crate::{
     Command, ControlError, Denied, EventKind, Fleet, FleetConfig, Lease, LeaseKind, LedgerEntry, ModelSpec,
-    ModelState, Replace, Watch,
+    ModelState, Replace, SharedSpec, Watch,
 };
 
 /// A fleet of scripted processes.
@@ -141,10 +141,10 @@ const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn spec(name: &str) -> ModelSpec {
+fn spec(name: &str) -> SharedSpec {
     let defaults = defaults();
     let recycle = &defaults.recycle;
-    ModelSpec {
+    let spec = ModelSpec {
         name: ModelName::new(name),
         aliases: Vec::new(),
         command: Command {
@@ -169,7 +169,8 @@ fn spec(name: &str) -> ModelSpec {
         canary_of: None,
         quarantine: defaults.quarantine,
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
-    }
+    };
+    spec.into()
 }
 
 fn config(directory: &Path) -> FleetConfig {

@@ -148,7 +148,8 @@ async fn what_is_wrong_with_a_configuration_is_named_and_nothing_is_taken_over()
     let mut rig = Rig::new(|_, _| {}).await;
     let good = rig.config.clone();
     let mut bad = good.clone();
-    bad.models.push(ModelSpec { aliases: vec!["m".to_owned()], ..spec("n") });
+    bad.models.push(spec("n"));
+    bad.models[1].aliases = vec!["m".to_owned()];
     let error = rig.fleet.apply(bad).await.unwrap_err();
     assert!(matches!(&error, FleetError::DuplicateName { name, .. } if name == "m"), "{error}");
     let mut bad = good.clone();
@@ -283,7 +284,7 @@ async fn a_load_that_finds_no_room_while_another_drains_is_waited_out() {
 }
 
 /// A model that is started at once.
-fn preloaded(name: &str) -> ModelSpec {
+fn preloaded(name: &str) -> SharedSpec {
     let mut spec = spec(name);
     spec.run.preload = true;
     spec

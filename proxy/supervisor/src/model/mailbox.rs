@@ -1,0 +1,51 @@
+//! The channel to a model's task. tokio reserves room for 32 messages per channel, each as large as the largest message
+//! (224 bytes). The channel carries boxes, so an idle model costs 0.5 KiB here and not 7 KiB.
+
+use tokio::sync::mpsc;
+
+use super::message::Message;
+
+/// Receives the messages to a model's task, in the order in which they were sent.
+#[derive(Debug)]
+pub(crate) struct Inbox(mpsc::UnboundedReceiver<Box<Message>>);
+
+/// Sends messages to a model's task.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox(mpsc::UnboundedSender<Box<Message>>);
+
+/// Opens the channel to a new task.
+pub(crate) fn mailbox() -> (Outbox, Inbox) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (Outbox(sender), Inbox(receiver))
+}
+
+impl Inbox {
+    /// The next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
+    pub(crate) async fn recv(&mut self) -> Option<Message> {
+        self.0.recv().await.map(|message| *message)
+    }
+
+    /// The next message, if one waits.
+    #[cfg(test)]
+    pub(crate) fn try_recv(&mut self) -> Option<Message> {
+        self.0.try_recv().ok().map(|message| *message)
+    }
+
+    /// Number of waiting messages.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Outbox {
+    /// Sends a message. If the task has ended, the message is dropped with its reply channel.
+    pub(crate) fn send(&self, message: Message) {
+        drop(self.0.send(Box::new(message)));
+    }
+
+    /// Whether the task has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
