@@ -163,12 +163,12 @@ impl Stored {
             Self::As(kind) => kind,
             Self::AsReadFrom(_) => WeightKind::F32,
         };
-        let fill = move |out: &mut dyn io::Write| match self {
+        let write_matrix = move |out: &mut dyn io::Write| match self {
             Self::As(WeightKind::F32) => write_numbers(out, &draw()),
             Self::As(kind) => out.write_all(&quant::encode(kind, &draw())),
             Self::AsReadFrom(kind) => write_numbers(out, &quant::decode(kind, &quant::encode(kind, &draw()))),
         };
-        file.made(name, kind, &[columns.into(), rows.into()], Box::new(fill));
+        file.made(name, kind, &[columns.into(), rows.into()], Box::new(write_matrix));
     }
 }
 
