@@ -88,3 +88,4 @@ mod vram;
 mod warm;
 mod warm_real;
 mod wedged;
+mod wrappers;

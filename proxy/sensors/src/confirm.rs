@@ -50,6 +50,15 @@ pub fn host_confirmed(leader: u32) -> Result<HostConfirmed, SensorError> {
     Ok(sum)
 }
 
+/// The same of these processes, those left out that have ended; `None` if none can be read.
+pub fn host_confirmed_of(pids: impl IntoIterator<Item = u32>) -> Option<HostConfirmed> {
+    let read = |pid: u32| read(i32::try_from(pid).ok()?).ok();
+    pids.into_iter().filter_map(read).reduce(|mut sum, more| {
+        sum.add(more);
+        sum
+    })
+}
+
 fn read(pid: i32) -> Result<HostConfirmed, SensorError> {
     let what = || format!("/proc/{pid}/smaps_rollup");
     let rollup = Process::new(pid).and_then(|process| process.smaps_rollup());

@@ -54,6 +54,12 @@ fn is_dead(status: &Status) -> bool {
     status.state.starts_with(['Z', 'X'])
 }
 
+/// Host memory of one process; `None` if it has ended.
+pub(crate) fn memory_of_one(pid: u32) -> Option<HostMemory> {
+    let status = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.status()).ok()?;
+    memory(&status)
+}
+
 /// `None` for a process without memory of its own: a zombie.
 fn memory(status: &Status) -> Option<HostMemory> {
     let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
@@ -99,7 +105,7 @@ fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     Ok(found)
 }
 
-fn children(process: &Process) -> ProcResult<Vec<i32>> {
+pub(crate) fn children(process: &Process) -> ProcResult<Vec<i32>> {
     let pids = |children: Vec<u32>| children.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let leader = process.task_main_thread()?;
     // Only here is a failure the kernel's: another thread may have ended, and has then handed its children on.

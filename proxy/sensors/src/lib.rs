@@ -11,6 +11,7 @@
 //! | [`mod@listener`] | who listens on a port |
 //! | [`pressure`] | the control group of a backend: memory, out-of-memory events, pressure stalls |
 //! | [`oom`] | whether the kernel killed for lack of memory |
+//! | [`mod@relatives`] | which processes belong to a child, those outside its group included |
 //! | [`report`] | the memory report of a patched llama-server |
 //! | [`mod@standing`] | whether a process can go on: stopped, or waiting for its pages |
 //! | [`totals`] | host memory in all, and what is available; less in a container |
@@ -24,18 +25,23 @@ pub mod host;
 pub mod listener;
 pub mod oom;
 pub mod pressure;
+pub mod relatives;
 pub mod report;
 pub mod standing;
 pub mod totals;
 
 pub use backend_metrics::BackendMetrics;
-pub use confirm::{HostConfirmed, host_confirmed};
+pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
 pub use ending::is_ending;
 pub use gpu::Gpus;
 pub use host::host_memory;
-pub use listener::{Listener, listener};
+pub use listener::{Listener, listener, port_owner};
 pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
+pub use relatives::{
+    Ancestry, Relative, StartedProcess, children_of, host_memory_of, marked_below, process_tree, relatives,
+    user_of,
+};
 pub use report::Report;
 pub use standing::{Standing, standing};
 pub use totals::{HostTotals, host_totals};

@@ -58,6 +58,17 @@ pub fn listener(leader: u32, address: SocketAddr) -> Option<Listener> {
     (!hidden).then_some(Listener::Other)
 }
 
+/// Which of these processes listens on `address`; `None` if none of them does or its files are hidden from us.
+pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
+    let sockets = listening(&entries().ok()?, address);
+    pids.into_iter().find(|pid| {
+        let files = i32::try_from(*pid).ok().and_then(|pid| Process::new(pid).and_then(|one| one.fd()).ok());
+        files.into_iter().flatten().any(|file| {
+            matches!(file.map(|file| file.target), Ok(FDTarget::Socket(inode)) if sockets.contains(&inode))
+        })
+    })
+}
+
 /// Whether this is somebody who does not let us look, and not one who has just ended, or closed a file.
 fn is_hidden(pid: i32, error: &ProcError) -> bool {
     let lives = || Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.state != 'Z');

@@ -24,6 +24,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
         lines.extend(memory.allowance.iter().map(|line| format!("may keep: {line}")));
     }
+    lines.extend(memory.unmeasured.clone());
     lines.extend(vram(backend));
     lines.extend(health(backend));
     lines.extend(reclaim(backend));
@@ -62,6 +63,10 @@ fn left(one: &ForecastView) -> String {
 
 fn vram(backend: &BackendView) -> Option<String> {
     let memory = &backend.memory;
+    if memory.unmeasured.is_some() {
+        // Said of all its memory.
+        return None;
+    }
     if let Some(why) = &memory.vram_unknown {
         return Some(format!("VRAM is not known: {why}"));
     }
@@ -197,6 +202,10 @@ mod tests {
         backend.health = warden_supervisor::HealthView::default();
         backend.next = None;
         assert_eq!(lines(&backend), ["growth: host steady", "VRAM is not known: no driver lists it"]);
+        // Said of all its memory, VRAM included.
+        backend.memory.growth.clear();
+        backend.memory.unmeasured = Some("the server's memory is not measured: it is elsewhere".to_owned());
+        assert_eq!(lines(&backend), ["the server's memory is not measured: it is elsewhere"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::fdinfo::{self, Client};
+use super::ladder::ChildProcesses;
 use super::{DeviceReading, Vendor};
 use crate::host;
 
@@ -163,10 +164,11 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// Reads the files of all members of the group that `leader` leads.
-    pub(super) fn of_group(proc: &Path, leader: u32) -> Self {
+    /// Reads the files of all members of the group, and of the processes outside of it.
+    pub(super) fn of_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
         let mut all = Self::default();
-        for pid in host::group(proc, leader) {
+        let outside = child.outside.iter().filter_map(|pid| i32::try_from(*pid).ok());
+        for pid in host::group(proc, child.leader).into_iter().chain(outside) {
             all.read(&proc.join(pid.to_string()));
         }
         all

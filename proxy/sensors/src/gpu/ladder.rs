@@ -47,9 +47,19 @@ pub(super) enum Who {
 
 impl Who {
     /// The leader itself counts even where it leads no group of its own, as it does for host memory.
-    pub(super) fn is_of(self, leader: u32) -> bool {
-        matches!(self, Self::Seen { pid, group } if pid == leader || group == leader)
+    pub(super) fn is_of(self, child: ChildProcesses<'_>) -> bool {
+        let ChildProcesses { leader, outside } = child;
+        matches!(self, Self::Seen { pid, group } if pid == leader || group == leader || outside.contains(&pid))
     }
+}
+
+/// The processes that are measured together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChildProcesses<'a> {
+    /// It and its group.
+    pub(super) leader: u32,
+    /// Further ones, outside of that group.
+    pub(super) outside: &'a [u32],
 }
 
 /// What is known about one device.
@@ -81,7 +91,12 @@ pub(super) enum Found {
     Unknown(Why),
 }
 
-pub(super) fn on_device(device: &OnDevice<'_>, leader: u32, before: Option<Before>, place: Place) -> Found {
+pub(super) fn on_device(
+    device: &OnDevice<'_>,
+    child: ChildProcesses<'_>,
+    before: Option<Before>,
+    place: Place,
+) -> Found {
     let gpu = device.gpu;
     let listed = match device.listed {
         Ok(listed) => listed,
@@ -90,7 +105,7 @@ pub(super) fn on_device(device: &OnDevice<'_>, leader: u32, before: Option<Befor
                 .unwrap_or_else(|_| Found::Unknown(Why::NotListed { gpu, reason: reason.to_owned() }));
         }
     };
-    let (ours, others): (Vec<&Listed>, Vec<&Listed>) = listed.iter().partition(|one| one.who.is_of(leader));
+    let (ours, others): (Vec<&Listed>, Vec<&Listed>) = listed.iter().partition(|one| one.who.is_of(child));
     if ours.is_empty() {
         if !place.contained {
             return Found::Nothing;

@@ -6,7 +6,7 @@ use warden_policies::{GpuIndex, Vram, VramSource};
 
 use super::baseline::{Baseline, Before};
 use super::drm::{self, Card, Clients};
-use super::ladder::{self, Found, Listed, OnDevice, Place};
+use super::ladder::{self, ChildProcesses, Found, Listed, OnDevice, Place};
 use super::{DeviceReading, Gpus, VramOf, Why};
 
 /// All devices at one moment, and who was on them: answers for every backend of a round of sampling.
@@ -64,14 +64,16 @@ impl Snapshot {
     /// The VRAM of the process group that `leader` leads, as drivers tell it; no estimates. On AMD and Intel this reads
     /// files of the group's processes, so it may block as [`Gpus::read`] does.
     pub fn of_group(&self, leader: u32) -> VramOf {
-        self.find(leader, None, self.place)
+        self.of_child(leader, &[], None)
     }
 
-    /// The same, and where the driver does not tell, an estimate: what the device has more in use than at `before`.
-    /// It is made only if the device was not in use then and nobody else is on it now. `alone`: no other backend of ours
-    /// ran since `before`, which a hidden list of processes could not tell.
-    pub fn of_group_since(&self, leader: u32, before: &Baseline, alone: bool) -> VramOf {
-        self.find(leader, Some(before), Place { alone, ..self.place })
+    /// The same with the processes `outside` of the group that belong to it. With what was in use `before` (and whether no
+    /// other backend of ours ran since then, which a hidden list of processes could not tell) there is an estimate where the
+    /// driver does not tell: what the device has more in use than before. It is made only if the device was not in use then
+    /// and nobody else is on it now.
+    pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> VramOf {
+        let place = Place { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
+        self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
 
     /// What is in use now, to be kept until after the next spawn.
@@ -88,9 +90,9 @@ impl Snapshot {
         Baseline { devices: devices.collect() }
     }
 
-    fn find(&self, leader: u32, before: Option<&Baseline>, place: Place) -> VramOf {
+    fn find(&self, child: ChildProcesses<'_>, before: Option<&Baseline>, place: Place) -> VramOf {
         let files = self.users.iter().any(|users| matches!(users, Users::Files { .. }));
-        let clients = if files { Clients::of_group(&self.proc, leader) } else { Clients::default() };
+        let clients = if files { Clients::of_child(&self.proc, child) } else { Clients::default() };
         let mut answer = VramOf::default();
         for (device, users) in self.devices.iter().zip(&self.users) {
             let gpu = device.index;
@@ -99,9 +101,9 @@ impl Snapshot {
                 Users::Listed(listed) => {
                     let listed = listed.as_deref().map_err(String::as_str);
                     let device = OnDevice { gpu, listed, used: device.used };
-                    ladder::on_device(&device, leader, before.and_then(|before| before.of(gpu)), place)
+                    ladder::on_device(&device, child, before.and_then(|before| before.of(gpu)), place)
                 }
-                Users::Files { card, kfd } => from_files(gpu, leader, &clients.on(card), kfd),
+                Users::Files { card, kfd } => from_files(gpu, child, &clients.on(card), kfd),
             };
             match found {
                 Found::Nothing => {}
@@ -133,8 +135,13 @@ fn listed(gpus: &Gpus, entries: Vec<(u32, Option<u64>)>) -> Vec<Listed> {
 }
 
 /// HIP memory by KFD and the rest by fdinfo: newer kernels count HIP in both, so the larger is taken, not the sum.
-fn from_files(gpu: GpuIndex, leader: u32, by_files: &Result<Option<u64>, String>, kfd: &[Listed]) -> Found {
-    let ours = kfd.iter().filter(|one| one.who.is_of(leader)).filter_map(|one| one.bytes);
+fn from_files(
+    gpu: GpuIndex,
+    child: ChildProcesses<'_>,
+    by_files: &Result<Option<u64>, String>,
+    kfd: &[Listed],
+) -> Found {
+    let ours = kfd.iter().filter(|one| one.who.is_of(child)).filter_map(|one| one.bytes);
     let by_kfd = ours.reduce(u64::saturating_add);
     match (by_files, by_kfd) {
         (Err(reason), None) => Found::Unknown(Why::Unreadable { gpu, reason: reason.clone() }),

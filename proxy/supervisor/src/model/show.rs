@@ -99,7 +99,7 @@ impl Model {
             replica: unit.replica,
             generation: unit.generation(),
             phase: unit.phase(),
-            pid: live.and_then(|live| live.process.as_ref()).map(|process| process.pid()),
+            pid: live.and_then(|live| live.process.as_ref()).map(|process| process.server_pid()),
             program: live.map(|live| live.made_of.request.command.binary.clone()),
             ready_for: live.and_then(|live| live.ready).map(|ready| now.saturating_duration_since(ready)),
             in_flight: unit.generation().map_or(0, |generation| self.leases.in_flight(generation)),

@@ -1,31 +1,59 @@
 //! A running child: its output, and its end as a future. Ours, or the root's that we go on for.
+//!
+//! A child is more than its leader where a wrapper took the server out of the process group or ended before it:
+//!
+//! ```text
+//!   leader runs ---- ends with 0 or was told to end, and its server, or what may become one, runs ----> outlived
+//!      |   \                                                                                               |
+//!      |    `-- its server, outside of the group, ends --.                        the server, or all, end --'
+//!      v                                                 v                                                 v
+//!   ends --------------------------> what is left, group or not, is killed; the leader is reaped, last of all
+//! ```
+//!
+//! The leader stays a zombie until then, so that its number, by which the group is signalled, is its own.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future;
+
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
+use tokio::time::{Instant, timeout, timeout_at};
+use warden_sensors::Relative;
 
 use crate::error::SpawnError;
 use crate::process::group::{Exit, Group};
+use crate::process::kinship::{self, ChildState, Kinship};
 use crate::process::root::ask::ChildId;
 use crate::process::root::client::Client;
+use crate::process::server_place::{AskedToEnd, Server, outlives_leader};
 use crate::process::spawn::Spawned;
+use crate::process::watched_process::{self, WatchedProcess};
 use crate::sync::lock;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// Pause between two looks at a child that has ended and cannot be reaped yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// How long a leader may outlive its server outside of the group: `setsid --wait` ends at once, `podman run` removes its
+/// container first.
+const LEADER_FOLLOWS: Duration = Duration::from_secs(2);
+
+/// How long killed processes outside of the group are waited for, in all. A driver that hangs keeps one for longer.
+const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running child. Dropping it kills its process group, unless it was handed over.
 #[derive(Debug)]
 pub struct Child {
     leader: Leader,
     pidfd: AsyncFd<OwnedFd>,
+    kinship: Arc<Kinship>,
     output: Mutex<Option<(pipe::Receiver, pipe::Receiver)>>,
 }
 
@@ -45,13 +73,14 @@ pub(crate) struct Created {
 }
 
 impl Child {
-    /// Registers with the current runtime.
-    pub(crate) fn watch(spawned: Spawned) -> Result<Self, SpawnError> {
+    /// Registers with the current runtime. `mark`: `NAME=VALUE` in its environment that nobody else has; without one, what
+    /// leaves its group is nobody's.
+    pub(crate) fn watch(spawned: Spawned, mark: Option<String>) -> Result<Self, SpawnError> {
         let Spawned { group, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
         let pid = group.id();
         let pidfd = pidfd.map_err(|errno| SpawnError::Watch { pid, source: errno.into() })?;
-        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr))
+        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), mark)
     }
 
     /// One of the root's. Registers with the current runtime.
@@ -59,12 +88,25 @@ impl Child {
         child: Created,
         pidfd: OwnedFd,
         output: Option<(OwnedFd, OwnedFd)>,
+        mark: Option<String>,
     ) -> Result<Self, SpawnError> {
         let handed_over = AtomicBool::new(false);
-        Self::new(Leader::Roots { child, exit: Mutex::default(), handed_over }, pidfd, output)
+        let leader = Leader::Roots { child, exit: Mutex::default(), handed_over };
+        let child = Self::new(leader, pidfd, output, mark)?;
+        if child.leader_has_ended() {
+            // Behind a leader that ended before the hand-over.
+            let relatives = child.kinship.relatives();
+            child.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
+        }
+        Ok(child)
     }
 
-    fn new(leader: Leader, pidfd: OwnedFd, output: Option<(OwnedFd, OwnedFd)>) -> Result<Self, SpawnError> {
+    fn new(
+        leader: Leader,
+        pidfd: OwnedFd,
+        output: Option<(OwnedFd, OwnedFd)>,
+        mark: Option<String>,
+    ) -> Result<Self, SpawnError> {
         let pid = leader.pid();
         let failed = |source| SpawnError::Watch { pid, source };
         #[expect(
@@ -79,7 +121,8 @@ impl Child {
             )),
             None => None,
         };
-        Ok(Self { leader, pidfd, output: Mutex::new(output) })
+        let kinship = Arc::new(Kinship::new(pid, mark));
+        Ok(Self { leader, pidfd, kinship, output: Mutex::new(output) })
     }
 
     /// Its process id, which is also that of its process group.
@@ -113,16 +156,30 @@ impl Child {
         lock(&self.output).take()
     }
 
-    /// Whether it still runs: its files were open until now. Its end can be waited for only later.
+    /// Whether its server still runs: its files were open until now. Its end can be waited for only later.
     pub fn is_running(&self) -> bool {
+        match self.kinship.watched_server() {
+            Some(server) => server.is_running(),
+            // What it left behind may be loading.
+            None => !self.leader_has_ended() || self.kinship.is_outlived(),
+        }
+    }
+
+    /// Whether the leader has ended.
+    pub(crate) fn leader_has_ended(&self) -> bool {
         // First, because the number is its own only as long as it is not reaped.
         if warden_sensors::is_ending(self.pid()) == Some(true) {
-            return false;
+            return true;
         }
         let pidfd = self.pidfd.get_ref();
         let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
         // Readable means ended. Where that cannot be asked, nothing says that it has.
-        !matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
+        matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
+    }
+
+    /// What belongs to it beside its group, and its server.
+    pub(crate) fn kinship(&self) -> &Arc<Kinship> {
+        &self.kinship
     }
 
     /// It was handed over to us: our end is its end from now on.
@@ -132,20 +189,26 @@ impl Child {
         }
     }
 
-    /// Sends SIGTERM to its group. llama-server exits at once on a second one, so send it once.
+    /// Sends SIGTERM to its group, and to what has left that once the leader has ended: a leader may pass the signal on, as
+    /// container tools do, and llama-server exits at once on a second one. Send it once.
     pub fn terminate(&self) {
         match &self.leader {
             Leader::Ours(group) => group.signal(Signal::TERM),
             Leader::Roots { child, .. } => child.client.signal(child.id, false),
         }
+        self.kinship.ask_to_end(AskedToEnd::Gently);
     }
 
-    /// Sends SIGKILL to its group.
+    /// Sends SIGKILL to its group and its server. What else has left the group is killed by who waits for its end.
     pub fn kill(&self) {
         match &self.leader {
             Leader::Ours(group) => group.signal(Signal::KILL),
             Leader::Roots { child, .. } => child.client.signal(child.id, true),
         }
+        if let Some(server) = self.kinship.watched_server() {
+            server.signal(Signal::KILL);
+        }
+        self.kinship.ask_to_end(AskedToEnd::AtOnce);
     }
 
     /// Sends any signal to one of ours.
@@ -155,33 +218,224 @@ impl Child {
         }
     }
 
-    /// Waits for its end, kills what is left of its group, reaps it. May be called again; may be dropped at any time.
+    /// Waits for its end, which is that of its server, kills what is left of it, reaps it. May be called again; may be
+    /// dropped at any time.
     pub async fn wait(&self) -> Exit {
+        match &self.leader {
+            Leader::Ours(group) => self.wait_for_ours(group).await,
+            Leader::Roots { child, exit, .. } => {
+                if let Some(exit) = *lock(exit) {
+                    return exit;
+                }
+                let ended = self.wait_for_roots(child).await;
+                *lock(exit).get_or_insert(ended)
+            }
+        }
+    }
+
+    async fn leader_ended(&self) {
+        match self.pidfd.readable().await {
+            // Readable means ended, and is never taken back, so the readiness stays set.
+            Ok(mut guard) => guard.retain_ready(),
+            Err(error) => {
+                tracing::error!(pid = self.pid(), %error, "cannot wait for a child: the runtime is ending");
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn wait_for_ours(&self, group: &Group) -> Exit {
+        let mut changes = self.kinship.changes();
+        // Of what was left behind, if it was our child.
+        let mut exit_behind = None;
         loop {
-            if let Some(exit) = self.leader.known() {
+            if let Some(exit) = group.known() {
                 return exit;
             }
-            match self.pidfd.readable().await {
-                // Readable means ended, and is never taken back, so the readiness stays set.
-                Ok(mut guard) => guard.retain_ready(),
-                Err(error) => {
-                    tracing::error!(pid = self.pid(), %error, "cannot wait for a child: the runtime is ending");
-                    std::future::pending::<()>().await;
+            let ChildState { asked, server } = changes.borrow_and_update().clone();
+            let Some(leader) = group.ended() else {
+                let outside = match server {
+                    Some(Server::Outside { server, .. }) => Some(server),
+                    _ => None,
+                };
+                tokio::select! {
+                    () = self.leader_ended() => {}
+                    () = end_of(outside.as_deref()) => {
+                        let server_exit = outside.and_then(|server| server.reap());
+                        if timeout(LEADER_FOLLOWS, self.leader_ended()).await.is_err() {
+                            group.signal(Signal::KILL);
+                            return self.finish(group, Some(server_exit.unwrap_or(Exit::Unknown))).await;
+                        }
+                    }
+                    _ = changes.changed() => {}
+                }
+                if self.leader_has_ended() && group.ended().is_none() {
+                    // Only a debugger can make waitid later than the pidfd.
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                continue;
+            };
+            let relatives = self.relatives().await;
+            exit_behind = kinship::reap_zombies(&relatives).or(exit_behind);
+            if !outlives_leader(leader, asked, self.kinship.left_behind(&relatives)) {
+                let is_outlived = self.kinship.is_outlived();
+                let said = match server {
+                    Some(Server::Member(_) | Server::Outside { .. }) if is_outlived => {
+                        Some(exit_behind.unwrap_or(Exit::Unknown))
+                    }
+                    Some(_) => None,
+                    None => exit_behind,
+                };
+                let said = said.filter(|_| leader == Exit::Code(0));
+                return self.finish(group, said).await;
+            }
+            self.kinship.set_outlived(true);
+            if asked == AskedToEnd::Gently {
+                self.terminate_outside(&relatives, server.as_ref());
+            }
+            let watched = match &server {
+                Some(Server::Member(server) | Server::Outside { server, .. }) => vec![Arc::clone(server)],
+                _ => kinship::watch_all(&relatives).into_iter().map(Arc::new).collect(),
+            };
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = first_end(&watched) => {
+                    exit_behind = watched.iter().find_map(|one| one.reap()).or(exit_behind);
                 }
             }
-            match &self.leader {
-                Leader::Ours(group) => {
-                    if let Some(exit) = group.reap() {
-                        return exit;
-                    }
-                }
-                Leader::Roots { child, exit, .. } => {
-                    let ended = child.client.reap(child.id).await;
-                    return *lock(exit).get_or_insert(ended);
-                }
+        }
+    }
+
+    /// Sends SIGTERM, once, to what the signal to the group does not reach.
+    fn terminate_outside(&self, relatives: &[Relative], server: Option<&Server>) {
+        if !self.kinship.first_to_terminate_outside() {
+            return;
+        }
+        match server {
+            Some(Server::Outside { server, .. }) => server.signal(Signal::TERM),
+            Some(_) => {}
+            None => {
+                let outside = relatives.iter().filter(|one| one.group != self.pid()).copied();
+                let outside: Vec<Relative> = outside.collect();
+                kinship::signal_all(&kinship::watch_all(&outside), Signal::TERM);
+            }
+        }
+    }
+
+    /// Kills what is left and waits for its end, so that its memory is free for the next process; reaps the leader then.
+    async fn finish(&self, group: &Group, said: Option<Exit>) -> Exit {
+        self.leader_ended().await;
+        let limit = Instant::now() + KILLED_LIMIT;
+        loop {
+            group.signal(Signal::KILL);
+            let relatives = self.relatives().await;
+            let _exit = kinship::reap_zombies(&relatives);
+            let left = kinship::watch_all(&relatives);
+            kinship::signal_all(&left, Signal::KILL);
+            if timeout_at(limit, future::join_all(left.iter().map(WatchedProcess::ended))).await.is_err() {
+                let pids: Vec<u32> = left.iter().map(|one| one.process().pid).collect();
+                tracing::error!(
+                    pid = self.pid(),
+                    ?pids,
+                    "processes that a child left behind do not end although they were killed"
+                );
+                break;
+            }
+            for one in &left {
+                let _exit = one.reap();
+            }
+            if left.is_empty() {
+                break;
+            }
+        }
+        self.kinship.set_outlived(false);
+        loop {
+            if let Some(exit) = group.reap(said) {
+                return exit;
             }
             // Only a debugger can make waitid later than the pidfd.
             tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// The root watches what it can know of; a server that is found by its answer alone is watched here.
+    async fn wait_for_roots(&self, child: &Created) -> Exit {
+        let mut changes = self.kinship.changes();
+        let reaped = async {
+            self.leader_ended().await;
+            let relatives = self.relatives().await;
+            self.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
+            child.client.reap(child.id).await
+        };
+        let mut reaped = std::pin::pin!(reaped);
+        let mut is_server_gone = false;
+        loop {
+            let ChildState { asked, server } = changes.borrow_and_update().clone();
+            let watched = self.kinship.watched_server().filter(|_| !is_server_gone);
+            if asked == AskedToEnd::Gently
+                && self.leader_has_ended()
+                && let Some(Server::Outside { server, is_relative: false }) = &server
+                && self.kinship.first_to_terminate_outside()
+            {
+                server.signal(Signal::TERM);
+            }
+            tokio::select! {
+                exit = &mut reaped => {
+                    self.kinship.set_outlived(false);
+                    if let Some(Server::Outside { server, .. }) = &server {
+                        server.signal(Signal::KILL);
+                    }
+                    let is_killed_by_us = is_server_gone && asked != AskedToEnd::AtOnce;
+                    return if is_killed_by_us && exit == Exit::Signal(libc::SIGKILL) { Exit::Unknown } else { exit };
+                }
+                () = end_of(watched.as_deref()) => {
+                    is_server_gone = true;
+                    if let Ok(exit) = timeout(LEADER_FOLLOWS, &mut reaped).await {
+                        self.kinship.set_outlived(false);
+                        return exit;
+                    }
+                    child.client.signal(child.id, true);
+                }
+                _ = changes.changed() => {}
+            }
+        }
+    }
+
+    /// What belongs to it beside its leader.
+    async fn relatives(&self) -> Vec<Relative> {
+        if !self.kinship.has_relatives() {
+            return Vec::new();
+        }
+        let kinship = Arc::clone(&self.kinship);
+        // Some small reads of /proc: not for a runtime thread.
+        run_job(WorkKind::Kernel, move || kinship.relatives()).await.unwrap_or_default()
+    }
+}
+
+/// The end of a process; never, if there is none.
+async fn end_of(process: Option<&WatchedProcess>) {
+    match process {
+        Some(process) => process.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The first end of several; at once, if there are none: they have ended since they were listed.
+async fn first_end(processes: &[Arc<WatchedProcess>]) {
+    if processes.is_empty() {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        return;
+    }
+    future::select_all(processes.iter().map(|one| Box::pin(one.ended()))).await;
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let Leader::Ours(group) = &self.leader else { return };
+        if group.known().is_none() && self.kinship.has_relatives() {
+            group.signal(Signal::KILL);
+            let left = self.kinship.relatives();
+            left.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
         }
     }
 }
@@ -191,14 +445,6 @@ impl Leader {
         match self {
             Self::Ours(group) => group.id(),
             Self::Roots { child, .. } => child.leader.as_raw_nonzero().get().unsigned_abs(),
-        }
-    }
-
-    /// How it has ended, if that can be told now.
-    fn known(&self) -> Option<Exit> {
-        match self {
-            Self::Ours(group) => group.reap(),
-            Self::Roots { exit, .. } => *lock(exit),
         }
     }
 }

@@ -181,6 +181,13 @@ fn exited(exit: Exit, why: OutOfMemory, lines: &[String]) -> (FailureKind, Strin
         (Exit::Signal(_), None) => {
             (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
         }
+        (Exit::Code(0), _) => (
+            FailureKind::Exit,
+            format!(
+                "it ended by itself with {exit}; its last lines may tell why. Where the binary is a script that left its server \
+                 running elsewhere: end it with `exec llama-server \"$@\"`, or run the container in the foreground (without `-d`)"
+            ),
+        ),
         _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
     }
 }
@@ -349,6 +356,10 @@ mod tests {
     #[test]
     fn the_last_lines_are_kept() {
         assert_eq!(of(Exit::Code(1), "a\nb\nc").lines, ["b", "c"]);
+        assert!(
+            of(Exit::Code(0), "").message.contains("exec llama-server"),
+            "a wrapper that left nothing to watch"
+        );
         assert_eq!(of(Exit::Code(1), "").lines, [""; 0]);
     }
 

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
+use crate::process::watched_process::exit_of;
 use crate::sync::lock;
 
 /// How a process ended.
@@ -96,8 +97,28 @@ impl Group {
         }
     }
 
-    /// Kills what is left of the group and reaps the leader, if it has ended.
-    pub(super) fn reap(&self) -> Option<Exit> {
+    /// How the leader has ended, if it was reaped.
+    pub(super) fn known(&self) -> Option<Exit> {
+        *lock(&self.exit)
+    }
+
+    /// How the leader has ended, if it has. It is not reaped: its number and its group stay its own.
+    pub(super) fn ended(&self) -> Option<Exit> {
+        let exit = lock(&self.exit);
+        if exit.is_some() {
+            return *exit;
+        }
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match rustix::process::waitid(WaitId::Pid(self.leader), look) {
+            Ok(status) => status.as_ref().map(exit_of),
+            // Reaped by another process: `reap` says so.
+            Err(_) => Some(Exit::Unknown),
+        }
+    }
+
+    /// Kills what is left of the group and reaps the leader, if it has ended. `said`: what is said of its end instead, because
+    /// its server ended in another way.
+    pub(super) fn reap(&self, said: Option<Exit>) -> Option<Exit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -107,14 +128,11 @@ impl Group {
                     // Fails only if nobody is left.
                     let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
                     let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
-                    *exit = Some(status.ok().flatten().map_or(Exit::Unknown, |status| {
-                        let signal = status.terminating_signal().map(Exit::Signal);
-                        signal.or(status.exit_status().map(Exit::Code)).unwrap_or(Exit::Unknown)
-                    }));
+                    *exit = said.or(Some(status.ok().flatten().as_ref().map_or(Exit::Unknown, exit_of)));
                 }
                 Err(error) => {
                     tracing::warn!(pid = self.id(), %error, "a child was reaped by somebody else");
-                    *exit = Some(Exit::Unknown);
+                    *exit = said.or(Some(Exit::Unknown));
                 }
             }
         }
@@ -124,10 +142,10 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.reap().is_none() {
+        if self.reap(None).is_none() {
             self.signal(Signal::KILL);
             // It may take a moment to die; then it stays a zombie until we end.
-            self.reap();
+            self.reap(None);
         }
     }
 }

@@ -14,9 +14,10 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
+use warden_policies::sample::HostMemory;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::oom::Moved;
-use warden_sensors::{BackendMetrics, backend_metrics};
+use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
 
 use crate::clock;
 use crate::error::SpawnError;
@@ -28,6 +29,7 @@ use crate::process::gpus::GpuRoom;
 use crate::process::group::Exit;
 use crate::process::heir::Heir;
 use crate::process::hints::{api_key, build_number, tells_metrics};
+use crate::process::kinship::MARK;
 use crate::process::needs::read_ahead::{ReadAhead, read_ahead};
 use crate::process::needs::{self, Sight};
 use crate::process::nursery::NurseryHandle;
@@ -36,10 +38,11 @@ use crate::process::population::{Birth, Population};
 use crate::process::reclaim_file::{Desk, Reclaimed};
 use crate::process::report_file::Source;
 use crate::process::root::family::Family;
+use crate::process::server_place::Server;
 use crate::process::settings::Setting;
 use crate::process::{
     Ask, Health, MachineMemory, NoVram, Process, Props, Question, Sample, Sink, World, backend_slots,
-    directories, lines,
+    directories, lines, server_search,
 };
 use crate::spec::{Command, SpawnRequest};
 use crate::sync::lock;
@@ -115,10 +118,7 @@ impl Host {
         let child = Arc::new(child);
         Arc::new(HostProcess {
             http: BackendHttp::new(endpoint, api_key(command), OwnPort::of(endpoint, &child)),
-            socket: match endpoint {
-                Endpoint::Unix(path) => Some(path.clone()),
-                Endpoint::Tcp(_) => None,
-            },
+            endpoint: endpoint.clone(),
             report: Source::of(command, socket),
             desk: surroundings.desk.map(Arc::new),
             tells: tells_metrics(command),
@@ -154,6 +154,10 @@ impl World for Host {
             let birth = Birth::new(&self.population);
             let before = self.gpus.look(BASELINE_AGE, BASELINE_LIMIT).await;
             let before = before.map(|(snapshot, _)| snapshot.baseline());
+            let mut request = request;
+            // The socket's name is no other process's, before or after, and the instance after us knows it.
+            let mark = socket.to_string_lossy().into_owned();
+            request.command.env.push((MARK.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
             let surroundings = Surroundings { desk, is_others: false, before, birth };
             Ok(self.process(&made_of, &socket, &endpoint, child, surroundings, longest_line, sink))
@@ -175,7 +179,8 @@ impl World for Host {
             let mut files = files.into_iter();
             let pidfd = files.next().ok_or_else(gone)?;
             let output = files.next().zip(files.next());
-            let child = Child::of_root(Created { id: record.child, leader, client }, pidfd, output)?;
+            let mark = Some(format!("{MARK}={}", record.socket.display()));
+            let child = Child::of_root(Created { id: record.child, leader, client }, pidfd, output, mark)?;
             // What the GPUs held before it was made is not known here: estimates of VRAM begin anew.
             let (socket, endpoint) = (record.socket, record.endpoint);
             let desk = Desk::reopen(&record.command, &socket);
@@ -304,8 +309,8 @@ struct HostProcess {
     /// Its output is ours to read from now on.
     begun: CancellationToken,
     http: BackendHttp,
-    /// Where it listens, unless that is a port.
-    socket: Option<PathBuf>,
+    /// Where it listens.
+    endpoint: Endpoint,
     report: Option<Source>,
     /// Where it is asked to give memory back.
     desk: Option<Arc<Desk>>,
@@ -322,6 +327,33 @@ struct HostProcess {
 }
 
 impl HostProcess {
+    /// It answers that it is ready: it is, if that is the child or what belongs to it. Behind a leader that has ended,
+    /// another process is neither measured nor watched nor stopped, so it is not served.
+    async fn ready(&self) -> Health {
+        let is_known = match self.child.kinship().server() {
+            None => false,
+            // A leader that lives may start its server again.
+            Some(Server::Member(server)) => server.is_running(),
+            Some(_) => true,
+        };
+        if !is_known {
+            server_search::find_server(&self.child, &self.endpoint).await;
+        }
+        let is_watched = || self.child.kinship().watched_server().is_some();
+        if self.child.leader_has_ended() && !is_watched() {
+            if self.child.kinship().is_outlived() {
+                tracing::error!(
+                    pid = self.child.pid(),
+                    "the program of this process has ended, and a server that is not its own answers: it is stopped; a script has \
+                     to end in `exec llama-server \"$@\"`, and `podman run` to stay in the foreground"
+                );
+                self.child.kill();
+            }
+            return Health::Lost;
+        }
+        Health::Ready
+    }
+
     async fn metrics(&self, limit: Duration) -> Option<BackendMetrics> {
         if !self.tells {
             return None;
@@ -354,6 +386,10 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 impl Process for HostProcess {
     fn pid(&self) -> u32 {
         self.child.pid()
+    }
+
+    fn server_pid(&self) -> u32 {
+        self.child.kinship().watched_server().map_or(self.child.pid(), |server| server.process().pid)
     }
 
     fn terminate(&self) {
@@ -415,10 +451,12 @@ impl Process for HostProcess {
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, Health> {
         Box::pin(async move {
             match self.http.get("/health", timeout).await {
-                Some(answer) if answer.status() == reqwest::StatusCode::OK => Health::Ready,
+                Some(answer) if answer.status() == reqwest::StatusCode::OK => self.ready().await,
                 Some(_) => Health::Loading,
-                None if self.socket.as_deref().is_some_and(is_removed) => Health::Unreachable,
-                None => Health::Lost,
+                None => match &self.endpoint {
+                    Endpoint::Unix(path) if is_removed(path) => Health::Unreachable,
+                    _ => Health::Lost,
+                },
             }
         })
     }
@@ -475,7 +513,7 @@ impl Process for HostProcess {
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample> {
         Box::pin(async move {
             // So that what is compared at its end began some seconds before: others are killed, too.
-            let pid = self.child.pid();
+            let pid = self.server_pid();
             if let Ok(now) = run_job(WorkKind::Kernel, move || warden_sensors::OomKills::read(pid)).await {
                 *lock(&self.kills) = now;
             }
@@ -484,17 +522,29 @@ impl Process for HostProcess {
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) = tokio::join!(self.gpus.look(ask.gpu_age, ask.limit), metrics, slots);
             let (pid, source, desk) = (self.child.pid(), self.report.clone(), self.desk.clone());
+            let (server_pid, kinship) = (self.server_pid(), Arc::clone(self.child.kinship()));
+            let unmeasured = match kinship.server() {
+                Some(Server::Unmeasured(why)) => Some(why.sentence()),
+                _ => None,
+            };
             let (before, alone, gpu_here) = (self.before.clone(), self.birth.is_alone(), self.gpu_here);
             let read = move || {
+                let outside = kinship.measured_outside();
                 let host = warden_sensors::host_memory(pid);
                 let host = host.inspect_err(|error| tracing::debug!(%error, "memory unknown")).ok();
-                let confirmed = ask.confirm.then(|| warden_sensors::host_confirmed(pid));
-                let confirmed = confirmed.and_then(|confirmed| {
-                    confirmed.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok()
+                let host = both(host, warden_sensors::host_memory_of(outside.iter().copied()), add_host);
+                let confirmed = ask.confirm.then(|| {
+                    let group = warden_sensors::host_confirmed(pid);
+                    let group =
+                        group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
+                    let outside = warden_sensors::host_confirmed_of(outside.iter().copied());
+                    let charged = |part: Option<HostConfirmed>| part.map(HostConfirmed::charged);
+                    both(charged(group), charged(outside), u64::saturating_add)
                 });
-                let of = |snapshot: &Snapshot| match &before {
-                    Some(before) => snapshot.of_group_since(pid, before, alone),
-                    None => snapshot.of_group(pid),
+                // The leader's figures are not the server's: nothing may be decided by them.
+                let is_measured = unmeasured.is_none();
+                let of = |snapshot: &Snapshot| {
+                    snapshot.of_child(pid, &outside, before.as_ref().map(|before| (before, alone)))
                 };
                 let (vram, no_vram, devices) = match seen {
                     None => {
@@ -507,18 +557,28 @@ impl Process for HostProcess {
                         (vram.readings, no_vram, Some(devices))
                     }
                 };
+                let (vram, no_vram) = match &unmeasured {
+                    Some(why) => {
+                        let no_vram = gpu_here.then(|| NoVram { why: why.clone(), is_normal: false });
+                        (Vec::new(), no_vram)
+                    }
+                    None => (vram, no_vram),
+                };
                 Sample {
-                    host,
-                    confirmed: confirmed.map(warden_sensors::HostConfirmed::charged),
+                    host: host.filter(|_| is_measured),
+                    confirmed: confirmed.flatten().filter(|_| is_measured),
                     vram,
                     no_vram,
+                    unmeasured,
                     devices,
                     totals: warden_sensors::host_totals().ok(),
-                    group: warden_sensors::cgroup_memory(pid).ok().filter(|group| !group.path.is_empty()),
-                    report: source.and_then(|source| source.read(pid)),
+                    group: warden_sensors::cgroup_memory(server_pid)
+                        .ok()
+                        .filter(|group| is_measured && !group.path.is_empty()),
+                    report: source.and_then(|source| source.read(pid, &outside)),
                     metrics,
                     slots,
-                    standing: warden_sensors::standing(pid),
+                    standing: warden_sensors::standing(server_pid).filter(|_| is_measured),
                     parts: desk.map(|desk| desk.parts()),
                 }
             };
@@ -534,6 +594,22 @@ impl Process for HostProcess {
                 None => Reclaimed::NOBODY,
             }
         })
+    }
+}
+
+/// What is known of two parts together.
+fn both<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(add(one, other)),
+        (one, other) => one.or(other),
+    }
+}
+
+fn add_host(one: HostMemory, other: HostMemory) -> HostMemory {
+    HostMemory {
+        anon: one.anon.saturating_add(other.anon),
+        swap: one.swap.saturating_add(other.swap),
+        rss: one.rss.saturating_add(other.rss),
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `nursery`, `spawn`, `child`, `group` | the main thread forks; a child's output, signals, end and reaping |
 //! | `root`, `instance` | the process that forks for those that follow us; the process id that they keep |
 //! | `heir` | what a process is to whoever goes on with it |
+//! | `kinship`, `server_place`, `server_search`, `watched_process` | what has left a child's group: found, watched, stopped with it |
 //! | `own_port` | nothing is sent to another program that has come by the child's port |
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
@@ -33,6 +34,7 @@ pub(crate) mod heir;
 pub(crate) mod hints;
 pub(crate) mod host;
 pub mod instance;
+pub(crate) mod kinship;
 pub(crate) mod lines;
 pub(crate) mod needs;
 pub mod nursery;
@@ -43,6 +45,8 @@ pub(crate) mod reclaim_file;
 pub mod regular_file;
 pub(crate) mod report_file;
 pub(crate) mod root;
+pub(crate) mod server_place;
+pub(crate) mod server_search;
 pub(crate) mod settings;
 pub(crate) mod slot_files;
 pub(crate) mod slot_talk;
@@ -50,6 +54,7 @@ pub(crate) mod socket_name;
 pub(crate) mod spawn;
 pub(crate) mod touch;
 pub mod trusted_path;
+pub(crate) mod watched_process;
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -145,6 +150,8 @@ pub(crate) struct Sample {
     pub(crate) vram: Vec<Vram>,
     /// Why VRAM is not known, if it is not.
     pub(crate) no_vram: Option<NoVram>,
+    /// Why its server is not measured, in a sentence; `None` if it is.
+    pub(crate) unmeasured: Option<String>,
     /// The GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<Devices>>,
     pub(crate) totals: Option<HostTotals>,
@@ -207,7 +214,12 @@ impl Debug for Question {
 }
 
 pub(crate) trait Process: Send + Sync + Debug {
+    /// The process that we made, and its process group.
     fn pid(&self) -> u32;
+    /// The process that serves, where it is known that this is another one.
+    fn server_pid(&self) -> u32 {
+        self.pid()
+    }
     /// SIGTERM to the group.
     fn terminate(&self);
     /// SIGKILL to the group.

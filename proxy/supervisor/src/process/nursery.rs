@@ -14,13 +14,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
 use crate::process::child::Child;
 use crate::process::group::Exit;
+use crate::process::kinship::{self, Orphans};
 use crate::process::root::ask::Program;
 use crate::process::root::client::Client;
 use crate::process::root::desk;
@@ -39,6 +42,8 @@ enum Order {
 #[derive(Debug)]
 pub struct Nursery {
     orders: mpsc::Receiver<Order>,
+    /// Orphans are handed to us.
+    is_root: bool,
 }
 
 /// The asking side.
@@ -56,10 +61,20 @@ enum Forks {
     Root(Arc<Client>),
 }
 
-/// A nursery and a handle to it.
+/// How often orphans that have ended are reaped. One is reaped when it was seen twice: whoever waits for it is faster.
+const REAP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A nursery and a handle to it. From now on this process gets what its descendants leave behind (it is a subreaper), so
+/// that a server whose wrapper has ended can be found, watched and stopped.
 pub fn channel() -> (Nursery, NurseryHandle) {
+    if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+        tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
+    }
     let (sender, receiver) = mpsc::channel();
-    (Nursery { orders: receiver }, NurseryHandle { orders: sender, forks: Forks::Here(Arc::default()) })
+    (
+        Nursery { orders: receiver, is_root: true },
+        NurseryHandle { orders: sender, forks: Forks::Here(Arc::default()) },
+    )
 }
 
 /// The same for a successor: the main thread has nothing to do, and the handle has the root do it.
@@ -70,20 +85,27 @@ pub fn channel() -> (Nursery, NurseryHandle) {
 pub fn of_root(root: UnixStream) -> io::Result<(Nursery, NurseryHandle)> {
     let (sender, receiver) = mpsc::channel();
     let forks = Forks::Root(Client::connect(root)?);
-    Ok((Nursery { orders: receiver }, NurseryHandle { orders: sender, forks }))
+    Ok((Nursery { orders: receiver, is_root: false }, NurseryHandle { orders: sender, forks }))
 }
 
 impl Nursery {
     /// Serves until all handles are gone or [`NurseryHandle::stop`] is called. The children die when the calling thread
-    /// ends, not when this returns.
+    /// ends, not when this returns. What has left their groups is killed before this returns: the kernel ties only the
+    /// children themselves to us.
     pub fn run(self) {
-        while let Ok(order) = self.orders.recv() {
+        let mut orphans = Orphans::default();
+        loop {
             // A caller that left meanwhile drops the child, which kills it.
-            match order {
-                Order::Spawn(request, reply) => drop(reply.send(spawn(&request))),
-                Order::Succeed(next, reply) => drop(reply.send(spawn_successor(&next.0, &next.1))),
-                Order::Stop => return,
+            match self.orders.recv_timeout(REAP_INTERVAL) {
+                Ok(Order::Spawn(request, reply)) => drop(reply.send(spawn(&request))),
+                Ok(Order::Succeed(next, reply)) => drop(reply.send(spawn_successor(&next.0, &next.1))),
+                Err(RecvTimeoutError::Timeout) if self.is_root => orphans.reap(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        if self.is_root {
+            kinship::kill_all_marked();
         }
     }
 }
@@ -98,13 +120,13 @@ impl NurseryHandle {
         if let Forks::Root(root) = &self.forks {
             return root.spawn(request).await;
         }
-        let binary = request.command.binary.clone();
+        let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
         let (reply, answer) = oneshot::channel();
         if self.orders.send(Order::Spawn(Box::new(request), reply)).is_err() {
             return Err(SpawnError::NurseryGone { binary });
         }
         let spawned = answer.await.map_err(|_| SpawnError::NurseryGone { binary })??;
-        Child::watch(spawned)
+        Child::watch(spawned, mark)
     }
 
     /// Creates the instance after us, with its end of the hand-over. Dropping the child kills it, until it is told to serve.
@@ -126,7 +148,7 @@ impl NurseryHandle {
             return Err(SpawnError::NurseryGone { binary });
         }
         let gone = |_| SpawnError::NurseryGone { binary: binary.clone() };
-        let child = Child::watch(answer.await.map_err(gone)??)?;
+        let child = Child::watch(answer.await.map_err(gone)??, None)?;
         desk::open(ours, self.clone(), tokio::runtime::Handle::current())
             .map_err(|source| SpawnError::Exec { binary, source })?;
         Ok(child)

@@ -2,7 +2,7 @@
 //! the child or not at all.
 //!
 //! ```text
-//!   connect --> does the child run? --> does its group listen, and nobody else? --> send
+//!   connect --> does the child run? --> does it, its group or what left that listen, and nobody else? --> send
 //!                   | no                     | no
 //!                   `------------------------+--> closed, and not a byte was sent
 //! ```
@@ -61,12 +61,20 @@ impl OwnPort {
             Place::Port(address) => *address,
             Place::Directory(directory) => return self.is_private(directory),
         };
-        let Some(group) = self.child.upgrade().filter(|child| child.is_running()).map(|child| child.pid())
-        else {
-            return false;
+        let Some(child) = self.child.upgrade().filter(|child| child.is_running()) else { return false };
+        let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
+        drop(child);
+        let look = move || match warden_sensors::listener(group, address) {
+            Some(Listener::Other) => {
+                // A wrapper may have taken it out of the group.
+                let outside = kinship.relatives().into_iter().map(|one| one.process.pid);
+                warden_sensors::port_owner(outside, address)
+                    .map_or(Some(Listener::Other), |_| Some(Listener::Group))
+            }
+            other => other,
         };
         // Some small reads of /proc: not for a runtime thread.
-        match run_job(WorkKind::Kernel, move || warden_sensors::listener(group, address)).await {
+        match run_job(WorkKind::Kernel, look).await {
             Ok(Some(Listener::Other)) => {
                 if !self.told.swap(true, Ordering::Relaxed) {
                     tracing::error!(

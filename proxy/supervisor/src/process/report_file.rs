@@ -62,13 +62,13 @@ impl Source {
         Some(Self { exclusive: path == beside(socket), path })
     }
 
-    /// The report of the process `leader` and of its group, of which several may write one each (as a router of models and
-    /// its servers do); `None` while there is none. Blocks for some small reads.
-    pub(crate) fn read(&self, leader: u32) -> Option<Report> {
-        let named = report::read(&self.path).filter(|report| self.exclusive || report.is_from(leader));
+    /// The report of the process `leader`, of its group and of those `outside` of it, of which several may write one each (as
+    /// a router of models and its servers do); `None` while there is none. Blocks for some small reads.
+    pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<Report> {
+        let is_ours = |report: &Report| report.is_from(leader) || outside.contains(&report.pid);
+        let named = report::read(&self.path).filter(|report| self.exclusive || is_ours(report));
         let others = report::beside(&self.path);
-        let others =
-            others.iter().filter_map(|path| report::read(path)).filter(|report| report.is_from(leader));
+        let others = others.iter().filter_map(|path| report::read(path)).filter(is_ours);
         named.into_iter().chain(others).reduce(Report::with)
     }
 }
@@ -132,14 +132,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("m-7-g1.sock");
         let own = Source { path: beside(&socket), exclusive: true };
-        assert_eq!(own.read(1), None, "not written yet");
+        assert_eq!(own.read(1, &[]), None, "not written yet");
         write(&own.path, 4242);
         // As a process in a pid namespace of its own does.
-        assert_eq!(own.read(std::process::id()).map(|report| report.pid), Some(4242));
+        assert_eq!(own.read(std::process::id(), &[]).map(|report| report.pid), Some(4242));
         let shared = Source { exclusive: false, ..own };
-        assert_eq!(shared.read(std::process::id()), None);
+        assert_eq!(shared.read(std::process::id(), &[]), None);
         write(&shared.path, std::process::id());
-        assert!(shared.read(std::process::id()).is_some());
+        assert!(shared.read(std::process::id(), &[]).is_some());
         remove(&socket);
         assert!(!shared.path.exists());
     }
@@ -152,13 +152,17 @@ mod tests {
         let me = std::process::id();
         let further = |pid: u32| directory.path().join(format!("m-7-g1.report.{pid}"));
         write(&further(me), me);
-        assert_eq!(own.read(me).map(|report| report.pid), Some(me), "the first one has not computed yet");
+        assert_eq!(
+            own.read(me, &[]).map(|report| report.pid),
+            Some(me),
+            "the first one has not computed yet"
+        );
         write(&own.path, 4242);
-        let both = own.read(me).unwrap();
+        let both = own.read(me, &[]).unwrap();
         assert_eq!(both.pid, 4242);
         // One that is gone, or that somebody else started, says nothing.
         write(&further(4_999_999), 4_999_999);
-        assert_eq!(own.read(me), Some(both));
+        assert_eq!(own.read(me, &[]), Some(both));
         let foreign = directory.path().join("m-7-g1.report.txt");
         std::fs::write(&foreign, "").unwrap();
         remove(&socket);

@@ -378,9 +378,11 @@ fn memory(td: &mut Html, row: &Row) {
             let text = format!("process {generation}, {}", backend.phase.as_str());
             td.element("div", &[("class", &"quiet small")], text);
         }
-        if holds.is_empty() {
-            td.element("div", &[("class", &"quiet")], "not read yet");
-        }
+        match &backend.memory.unmeasured {
+            Some(why) => td.element("div", &[("class", &"quiet")], why),
+            None if holds.is_empty() => td.element("div", &[("class", &"quiet")], "not read yet"),
+            None => td,
+        };
         for one in holds {
             bar_of(td, row.model.name.as_str(), one);
         }

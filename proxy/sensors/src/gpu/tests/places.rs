@@ -15,7 +15,7 @@ fn across(machine: &Machine, before: &str, after: &str, alone: bool) -> VramOf {
     let gpus = machine.open();
     let baseline = gpus.read().baseline();
     machine.script(after);
-    gpus.read().of_group_since(100, &baseline, alone)
+    gpus.read().of_child(100, &[], Some((&baseline, alone)))
 }
 
 fn doubt(found: &VramOf) -> Doubt {

@@ -87,6 +87,8 @@ pub(crate) struct MemoryTracker {
     no_vram_told: Option<NoVram>,
     /// The most tokens that anybody counted: prompt and output.
     tokens: (u64, u64),
+    /// Why its server is not measured, if it is not.
+    unmeasured: Option<String>,
     pub(crate) devices: Option<Arc<Devices>>,
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
@@ -128,6 +130,7 @@ impl MemoryTracker {
             offload: Offload::default(),
             no_vram: None,
             no_vram_told: None,
+            unmeasured: None,
             tokens: (0, 0),
             devices: None,
             totals: None,
@@ -295,6 +298,7 @@ impl MemoryTracker {
         self.confirm(taken, reading, &now);
         self.vram.clone_from(&reading.vram);
         self.no_vram.clone_from(&reading.no_vram);
+        self.unmeasured.clone_from(&reading.unmeasured);
         self.devices = reading.devices.clone().or_else(|| self.devices.take());
         self.totals = reading.totals.or(self.totals);
         self.group.clone_from(&reading.group);

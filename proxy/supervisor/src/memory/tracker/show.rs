@@ -30,6 +30,7 @@ impl MemoryTracker {
             reading: self.taken,
             vram: self.vram.clone(),
             vram_unknown: self.no_vram.as_ref().map(|no_vram| no_vram.why.clone()),
+            unmeasured: self.unmeasured.clone(),
             group: self.group.clone(),
             growth: self.monitor.growth().to_vec(),
             forecasts: forecasts.collect(),

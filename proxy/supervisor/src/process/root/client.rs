@@ -17,6 +17,7 @@ use super::wire;
 use crate::error::SpawnError;
 use crate::process::child::{Child, Created};
 use crate::process::group::Exit;
+use crate::process::kinship;
 use crate::spec::SpawnRequest;
 use crate::sync::lock;
 
@@ -93,9 +94,9 @@ impl Client {
 
     /// Has the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<Child, SpawnError> {
-        let binary = request.command.binary.clone();
+        let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
         let answer = self.ask(|number| Ask::Spawn { number, request: Box::new(request) }, &[]).await;
-        self.created(binary, answer)
+        self.created(binary, answer, mark)
     }
 
     /// Has the root create the instance after us.
@@ -107,13 +108,14 @@ impl Client {
         let binary = program.binary.clone();
         let files: Vec<BorrowedFd<'_>> = handover.iter().map(|file| file.as_fd()).collect();
         let answer = self.ask(|number| Ask::Succeed { number, program }, &files).await;
-        self.created(binary, answer)
+        self.created(binary, answer, None)
     }
 
     fn created(
         self: &Arc<Self>,
         binary: PathBuf,
         answer: Option<(Answer, Vec<OwnedFd>)>,
+        mark: Option<String>,
     ) -> Result<Child, SpawnError> {
         match answer {
             Some((Answer::Created { child, pid, .. }, files)) => {
@@ -122,7 +124,7 @@ impl Client {
                 let Some(pidfd) = files.next() else { return Err(SpawnError::NurseryGone { binary }) };
                 let output = files.next().zip(files.next());
                 let of_root = Created { id: child, leader, client: Arc::clone(self) };
-                Child::of_root(of_root, pidfd, output)
+                Child::of_root(of_root, pidfd, output, mark)
             }
             Some((Answer::Failed { errno, message, .. }, _)) => {
                 let source = errno.map_or_else(|| io::Error::other(message), io::Error::from_raw_os_error);

@@ -1,0 +1,263 @@
+//! Where the server of a child is: it is the child, is in its process group, or has left that, as behind a wrapper with
+//! `setsid` or a container tool. Pure: what was seen comes in as values.
+
+use std::sync::Arc;
+
+use warden_sensors::Relative;
+
+use crate::process::group::Exit;
+use crate::process::watched_process::WatchedProcess;
+
+/// The process that answers at the place that was chosen for a child.
+#[derive(Clone, Debug)]
+pub(crate) enum Server {
+    /// The child itself.
+    Leader,
+    /// A member of the child's process group.
+    Member(Arc<WatchedProcess>),
+    /// A process outside of that group: measured, watched and stopped with the child.
+    Outside {
+        server: Arc<WatchedProcess>,
+        /// It descends from the child or has its mark. One that is not is found by its answer alone.
+        is_relative: bool,
+    },
+    /// A process that cannot be measured.
+    Unmeasured(Unmeasured),
+}
+
+/// Why the process that answers is not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unmeasured {
+    /// The kernel gives it no process id here.
+    OtherNamespace,
+    /// It has ended meanwhile, or `/proc` hides it.
+    Hidden,
+    OtherUser,
+    /// It was there before the child.
+    Older,
+}
+
+impl Unmeasured {
+    /// A whole sentence but for its full stop.
+    pub(crate) fn sentence(self) -> String {
+        let why = match self {
+            Self::OtherNamespace => "the server runs in a container whose processes are not visible here",
+            Self::Hidden => "the process that answers for it is not visible in /proc",
+            Self::OtherUser => "the server runs as another user",
+            Self::Older => "the process that answers for it was running before it was started",
+        };
+        format!("the server's memory is not measured, so no memory policy acts on it: {why}")
+    }
+}
+
+/// What was seen of the process that answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answering {
+    /// Its process id by the socket; 0 where it has none in our namespace.
+    pub(crate) pid: u32,
+    /// What `/proc` says of it, and its effective user.
+    pub(crate) seen: Option<(Relative, u32)>,
+}
+
+/// The child that it is compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChildFacts<'a> {
+    pub(crate) leader: u32,
+    /// When it was started, in clock ticks since the boot; `None` if that is not known.
+    pub(crate) started: Option<u64>,
+    pub(crate) relatives: &'a [Relative],
+    /// Our effective user.
+    pub(crate) user: u32,
+}
+
+/// Where the process that answers is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerPlace {
+    Leader,
+    Member(Relative),
+    Outside { server: Relative, is_relative: bool },
+    Unmeasured(Unmeasured),
+}
+
+/// Finds the process that answers. What descends from the child is its own whoever runs it; another one only where it runs
+/// as our user and was started after the child, or it would be measured and stopped for a stranger.
+pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> ServerPlace {
+    use Unmeasured::{Hidden, Older, OtherNamespace, OtherUser};
+    if answering.pid == 0 {
+        return ServerPlace::Unmeasured(OtherNamespace);
+    }
+    if answering.pid == child.leader {
+        return ServerPlace::Leader;
+    }
+    let Some((server, user)) = answering.seen.filter(|(server, _)| !server.is_zombie) else {
+        return ServerPlace::Unmeasured(Hidden);
+    };
+    if server.group == child.leader {
+        return ServerPlace::Member(server);
+    }
+    // We may be allowed to read of another user, and not to signal.
+    if user != child.user && child.user != 0 {
+        return ServerPlace::Unmeasured(OtherUser);
+    }
+    let is_relative = child.relatives.iter().any(|relative| relative.process == server.process);
+    let is_younger = child.started.is_some_and(|started| server.process.started >= started);
+    match (is_relative, user == child.user, is_younger) {
+        (true, _, _) | (false, true, true) => ServerPlace::Outside { server, is_relative },
+        (false, false, _) => ServerPlace::Unmeasured(OtherUser),
+        (false, true, false) => ServerPlace::Unmeasured(Older),
+    }
+}
+
+/// What a child was asked to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum AskedToEnd {
+    #[default]
+    No,
+    /// By SIGTERM.
+    Gently,
+    /// By SIGKILL.
+    AtOnce,
+}
+
+/// What is left of a child whose leader has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeftBehind {
+    /// The server is known, and whether it runs.
+    pub(crate) server: KnownServer,
+    /// Other members of its group run.
+    pub(crate) in_group: bool,
+    /// Relatives outside of its group run.
+    pub(crate) outside: bool,
+}
+
+/// What is known of the server when the leader has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KnownServer {
+    /// Nothing has answered yet.
+    NotKnown,
+    Runs,
+    /// It was the leader, has ended, or cannot be watched.
+    Gone,
+}
+
+/// Whether a child lives on after its leader: in the server that a wrapper left behind, or that is about to become one.
+/// A wrapper that failed leaves nothing that would be of use.
+pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: LeftBehind) -> bool {
+    let meant = match asked {
+        AskedToEnd::No => leader == Exit::Code(0),
+        // It was told to end, and what it left behind ends in its own time.
+        AskedToEnd::Gently => true,
+        AskedToEnd::AtOnce => false,
+    };
+    meant
+        && match left.server {
+            KnownServer::Runs => true,
+            KnownServer::Gone => false,
+            KnownServer::NotKnown => left.outside || (left.in_group && asked == AskedToEnd::No),
+        }
+}
+
+/// Whether a zombie among our children was forked by another process and handed to us as the subreaper, so that nothing in
+/// here waits for it. What we fork ourselves stays in our session, in our group or in one that it leads.
+pub(crate) fn is_handed_to_us(child: &Relative, ours: &Relative) -> bool {
+    let is_forked_by_us =
+        child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);
+    child.is_zombie && child.parent == ours.process.pid && !is_forked_by_us
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_sensors::StartedProcess;
+
+    use super::*;
+
+    const LEADER: u32 = 100;
+
+    fn process(pid: u32, group: u32, started: u64) -> Relative {
+        let process = StartedProcess { pid, started };
+        Relative { process, parent: 1, group, session: group, is_zombie: false }
+    }
+
+    fn place(pid: u32, seen: Option<(Relative, u32)>, user: u32) -> ServerPlace {
+        let relatives = [process(300, 300, 50)];
+        let child = ChildFacts { leader: LEADER, started: Some(50), relatives: &relatives, user };
+        server_place(Answering { pid, seen }, child)
+    }
+
+    #[test]
+    fn the_process_that_answers_is_the_childs_if_it_descends_from_it_or_is_younger_and_of_our_user() {
+        assert_eq!(place(LEADER, None, 1000), ServerPlace::Leader);
+        let member = process(200, LEADER, 60);
+        assert_eq!(place(200, Some((member, 0)), 1000), ServerPlace::Member(member));
+        let left = process(300, 300, 50);
+        assert_eq!(
+            place(300, Some((left, 1000)), 1000),
+            ServerPlace::Outside { server: left, is_relative: true }
+        );
+        let other = process(400, 400, 50);
+        assert_eq!(
+            place(400, Some((other, 1000)), 1000),
+            ServerPlace::Outside { server: other, is_relative: false }
+        );
+        // Root may signal its descendants whatever user they have become.
+        assert_eq!(
+            place(300, Some((left, 1000)), 0),
+            ServerPlace::Outside { server: left, is_relative: true }
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_seen_and_what_is_a_strangers_is_not_measured() {
+        use Unmeasured::{Hidden, Older, OtherNamespace, OtherUser};
+        let dead = Relative { is_zombie: true, ..process(300, 300, 50) };
+        for (pid, seen, user, why) in [
+            (0, None, 1000, OtherNamespace),
+            (300, None, 1000, Hidden),
+            (300, Some((dead, 1000)), 1000, Hidden),
+            (300, Some((process(300, 300, 50), 0)), 1000, OtherUser),
+            (400, Some((process(400, 400, 90), 33)), 0, OtherUser),
+            (400, Some((process(400, 400, 49), 1000)), 1000, Older),
+            // Another process has the number of one that was a relative.
+            (300, Some((process(300, 300, 49), 1000)), 1000, Older),
+        ] {
+            assert_eq!(place(pid, seen, user), ServerPlace::Unmeasured(why), "{pid}");
+            assert!(why.sentence().starts_with("the server's memory is not measured"));
+        }
+    }
+
+    #[test]
+    fn a_child_outlives_a_leader_that_succeeded_or_was_told_to_end_as_long_as_its_server_runs() {
+        use AskedToEnd::{AtOnce, Gently, No};
+        use KnownServer::{Gone, NotKnown, Runs};
+        let left = |server, in_group, outside| LeftBehind { server, in_group, outside };
+        let (well, badly) = (Exit::Code(0), Exit::Code(1));
+        assert!(outlives_leader(well, No, left(Runs, true, true)));
+        assert!(outlives_leader(well, No, left(NotKnown, true, false)), "it may be loading");
+        assert!(outlives_leader(well, No, left(NotKnown, false, true)));
+        assert!(!outlives_leader(well, No, left(NotKnown, false, false)));
+        assert!(!outlives_leader(well, No, left(Gone, true, true)), "helpers alone are no server");
+        assert!(!outlives_leader(badly, No, left(Runs, true, true)));
+        assert!(!outlives_leader(Exit::Signal(9), No, left(Runs, true, true)));
+        assert!(outlives_leader(Exit::Signal(15), Gently, left(Runs, true, false)));
+        assert!(outlives_leader(Exit::Signal(15), Gently, left(NotKnown, false, true)));
+        assert!(!outlives_leader(Exit::Signal(15), Gently, left(NotKnown, true, false)));
+        assert!(!outlives_leader(well, AtOnce, left(Runs, true, true)));
+    }
+
+    #[test]
+    fn only_zombies_that_another_process_forked_are_reaped_for_nobody() {
+        let ours = Relative { process: StartedProcess { pid: 10, started: 1 }, ..process(10, 5, 1) };
+        let ours = Relative { session: 5, ..ours };
+        let zombie =
+            |pid, group, session| Relative { parent: 10, session, is_zombie: true, ..process(pid, group, 2) };
+        assert!(!is_handed_to_us(&zombie(20, 5, 5), &ours), "started by the runtime");
+        assert!(!is_handed_to_us(&zombie(20, 20, 5), &ours), "a model's child, or a build");
+        assert!(is_handed_to_us(&zombie(21, 20, 5), &ours), "left in the group of a child");
+        assert!(is_handed_to_us(&zombie(21, 21, 21), &ours), "left the session");
+        assert!(!is_handed_to_us(&Relative { is_zombie: false, ..zombie(21, 21, 21) }, &ours));
+        assert!(
+            !is_handed_to_us(&Relative { parent: 20, ..zombie(21, 21, 21) }, &ours),
+            "waits for its parent"
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! Finds the process that answers for a child, once it does: by the credentials of its Unix socket, or by who has the port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use warden_sensors::Relative;
+
+use crate::process::child::Child;
+use crate::process::endpoint::Endpoint;
+use crate::process::server_place::{Answering, ChildFacts, Server, ServerPlace, server_place};
+use crate::process::watched_process::WatchedProcess;
+use crate::worker_threads::{WorkKind, run_job};
+
+/// A Unix socket whose server has just answered takes connections at once.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Notes who answers, if that can be found. Registers with the current runtime.
+///
+/// Source: `SO_PEERCRED` in `unix(7)`: the credentials are those of the process that called `listen`.
+pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) {
+    let peer = match endpoint {
+        Endpoint::Unix(path) => {
+            let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await else { return };
+            let Ok(credentials) = stream.peer_cred() else { return };
+            // A process that has no number in our namespace of process ids has 0 there.
+            Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
+        }
+        Endpoint::Tcp(_) => None,
+    };
+    let (leader, kinship, endpoint) = (child.pid(), Arc::clone(child.kinship()), endpoint.clone());
+    let look = move || {
+        let relatives = kinship.relatives();
+        let pid = match (peer, endpoint) {
+            (Some(pid), _) => Some(pid),
+            (None, Endpoint::Tcp(address)) => {
+                let pids = relatives.iter().map(|relative| relative.process.pid);
+                warden_sensors::port_owner(std::iter::once(leader).chain(pids), address)
+            }
+            (None, Endpoint::Unix(_)) => None,
+        }?;
+        let facts = ChildFacts {
+            leader,
+            started: kinship.started(),
+            relatives: &relatives,
+            user: rustix::process::geteuid().as_raw(),
+        };
+        let seen = Relative::with_pid(pid).zip(warden_sensors::user_of(pid));
+        Some(server_place(Answering { pid, seen }, facts))
+    };
+    // Some small reads of /proc: not for a runtime thread.
+    let Ok(Some(place)) = run_job(WorkKind::Kernel, look).await else { return };
+    let watch = |server: Relative| match WatchedProcess::open(server.process) {
+        Ok(watched) => watched.map(Arc::new),
+        Err(error) => {
+            tracing::error!(pid = server.process.pid, %error, "cannot watch the server of a process");
+            None
+        }
+    };
+    let server = match place {
+        ServerPlace::Leader => Some(Server::Leader),
+        ServerPlace::Member(server) => watch(server).map(Server::Member),
+        ServerPlace::Outside { server, is_relative } => {
+            tracing::info!(
+                pid = leader,
+                server = server.process.pid,
+                "the server has left the process group: it is measured and stopped by its own process id"
+            );
+            watch(server).map(|server| Server::Outside { server, is_relative })
+        }
+        ServerPlace::Unmeasured(why) => {
+            tracing::warn!(pid = leader, "{}", why.sentence());
+            Some(Server::Unmeasured(why))
+        }
+    };
+    if let Some(server) = server {
+        child.kinship().note_server(server);
+    }
+}

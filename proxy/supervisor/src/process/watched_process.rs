@@ -1,0 +1,106 @@
+//! A process that we did not fork, or forked through another one: signalled, awaited and reaped through its pidfd, so that
+//! another process with the same number is never meant.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use warden_sensors::StartedProcess;
+
+use crate::process::group::Exit;
+
+/// A process and its pidfd.
+#[derive(Debug)]
+pub(crate) struct WatchedProcess {
+    process: StartedProcess,
+    pidfd: AsyncFd<OwnedFd>,
+}
+
+impl WatchedProcess {
+    /// Registers with the current runtime. `None`: it has ended.
+    pub(crate) fn open(process: StartedProcess) -> io::Result<Option<Self>> {
+        let Some(pidfd) = open(process)? else { return Ok(None) };
+        #[expect(
+            deprecated,
+            reason = "unsound only for types that lie about their descriptor; `OwnedFd` does not"
+        )]
+        let pidfd = AsyncFd::with_interest(pidfd, Interest::READABLE)?;
+        Ok(Some(Self { process, pidfd }))
+    }
+
+    pub(crate) fn process(&self) -> StartedProcess {
+        self.process
+    }
+
+    /// Sends a signal, if it has not been reaped.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Err(error) = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), signal) {
+            tracing::debug!(pid = self.process.pid, ?signal, %error, "cannot signal a process outside of its group");
+        }
+    }
+
+    /// Waits for its end, whoever reaps it.
+    pub(crate) async fn ended(&self) {
+        match self.pidfd.readable().await {
+            // Readable means ended, and is never taken back, so the readiness stays set.
+            Ok(mut guard) => guard.retain_ready(),
+            Err(error) => {
+                tracing::error!(pid = self.process.pid, %error, "cannot wait for a process: the runtime is ending");
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Whether it still runs: its files were open until now.
+    pub(crate) fn is_running(&self) -> bool {
+        if has_ended(self.pidfd.get_ref()) {
+            return false;
+        }
+        // Not reaped, as its pidfd says, so the number was its own when this was read.
+        warden_sensors::is_ending(self.process.pid) != Some(true)
+    }
+
+    /// How it has ended, if it has and is a child of ours: only its parent can ask.
+    pub(crate) fn reap(&self) -> Option<Exit> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), options);
+        status.ok().flatten().map(|status| exit_of(&status))
+    }
+}
+
+/// Kills a process without waiting for its end.
+pub(crate) fn kill(process: StartedProcess) {
+    let killed = open(process).and_then(|pidfd| match pidfd {
+        Some(pidfd) => rustix::process::pidfd_send_signal(pidfd, Signal::KILL).map_err(io::Error::from),
+        None => Ok(()),
+    });
+    if let Err(error) = killed {
+        tracing::warn!(pid = process.pid, %error, "cannot kill a process that a child of ours left behind");
+    }
+}
+
+/// How a process ended, by what its parent is told.
+pub(crate) fn exit_of(status: &WaitIdStatus) -> Exit {
+    let signal = status.terminating_signal().map(Exit::Signal);
+    signal.or(status.exit_status().map(Exit::Code)).unwrap_or(Exit::Unknown)
+}
+
+/// Its pidfd; `None` if it has been reaped.
+fn open(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
+    let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+    let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        Err(rustix::io::Errno::SRCH) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // Looked at after it was opened: if the number is the process's own now, it was then.
+    Ok((StartedProcess::with_pid(process.pid) == Some(process)).then_some(pidfd))
+}
+
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
+}
