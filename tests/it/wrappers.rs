@@ -175,7 +175,9 @@ async fn a_server_left_behind_that_crashes_is_seen_to_and_replaced() -> Outcome 
     for body in [BACKGROUND, FOREGROUND, TWICE] {
         let wrapped = start(body, &json!({}), "").await?;
         let old = wrapped.until_ready(None).await?;
-        old.signal(Signal::SEGV);
+        let shown =
+            (wrapped.backend().await?["pid"].clone(), wrapped.warden.status("m").await?["crashes"].clone());
+        assert_eq!(shown, (json!(old.pid), json!(0)), "{body}");
         wait_until("the fake dies", SOON, async || {
             // The runtime's own handler swallows the first one.
             old.signal(Signal::SEGV);

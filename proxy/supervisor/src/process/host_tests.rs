@@ -64,7 +64,8 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
             let head = String::from_utf8_lossy(&head[..length]).to_lowercase();
             let answer =
                 if head.contains(wanted) { answer } else { "HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n" };
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            // Whoever asks only who answers has left.
+            let _gone = stream.write_all(answer.as_bytes()).await;
         }
     }))
 }
@@ -79,7 +80,12 @@ async fn probes_tell_ready_loading_and_lost_apart() {
     drop(loading);
     std::fs::remove_file(&socket).unwrap();
     let ready = answering(&socket, "get /health ", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+    assert!(process.sample(ASK).await.host.is_some(), "nobody has answered that could be another one");
     assert_eq!(process.probe(PATIENCE).await, Health::Ready);
+    // The test itself answers, and is older than the child.
+    let sample = process.sample(ASK).await;
+    assert!(sample.host.is_none() && sample.confirmed.is_none() && sample.standing.is_none(), "{sample:?}");
+    assert!(sample.unmeasured.is_some_and(|why| why.contains("was running before")));
     drop(ready);
     std::fs::remove_file(&socket).unwrap();
     // Connected and never answered.

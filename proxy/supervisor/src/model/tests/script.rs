@@ -595,6 +595,7 @@ impl Process for Actor {
                 confirmed: ask.confirm.then(|| lock(&self.exact).unwrap_or(anon)),
                 vram: if uses { vec![vram] } else { Vec::new() },
                 no_vram: unknown.map(|why| NoVram { why, is_normal: false }),
+                unmeasured: None,
                 devices: Some(Arc::new(devices)),
                 group: None,
                 // A world that says nothing of its memory is a large one.
