@@ -148,11 +148,12 @@ impl Kinship {
     }
 }
 
-/// Reaps the zombies among these that are our own children: orphans that were handed to us.
+/// Reaps the zombies among these that are our own children: orphans that were handed to us. Returns how the last one ended.
 pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);
-    zombies.filter_map(|zombie| reap(zombie.process.pid)).last()
+    // All of them: each `reap` takes one away.
+    zombies.filter_map(|zombie| reap(zombie.process.pid)).fold(None, |_, exit| Some(exit))
 }
 
 /// Reaps a zombie that is our child, so that its number is its own until here.
