@@ -1,5 +1,5 @@
-//! Promise: a server that its wrapper took out of the process group, or left behind, is measured, watched and stopped like any
-//! other; and of one that cannot be measured, that is said.
+//! Promise: a server that its wrapper took out of the process group, or left behind, is measured, watched and stopped
+//! like any other; and of one that cannot be measured, that is said.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,9 @@
-//! Processes that belong to a child of ours wherever they went: what descends from it, and what its wrapper left behind.
+//! Processes that belong to a child of ours wherever they went: what descends from it, and what its wrapper left
+//! behind.
 //!
-//! A process group does not hold them: `setsid`, container tools and daemons leave it. What a wrapper leaves behind when it
-//! ends becomes a child of the process that is the subreaper, and is told from the others by a variable that the wrapper
-//! was started with and that its children inherit. Never waits.
+//! A process group does not hold them: `setsid`, container tools and daemons leave it. What a wrapper leaves behind
+//! when it ends becomes a child of the process that is the subreaper, and is told from the others by a variable that
+//! the wrapper was started with and that its children inherit. Never waits.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,8 +78,8 @@ pub struct Ancestry<'a> {
     pub mark: &'a str,
 }
 
-/// The processes of a child but for the child itself: its descendants, and below the subreaper the orphans that are in its
-/// group or carry its mark, with their descendants. Zombies are among them only below a parent that lives.
+/// The processes of a child but for the child itself: its descendants, and below the subreaper the orphans that are in
+/// its group or carry its mark, with their descendants. Zombies are among them only below a parent that lives.
 ///
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for who gets orphans.
 pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
@@ -139,7 +140,8 @@ fn has_mark(pid: u32, mark: &str) -> bool {
     environment_has(pid, |one| one == mark)
 }
 
-/// Whether the environment that a process was started with has an entry like this. The files of other users are closed to us.
+/// Whether the environment that a process was started with has an entry like this. The files of other users are closed
+/// to us.
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
     let Ok(environment) = std::fs::read(path) else { return false };

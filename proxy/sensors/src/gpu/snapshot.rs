@@ -67,10 +67,10 @@ impl Snapshot {
         self.of_child(leader, &[], None)
     }
 
-    /// The same with the processes `outside` of the group that belong to it. With what was in use `before` (and whether no
-    /// other backend of ours ran since then, which a hidden list of processes could not tell) there is an estimate where the
-    /// driver does not tell: what the device has more in use than before. It is made only if the device was not in use then
-    /// and nobody else is on it now.
+    /// The same with the processes `outside` of the group that belong to it. With what was in use `before` (and whether
+    /// no other backend of ours ran since then, which a hidden list of processes could not tell) there is an estimate
+    /// where the driver does not tell: what the device has more in use than before. It is made only if the device was
+    /// not in use then and nobody else is on it now.
     pub fn of_child(&self, leader: u32, outside: &[u32], before: Option<(&Baseline, bool)>) -> VramOf {
         let place = Place { alone: before.map_or(self.place.alone, |(_, alone)| alone), ..self.place };
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)

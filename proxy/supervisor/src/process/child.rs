@@ -41,8 +41,8 @@ use crate::worker_threads::{WorkKind, run_job};
 /// Pause between two looks at a child that has ended and cannot be reaped yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How long a leader may outlive its server outside of the group: `setsid --wait` ends at once, `podman run` removes its
-/// container first.
+/// How long a leader may outlive its server outside of the group: `setsid --wait` ends at once, `podman run` removes
+/// its container first.
 const LEADER_FOLLOWS: Duration = Duration::from_secs(2);
 
 /// How long killed processes outside of the group are waited for, in all. A driver that hangs keeps one for longer.
@@ -73,8 +73,8 @@ pub(crate) struct Created {
 }
 
 impl Child {
-    /// Registers with the current runtime. `mark`: `NAME=VALUE` in its environment that nobody else has; without one, what
-    /// leaves its group is nobody's.
+    /// Registers with the current runtime. `mark`: `NAME=VALUE` in its environment that nobody else has; without one,
+    /// what leaves its group is nobody's.
     pub(crate) fn watch(spawned: Spawned, mark: Option<String>) -> Result<Self, SpawnError> {
         let Spawned { group, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
@@ -189,8 +189,8 @@ impl Child {
         }
     }
 
-    /// Sends SIGTERM to its group, and to what has left that once the leader has ended: a leader may pass the signal on, as
-    /// container tools do, and llama-server exits at once on a second one. Send it once.
+    /// Sends SIGTERM to its group, and to what has left that once the leader has ended: a leader may pass the signal
+    /// on, as container tools do, and llama-server exits at once on a second one. Send it once.
     pub fn terminate(&self) {
         match &self.leader {
             Leader::Ours(group) => group.signal(Signal::TERM),
@@ -322,7 +322,8 @@ impl Child {
         }
     }
 
-    /// Kills what is left and waits for its end, so that its memory is free for the next process; reaps the leader then.
+    /// Kills what is left and waits for its end, so that its memory is free for the next process; reaps the leader
+    /// then.
     async fn finish(&self, group: &Group, said: Option<Exit>) -> Exit {
         self.leader_ended().await;
         let limit = Instant::now() + KILLED_LIMIT;

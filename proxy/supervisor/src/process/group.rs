@@ -116,8 +116,8 @@ impl Group {
         }
     }
 
-    /// Kills what is left of the group and reaps the leader, if it has ended. `said`: what is said of its end instead, because
-    /// its server ended in another way.
+    /// Kills what is left of the group and reaps the leader, if it has ended. `said`: what is said of its end instead,
+    /// because its server ended in another way.
     pub(super) fn reap(&self, said: Option<Exit>) -> Option<Exit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {

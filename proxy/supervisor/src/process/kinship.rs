@@ -1,5 +1,5 @@
-//! What belongs to a child beside its process group, and what is known of its server. The child's own task asks and acts;
-//! here is the state that others look at.
+//! What belongs to a child beside its process group, and what is known of its server. The child's own task asks and
+//! acts; here is the state that others look at.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -120,7 +120,8 @@ impl Kinship {
         all
     }
 
-    /// The processes that are measured beside the leader and its group; none as long as the server is among those. Reads
+    /// The processes that are measured beside the leader and its group; none as long as the server is among those.
+    /// Reads
     /// `/proc`, as above.
     pub(crate) fn measured_outside(&self) -> Vec<u32> {
         if self.watched_server().is_none() {
@@ -148,7 +149,8 @@ impl Kinship {
     }
 }
 
-/// Reaps the zombies among these that are our own children: orphans that were handed to us. Returns how the last one ended.
+/// Reaps the zombies among these that are our own children: orphans that were handed to us. Returns how the last one
+/// ended.
 pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);

@@ -64,8 +64,8 @@ enum Forks {
 /// How often orphans that have ended are reaped. One is reaped when it was seen twice: whoever waits for it is faster.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A nursery and a handle to it. From now on this process gets what its descendants leave behind (it is a subreaper), so
-/// that a server whose wrapper has ended can be found, watched and stopped.
+/// A nursery and a handle to it. From now on this process gets what its descendants leave behind (it is a subreaper),
+/// so that a server whose wrapper has ended can be found, watched and stopped.
 pub fn channel() -> (Nursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");

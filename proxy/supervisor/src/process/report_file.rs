@@ -62,8 +62,8 @@ impl Source {
         Some(Self { exclusive: path == beside(socket), path })
     }
 
-    /// The report of the process `leader`, of its group and of those `outside` of it, of which several may write one each (as
-    /// a router of models and its servers do); `None` while there is none. Blocks for some small reads.
+    /// The report of the process `leader`, of its group and of those `outside` of it, of which several may write one
+    /// each (as a router of models and its servers do); `None` while there is none. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<Report> {
         let is_ours = |report: &Report| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read(&self.path).filter(|report| self.exclusive || is_ours(report));

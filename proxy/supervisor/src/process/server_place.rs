@@ -79,8 +79,8 @@ pub(crate) enum ServerPlace {
     Unmeasured(Unmeasured),
 }
 
-/// Finds the process that answers. What descends from the child is its own whoever runs it; another one only where it runs
-/// as our user and was started after the child, or it would be measured and stopped for a stranger.
+/// Finds the process that answers. What descends from the child is its own whoever runs it; another one only where it
+/// runs as our user and was started after the child, or it would be measured and stopped for a stranger.
 pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> ServerPlace {
     use Unmeasured::{Hidden, Older, OtherNamespace, OtherUser};
     if answering.pid == 0 {
@@ -157,8 +157,8 @@ pub(crate) fn outlives_leader(leader: Exit, asked: AskedToEnd, left: LeftBehind)
         }
 }
 
-/// Whether a zombie among our children was forked by another process and handed to us as the subreaper, so that nothing in
-/// here waits for it. What we fork ourselves stays in our session, in our group or in one that it leads.
+/// Whether a zombie among our children was forked by another process and handed to us as the subreaper, so that nothing
+/// in here waits for it. What we fork ourselves stays in our session, in our group or in one that it leads.
 pub(crate) fn is_handed_to_us(child: &Relative, ours: &Relative) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);

@@ -1,4 +1,5 @@
-//! Finds the process that answers for a child, once it does: by the credentials of its Unix socket, or by who has the port.
+//! Finds the process that answers for a child, once it does: by the credentials of its Unix socket, or by who has the
+//! port.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A process that we did not fork, or forked through another one: signalled, awaited and reaped through its pidfd, so that
-//! another process with the same number is never meant.
+//! A process that we did not fork, or forked through another one: signalled, awaited and reaped through its pidfd, so
+//! that another process with the same number is never meant.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -300,7 +300,8 @@ pub struct MemoryView {
     /// Why VRAM is not known, so that nothing is decided by it; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
-    /// Why neither host memory nor VRAM of its server is measured, so that no memory policy acts on it; `None` if they are.
+    /// Why neither host memory nor VRAM of its server is measured, so that no memory policy acts on it; `None` if they
+    /// are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
     /// The control group that it is in, as the kernel counts for it; shown, never judged. `None` if it has none of
