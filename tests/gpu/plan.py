@@ -1,9 +1,10 @@
 """What `llama-warden plan` says that models need, beside what they take. docs/plan.md has the results.
 
-    plan.py --warden LLAMA_WARDEN --server LLAMA_SERVER --models DIR [--gpu] [--only TEXT]
+    plan.py --warden LLAMA_WARDEN --server LLAMA_SERVER --models DIR [--gpu] [--only TEXT] [--file GGUF ...]
 
 DIR is a folder for sample models, which are written there (some gigabytes). Each shape is started, answers one prompt that is longer than two
 micro-batches (without flash attention: as long as may be), and then its memory is read: what is its own on the host (RssAnon), and with --gpu what NVML says that it has on GPU 0.
+--file adds models of others, with prompts as long as may be; `--only file` or `--only copies` runs only those or the copies of a quantised cache.
 Prints a table, and then one line of JSON. Exit code 0: each error is at most 5 % and 200 MiB. Else 1.
 """
 import argparse
@@ -31,7 +32,11 @@ SHAPES = [
     ("windows, 32k, whole", "gemma4", False, "-c 32768 -np 1 --swa-full"),
     ("windows, projector", "gemma4", True, "-c 16384 -np 2"),
 ]
+# A cache of 131,072 tokens with 16 heads of 128, which flash attention on CUDA copies layer by layer: 1 GiB.
+WIDE = "--layers 2 --width 2048 --feed 2048 --heads 16 --kv-heads 16 --head-size 128 --context 131072".split()
 ON_GPU = [
+    ("copies, 128k, f16", "wide", False, "-c 131072 -np 1 -fa on"),
+    ("copies, 128k, q8_0", "wide", False, "-c 131072 -np 1 -fa on -ctk q8_0 -ctv q8_0"),
     ("dense, half", "llama", False, "-c 16384 -np 1 -ngl 9"),
     ("dense, cache on host", "llama", False, "-c 32768 -np 1 -nkvo"),
 ]
@@ -73,7 +78,7 @@ def planned(args, path, projector, flags):
     return words, told["models"][0]
 
 
-def measured(args, path, words, port=8970):
+def measured(args, path, words, longest, port=8970):
     command = [args.server, "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "--no-warmup"] + words
     if args.gpu and "-ngl" not in words:
         command += ["-ngl", "99"]
@@ -91,7 +96,7 @@ def measured(args, path, words, port=8970):
                 pass
             time.sleep(0.1)
         tokens = 2 * int(words[words.index("-ub") + 1] if "-ub" in words else 512) + 100
-        if "off" in words:  # without flash attention, buffers are as large as a prompt is long
+        if longest or "off" in words:  # without flash attention, buffers are as large as a prompt is long
             tokens = int(words[words.index("-c") + 1]) - 100
         status, _ = get(port, "/completion", {"prompt": [5 + n % 90 for n in range(tokens)], "n_predict": 2, "cache_prompt": False})
         assert status == 200, status
@@ -108,12 +113,19 @@ def main():
     parser.add_argument("--models", required=True, type=pathlib.Path)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--file", type=pathlib.Path, action="append", default=[])
     args = parser.parse_args()
     args.models.mkdir(parents=True, exist_ok=True)
     projector = args.models / "mmproj.gguf"
-    for arch in ("llama", "gemma4"):
+    shapes = SHAPES + (ON_GPU if args.gpu else [])
+    shapes += [(f"file {path.stem}", path, False, "-c 8192 -np 1") for path in args.file]
+    shapes = [shape for shape in shapes if args.only in shape[0]]
+    for arch in {arch for _, arch, _, _ in shapes if isinstance(arch, str)}:
         path = args.models / f"{arch}.gguf"
         if not path.exists():
+            if arch == "wide":
+                subprocess.run([args.warden, "sample-model", "--arch", "llama", "-o", str(path)] + WIDE, check=True, stdout=sys.stderr)
+                continue
             more = ["--vision", "--mmproj", str(projector)] if arch == "gemma4" else []
             subprocess.run([args.warden, "sample-model", "--arch", arch, "--size", "gpu", "-o", str(path)] + more, check=True, stdout=sys.stderr)
     if args.gpu:
@@ -123,12 +135,11 @@ def main():
     rows, bad = [], 0
     print("| shape | host: planned, MiB | taken | error |" + (" GPU: planned, MiB | taken | error |" if args.gpu else ""))
     print("|---|---|---|---|" + ("---|---|---|" if args.gpu else ""))
-    for name, arch, sees, flags in SHAPES + (ON_GPU if args.gpu else []):
-        if args.only not in name:
-            continue
-        path = args.models / f"{arch}.gguf"
+    for name, arch, sees, flags in shapes:
+        is_own = isinstance(arch, str)
+        path = args.models / f"{arch}.gguf" if is_own else arch.resolve()
         words, plan = planned(args, path, projector if sees else None, flags)
-        taken = measured(args, path, words)
+        taken = measured(args, path, words, longest=not is_own)
         sides = [("host", plan["host_bytes"], taken[0])] + ([("gpu", plan["gpu_bytes"], taken[1])] if args.gpu else [])
         cells = []
         for side, want, have in sides:

@@ -110,6 +110,38 @@ async fn each_replica_needs_a_place_of_its_own() -> Outcome {
 }
 
 #[tokio::test]
+async fn what_fills_up_later_is_told_beside_what_must_fit() -> Outcome {
+    const GIB: u64 = 1 << 30;
+    let home = home().await?;
+    let text = std::fs::read_to_string(home.path().join("warden.toml"))?;
+    let one = ["--model", "small", "--gpus", "none"];
+    let mut needs = Vec::new();
+    for (flags, bound, words) in [
+        ("", json!(8 * GIB), "a prompt cache of up to 8.0 GiB"),
+        (", \"--cache-ram\", \"512\"", json!(GIB / 2), "a prompt cache of up to 512.0 MiB"),
+        (", \"--cache-ram\", \"-1\"", Value::Null, "a prompt cache without a bound may fill the host"),
+        (", \"--cache-ram\", \"0\"", json!(0), ""),
+    ] {
+        home.file("warden.toml", text.replace("\"2048\"", &format!("\"2048\"{flags}")))?;
+        let told: Value = serde_json::from_str(&plan(&home, &[&one[..], &["--json"]].concat()).await?)?;
+        let model = &told["models"][0];
+        assert_eq!(model["may_hold"]["prompt_cache_bytes"], bound, "{told}");
+        let most = model["may_hold"]["host_bytes"].as_u64();
+        let host = model["host_bytes"].as_u64().unwrap_or(0);
+        assert_eq!(most, bound.as_u64().map(|bound| host + bound), "{told}");
+        needs.push(host);
+        let told = plan(&home, &one).await?;
+        assert!(told.contains(words) && told.contains("it fits"), "{flags}: {told}");
+        assert_eq!(told.contains("may come to hold"), !words.is_empty(), "{told}");
+    }
+    assert!(needs.iter().all(|host| *host == needs[0]), "no need of the load: {needs:?}");
+    home.file("warden.toml", text)?;
+    let told = plan(&home, &[&one[..], &["--host", "4GiB"]].concat()).await?;
+    assert!(told.contains("it fits: small") && told.contains("with full prompt caches"), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     const TAKEN: u64 = 96;
     let setup = Setup::new()?.top("sensors.interval = \"20ms\"");

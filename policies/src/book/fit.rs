@@ -138,8 +138,9 @@ fn place(
 /// Shares of one model on these GPUs, in proportion to their room, if that is enough.
 fn shares(one: &Wanted, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64)>> {
     let count = group.len() as u64;
-    let spread = one.needs.gpu_bytes(count).saturating_sub(one.needs.each_gpu * count);
-    let room: Vec<u64> = group.iter().map(|gpu| free[*gpu].saturating_sub(one.needs.each_gpu)).collect();
+    let own = one.needs.own_of_each_gpu();
+    let spread = one.needs.gpu_bytes(count).saturating_sub(own * count);
+    let room: Vec<u64> = group.iter().map(|gpu| free[*gpu].saturating_sub(own)).collect();
     let all: u64 = room.iter().sum();
     if all < spread || room.contains(&0) {
         return None;
@@ -147,7 +148,7 @@ fn shares(one: &Wanted, group: &[usize], free: &[u64]) -> Option<Vec<(usize, u64
     let share = |room: u64| u64::try_from(u128::from(spread) * u128::from(room) / u128::from(all) + 1).ok();
     let mut shares = Vec::with_capacity(group.len());
     for (gpu, room) in group.iter().zip(room) {
-        shares.push((*gpu, one.needs.each_gpu + share(room)?.min(room)));
+        shares.push((*gpu, own + share(room)?.min(room)));
     }
     Some(shares)
 }

@@ -2,27 +2,38 @@
 //! file and from llama-server's flags.
 //!
 //! ```text
-//!   file ──> Shape ──┐
-//!   flags ─> Run ────┼──> needs() ──> weights | cache | state | computing | fixed, each on the host or on GPUs
-//!   GPUs ────────────┘                        └──> fit() ──> who fits together, and where
+//!   file ──> Shape ──────────┐
+//!   flags ─> Run ────────────┼──> needs() ──> weights | cache | state | computing | fixed, each on the host or on GPUs
+//!   build ─> ServerBuild ────┤                        └──> fit() ──> who fits together, and where
+//!   GPUs ────────────────────┘
+//!            Shape, Run ────────> LaterMemory: what fills up while the server runs, and is no need
 //! ```
 //!
 //! It reckons as llama.cpp allocates: the cache for all tokens of context at once, windowed layers for their window and one
 //! micro-batch, buffers for computing as large as the largest micro-batch needs. What a process holds beside that (its code,
 //! the vocabulary, a CUDA context) is fixed, and was measured.
+//!
+//! Buffers for computing have two sizes. A GPU gives all that is *reserved* at once. The host gives pages when they are
+//! first *touched*, so what is reserved there and never written costs nothing.
 
+mod computing;
 mod fit;
 pub mod held;
+mod later;
 mod run;
 mod shape;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use computing::LEAST_BUILD_NUMBER;
+pub use computing::ServerBuild;
 pub use fit::{Fit, Machine, Misfit, Wanted, fit};
 pub use held::Held;
+pub use later::LaterMemory;
 pub use run::{CacheType, GpuLayers, Run};
 pub use shape::{Described, Layer, Shape};
 
+use self::computing::{Batch, Buffers};
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
@@ -32,14 +43,17 @@ const SLOTS: u64 = 4;
 const UBATCH: u64 = 512;
 /// Contexts of caches are multiples of this.
 const CACHE_STEP: u64 = 256;
-/// What a process holds before it has loaded anything: its code, buffers of its libraries, threads.
-const PROCESS: u64 = 40 * MIB;
-/// For each token of the vocabulary: its text in two tables, its score, and its place in a third.
-const PER_WORD: u64 = 330;
+/// What a process holds before it has loaded anything: buffers of its libraries, threads.
+const PROCESS: u64 = 18 * MIB;
+/// For each token of the vocabulary: its text in two tables, its score, and its place in a third. Measured with
+/// 262,144 tokens.
+const PER_WORD: u64 = 150;
+/// For each pair of tokens that a vocabulary joins: both texts and their rank. Measured with 48,900 pairs.
+const PER_MERGE: u64 = 180;
 /// A CUDA context with llama.cpp's kernels and cuBLAS, on an H100. Older GPUs have less.
 const CUDA_CONTEXT: u64 = 690 * MIB;
 /// The same on the host.
-const CUDA_HOST: u64 = 190 * MIB;
+const CUDA_HOST: u64 = 212 * MIB;
 
 /// What bytes are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,8 +95,10 @@ pub struct Needs {
     pub mapped: u64,
     /// Bytes on GPUs together, by part.
     pub gpu: Vec<(Part, u64)>,
-    /// Of these, what each GPU that has a part of it needs beside its share.
+    /// What each GPU that has a part of it needs beside its share and the buffers for computing.
     pub each_gpu: u64,
+    /// Bytes of buffers on the host that llama-server reserves beside those of `host`, and that it never touches.
+    pub untouched: u64,
     /// Tokens of context of all slots together.
     pub context: u64,
     /// Slots.
@@ -134,16 +150,22 @@ impl Needs {
     /// Bytes on this many GPUs together.
     pub fn gpu_bytes(&self, gpus: u64) -> u64 {
         match self.measured.gpu {
-            // One more of them has a context of its own.
-            Some((bytes, were)) => bytes + self.each_gpu * gpus.saturating_sub(were),
+            // One more of them has a context and buffers of its own.
+            Some((bytes, were)) => bytes + self.own_of_each_gpu() * gpus.saturating_sub(were),
             None => self.planned_gpu(gpus),
         }
     }
 
     /// The same as it was planned.
     pub fn planned_gpu(&self, gpus: u64) -> u64 {
-        let shared: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
-        if shared == 0 { 0 } else { shared + self.each_gpu * gpus.max(1) }
+        let one: u64 = self.gpu.iter().map(|(_, bytes)| bytes).sum();
+        if one == 0 { 0 } else { one + self.each_gpu + self.own_of_each_gpu() * gpus.saturating_sub(1) }
+    }
+
+    /// Bytes that no GPU shares with another one: its context, and buffers for computing.
+    pub fn own_of_each_gpu(&self) -> u64 {
+        let computing = self.gpu.iter().find(|(part, _)| *part == Part::Computing);
+        self.each_gpu + computing.map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Whether anything of it is on a GPU.
@@ -163,9 +185,9 @@ fn room(shape: &Shape, run: &Run) -> (u64, u64, bool) {
     (context, slots, unified)
 }
 
-/// What a model needs when llama-server runs it with these flags. `gpus`: the machine has a GPU, and the build can use it. `projector`:
-/// bytes of the projector's file.
-pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
+/// What a model needs when this llama-server runs it with these flags. `projector`: bytes of the projector's file.
+pub fn needs(shape: &Shape, run: &Run, server: ServerBuild, projector: u64) -> Needs {
+    let gpus = server.has_gpu;
     let (context, slots, unified) = room(shape, run);
     let ubatch = run.ubatch.unwrap_or(UBATCH).min(context);
     let count = shape.layers.len() as u64;
@@ -180,6 +202,7 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
     let streams = if unified { 1 } else { slots };
     let short = if run.whole_windows { context } else { (window * streams).min(context) };
     let (mut host, mut gpu) = ([0_u64; 6], [0_u64; 6]);
+    let mut copied = 0;
     let slot = |part: Part| part as usize;
     for (index, layer) in (0..).zip(&shape.layers) {
         let on_gpu = index >= first_on_gpu;
@@ -192,6 +215,9 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
         host[slot(Part::Weights)] += host_experts;
         let side = if on_gpu && !run.cache_on_host { &mut gpu } else { &mut host };
         side[slot(Part::Cache)] += cache;
+        if on_gpu {
+            copied = copied.max(computing::half_copies(layer, run, server, tokens));
+        }
     }
     host[slot(Part::Weights)] += shape.input;
     if first_on_gpu <= count {
@@ -199,10 +225,10 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
     } else {
         host[slot(Part::Weights)] += shape.output;
     }
-    let computing = computing(shape, run, context, ubatch);
+    let computing = Buffers::of(shape, run, server, &Batch { context, ubatch, slots, copied });
     let uses_gpu = gpu[slot(Part::Weights)] > 0;
     if uses_gpu {
-        gpu[slot(Part::Computing)] += computing;
+        gpu[slot(Part::Computing)] += computing.reserved;
         // What goes there and back: tokens, the mask, and the chosen numbers.
         host[slot(Part::Computing)] +=
             ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
@@ -210,10 +236,11 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
             gpu[slot(Part::Projector)] += projector;
         }
     } else {
-        host[slot(Part::Computing)] += computing + slots * shape.vocabulary * 4;
+        host[slot(Part::Computing)] += computing.touched + slots * shape.vocabulary * 4;
         host[slot(Part::Projector)] += projector;
     }
-    host[slot(Part::Fixed)] += PROCESS + shape.vocabulary * PER_WORD + if gpus { CUDA_HOST } else { 0 };
+    host[slot(Part::Fixed)] += PROCESS + shape.vocabulary * PER_WORD + shape.merges * PER_MERGE;
+    host[slot(Part::Fixed)] += if gpus { CUDA_HOST } else { 0 };
     let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(Part::Weights)]) };
     let parts = [Part::Weights, Part::Cache, Part::State, Part::Computing, Part::Projector, Part::Fixed];
     let listed = |side: [u64; 6]| {
@@ -224,24 +251,10 @@ pub fn needs(shape: &Shape, run: &Run, gpus: bool, projector: u64) -> Needs {
         mapped,
         gpu: listed(gpu),
         each_gpu: if uses_gpu { CUDA_CONTEXT } else { 0 },
+        untouched: if uses_gpu { 0 } else { computing.reserved - computing.touched },
         context,
         slots,
         unknown: run.unknown.clone(),
         measured: Measured::default(),
     }
-}
-
-/// Bytes of buffers for computing one micro-batch.
-fn computing(shape: &Shape, run: &Run, context: u64, ubatch: u64) -> u64 {
-    let row = 4 * ubatch;
-    // Each token of a micro-batch may be asked for.
-    let output = row * (shape.vocabulary + shape.embedding);
-    let inner = row * (3 * shape.feed_forward.max(shape.embedding) + 2 * shape.embedding);
-    let attention = if run.flash == Some(false) {
-        // Scores of all heads over all tokens, before and after they are normalised.
-        row * context * shape.heads + row * context
-    } else {
-        row * context / 2
-    };
-    output.max(inner + attention).max(attention + row * shape.embedding * 2)
 }

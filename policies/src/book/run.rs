@@ -23,6 +23,8 @@ pub struct Run {
     pub value_type: CacheType,
     /// Attention without a table of all tokens; `None`: wherever it can be had.
     pub flash: Option<bool>,
+    /// It answers with embeddings or ranks, for which the numbers of each token are wanted.
+    pub embeds: bool,
     /// Windowed layers keep everything.
     pub whole_windows: bool,
     /// The cache stays on the host.
@@ -58,6 +60,8 @@ pub enum CacheType {
     /// 16 bits each, the default.
     #[default]
     F16,
+    /// 16 bits each, of which more for the exponent.
+    Bf16,
     /// 32 numbers in 34 bytes.
     Q8,
     /// 32 numbers in 22 or 24 bytes.
@@ -71,7 +75,7 @@ impl CacheType {
     pub const fn bytes(self, numbers: u64) -> u64 {
         match self {
             Self::F32 => numbers * 4,
-            Self::F16 => numbers * 2,
+            Self::F16 | Self::Bf16 => numbers * 2,
             Self::Q8 => numbers * 34 / 32,
             Self::Q5(block) | Self::Q4(block) => numbers * block / 32,
         }
@@ -80,7 +84,8 @@ impl CacheType {
     fn of(name: &str) -> Option<Self> {
         Some(match name {
             "f32" => Self::F32,
-            "f16" | "bf16" => Self::F16,
+            "f16" => Self::F16,
+            "bf16" => Self::Bf16,
             "q8_0" => Self::Q8,
             "q5_0" => Self::Q5(22),
             "q5_1" => Self::Q5(24),
@@ -168,6 +173,11 @@ impl Run {
                 "off" | "0" | "false" | "disabled" => Some(false),
                 _ => None,
             });
+        let pooling = given(&["--pooling"], "LLAMA_ARG_POOLING").is_some_and(|told| told != "none");
+        let embeds = [
+            is_on(&["--embedding", "--embeddings"], &[], "LLAMA_ARG_EMBEDDINGS"),
+            is_on(&["--rerank", "--reranking"], &[], "LLAMA_ARG_RERANKING"),
+        ];
         let shares = given(&["--tensor-split", "-ts"], "LLAMA_ARG_TENSOR_SPLIT").unwrap_or_default();
         let shares = shares.split([',', '/']).filter_map(|share| share.trim().parse().ok()).collect();
         Self {
@@ -184,6 +194,7 @@ impl Run {
             key_type,
             value_type,
             flash,
+            embeds: pooling || embeds.contains(&Some(true)),
             whole_windows: is_on(&["--swa-full"], &[], "LLAMA_ARG_SWA_FULL") == Some(true),
             cache_on_host: is_on(
                 &["--no-kv-offload", "-nkvo"],

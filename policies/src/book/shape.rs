@@ -55,6 +55,8 @@ pub struct Shape {
     pub heads: u64,
     /// Tokens of its vocabulary.
     pub vocabulary: u64,
+    /// Pairs of tokens that it joins.
+    pub merges: u64,
     /// Tokens of context that it was made for.
     pub context: u64,
     /// Tokens that windowed layers look back.
@@ -156,6 +158,7 @@ impl Shape {
                 None => input += bytes,
             }
         }
+        let length = |name: &str| file.lengths.get(name).copied().unwrap_or(0);
         Ok(Self {
             architecture: file.architecture.clone(),
             layers,
@@ -165,7 +168,8 @@ impl Shape {
             embedding,
             feed_forward: one("feed_forward_length").unwrap_or(4 * embedding),
             heads,
-            vocabulary: file.lengths.get("tokenizer.ggml.tokens").copied().unwrap_or(0),
+            vocabulary: length("tokenizer.ggml.tokens"),
+            merges: length("tokenizer.ggml.merges"),
             context: one("context_length").unwrap_or(4096),
             window,
         })

@@ -46,6 +46,11 @@ fn run(words: &str) -> Run {
     Run::of(&args, &BTreeMap::new())
 }
 
+/// What the newest build needs.
+fn needs(shape: &Shape, run: &Run, has_gpu: bool, projector: u64) -> Needs {
+    super::needs(shape, run, ServerBuild::newest(has_gpu), projector)
+}
+
 fn of(side: &[(Part, u64)], part: Part) -> u64 {
     side.iter().find(|(known, _)| *known == part).map_or(0, |(_, bytes)| *bytes)
 }
@@ -291,4 +296,147 @@ fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     let tiny = Needs { measured: Measured { host: None, gpu: Some((10, 1)) }, ..needs };
     let wanted = Wanted { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
     assert!(fit(&Machine { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
+}
+
+/// Gemma 3 270M: a large vocabulary, three layers that look back over everything and fifteen with a window of 512.
+fn gemma_270m() -> Shape {
+    let mut described = file(
+        "gemma3",
+        &[
+            ("block_count", &[18.0]),
+            ("embedding_length", &[640.0]),
+            ("feed_forward_length", &[2048.0]),
+            ("attention.head_count", &[4.0]),
+            ("attention.head_count_kv", &[1.0]),
+            ("attention.key_length", &[256.0]),
+            ("attention.value_length", &[256.0]),
+            ("attention.sliding_window", &[512.0]),
+            ("context_length", &[32_768.0]),
+        ],
+        262_144,
+    );
+    described.tensors.push(("token_embd.weight".to_owned(), 170 * MIB));
+    Shape::of(&described).unwrap()
+}
+
+#[test]
+fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_slot() {
+    let shape = gemma_270m();
+    let old = |has_gpu| ServerBuild { number: Some(8827), ..ServerBuild::newest(has_gpu) };
+    let host = |server| super::needs(&shape, &run("-c 8192 -np 1"), server, 0);
+    let (newest, older) = (host(ServerBuild::newest(false)), host(old(false)));
+    // llama-server says "CPU compute buffer size = 26.77 MiB", and its output buffer has 1.00 MiB.
+    let touched = of(&newest.host, Part::Computing);
+    assert!((22 * MIB..30 * MIB).contains(&touched), "{touched}");
+    assert_eq!(touched, of(&older.host, Part::Computing), "what is never touched is no need of the host");
+    assert_eq!(newest.untouched, 0);
+    let of_archive = ServerBuild { number: Some(0), ..ServerBuild::newest(false) };
+    assert_eq!(host(of_archive), newest, "an archive without a history has no number that says its age");
+    assert!(older.untouched > 480 * MIB, "{}", older.untouched);
+    // A GPU gives what is reserved.
+    let vocabulary = 4 * 512 * (262_144 + 640);
+    assert_eq!(of(&host(old(true)).gpu, Part::Computing), vocabulary);
+    assert!(of(&host(ServerBuild::newest(true)).gpu, Part::Computing) < 30 * MIB);
+    assert_eq!(host(old(true)).untouched, 0);
+    // For embeddings each token is asked for.
+    for flag in ["--embeddings", "--reranking", "--pooling mean"] {
+        let needs = needs(&shape, &run(&format!("-c 8192 -np 1 {flag}")), false, 0);
+        assert!(of(&needs.host, Part::Computing) >= vocabulary && needs.untouched == 0, "{flag}");
+    }
+    assert!(!run("--pooling none").embeds);
+}
+
+#[test]
+fn a_real_process_of_each_kind_of_vocabulary_holds_what_is_fixed() {
+    let fixed = |words: u64, merges: u64| {
+        let shape = Shape { vocabulary: words, merges, ..gemma_270m() };
+        of(&needs(&shape, &run("-c 512"), false, 0).host, Part::Fixed) / MIB
+    };
+    // Heap and small mappings after prompts: 57 MiB of Gemma 3 270M, 24 MiB of SmolLM2-135M.
+    assert!(fixed(262_144, 0).abs_diff(57) <= 8);
+    assert!(fixed(49_152, 48_900).abs_diff(24) <= 12);
+}
+
+#[test]
+fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
+    let mut described = file(
+        "llama",
+        &[
+            ("block_count", &[2.0]),
+            ("embedding_length", &[2048.0]),
+            ("attention.head_count", &[16.0]),
+            ("attention.head_count_kv", &[16.0]),
+        ],
+        1000,
+    );
+    described.tensors.push(("output.weight".to_owned(), MIB));
+    let shape = Shape::of(&described).unwrap();
+    let computing = |words: &str, server| {
+        let needs = super::needs(&shape, &run(&format!("-c 131072 -np 1 {words}")), server, 0);
+        (of(&needs.gpu, Part::Computing), of(&needs.host, Part::Computing))
+    };
+    let newest = ServerBuild::newest(true);
+    let plain = computing("-fa on", newest);
+    let more = |words: &str, server| computing(words, server).0 - computing("-fa on", server).0;
+    // 16 heads of 128 for 131,072 tokens in two bytes: 512 MiB of keys and as much of values. While they are there, the
+    // widest part of a layer is not.
+    let inner = 4 * 512 * 3 * 8192;
+    let both = more("-fa on -ctk q8_0 -ctv q8_0", newest);
+    assert_eq!(both, GIB - inner);
+    assert_eq!(more("-ctk q4_0 -ctv q4_0", newest), both, "flash attention is on where nothing is said");
+    assert_eq!(more("-fa on -ctk q8_0", newest), GIB / 2 - inner);
+    assert_eq!(more("-fa on -ctv bf16", newest), GIB / 2 - inner);
+    assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0 -np 4 -no-kvu", newest), both, "of all slots together");
+    // Before b9489 they are in the pool, beside the buffers.
+    let older = ServerBuild { number: Some(9488), ..newest };
+    assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0", older), GIB);
+    // Nobody else makes them.
+    assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0", ServerBuild { is_cuda: false, ..newest }), 0);
+    assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0 -nkvo", newest), 0);
+    let without = |words: &str| computing(words, ServerBuild::newest(false));
+    assert_eq!(without("-fa on -ctk q8_0 -ctv q8_0"), without("-fa on"));
+    assert_eq!(plain.1, computing("-fa on -ctk q8_0 -ctv q8_0", newest).1, "none of it on the host");
+    let off = computing("-fa off", newest);
+    assert_eq!(off, computing("-fa off -ctk q8_0", newest));
+    // The layer with most of it: windowed ones keep less.
+    let gemma = gemma_270m();
+    let of_gemma = |words: &str| {
+        of(&needs(&gemma, &run(&format!("-c 1048576 -np 1 {words}")), true, 0).gpu, Part::Computing)
+    };
+    let inner = 4 * 512 * 3 * 2048;
+    assert_eq!(of_gemma("-ctk q8_0 -ctv q8_0") - of_gemma(""), 1_048_576 * 2 * 256 * 2 - inner);
+}
+
+#[test]
+fn each_gpu_has_buffers_of_its_own() {
+    let needs = Needs {
+        gpu: vec![(Part::Weights, 40 * GIB), (Part::Computing, GIB)],
+        each_gpu: GIB / 2,
+        ..Needs::default()
+    };
+    assert_eq!(needs.gpu_bytes(1), 41 * GIB + GIB / 2);
+    assert_eq!(needs.gpu_bytes(2), 43 * GIB);
+    let wanted = Wanted { name: "m".to_owned(), needs, gpus: Vec::new(), may_split: true };
+    assert!(fit(&machine(&[22, 22]), &[&wanted]).is_ok());
+    assert!(fit(&machine(&[22, 20]), &[&wanted]).is_err(), "42 GiB are less than 43");
+}
+
+#[test]
+fn what_fills_up_later_is_told_beside_the_needs() {
+    let later = |shape: &Shape, words: &str| LaterMemory::of(shape, &run(words), Some(8 * GIB), 32);
+    let dense = later(&Shape::of(&eight_billion()).unwrap(), "-c 8192");
+    assert_eq!((dense.checkpoint_bytes(), dense.bytes()), (0, Some(8 * GIB)), "it can be cut anywhere");
+    // llama-server: "created context checkpoint 1 of 32 (…, size = 7.506 MiB)".
+    let gemma = later(&gemma_270m(), "-c 8192 -np 4");
+    assert_eq!((gemma.checkpoint, gemma.checkpoints), (512 * 15 * 2 * 256 * 2, 4 * 32));
+    assert_eq!(gemma.bytes(), Some(8 * GIB + 128 * 7680 * 1024));
+    assert_eq!(later(&gemma_270m(), "-c 8192 -np 1 --swa-full").checkpoint_bytes(), 0);
+    assert_eq!(
+        later(&gemma_270m(), "-c 256 -np 1").checkpoint,
+        256 * 15 * 2 * 256 * 2,
+        "no more than the context"
+    );
+    assert_eq!(LaterMemory { prompt_cache: None, ..gemma }.bytes(), None, "without a bound");
+    let recurrent = Shape { layers: vec![Layer { state: 1000, ..Layer::default() }; 3], ..Shape::default() };
+    assert_eq!(later(&recurrent, "-np 2 -c 512").checkpoint_bytes(), 3 * 4000 * 2 * 32);
 }

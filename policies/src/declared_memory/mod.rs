@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use log::{Learned, read};
 
-use crate::book::Run;
+use crate::book::{LEAST_BUILD_NUMBER, Run};
 use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
@@ -30,8 +30,6 @@ const CACHE_DEFAULT_MIB: u64 = 8192;
 const CHECKPOINTS: (u32, u32) = (6685, 32);
 /// The same for the time when only sliding windows had them.
 const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
-/// Builds below this say nothing about their age: a source archive with a shallow history calls itself build 0 or 1.
-const OLDEST: u32 = 1000;
 
 /// Where a number is from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +141,7 @@ impl DeclaredMemory {
     /// if known: without one the newest defaults are taken, which are the larger ones. A value that llama-server would not
     /// take is passed over: it will not start with it. Slots are told by [`DeclaredMemory::slots`] or the log, too.
     pub fn declared(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
-        let build = build.filter(|build| *build >= OLDEST);
+        let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
         let since = |first: u32| build.is_none_or(|build| build >= first);
         let given = |flags: &[&str], variable: &str| given(args, env, flags, variable);
 

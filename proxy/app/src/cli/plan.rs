@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde_json::{Value, json};
-use warden_policies::book::{self, Fit, Machine as Room, Measured, Needs, Part, Run, Wanted};
+use warden_policies::book::{self, Fit, LaterMemory, Machine as Room, Measured, Needs, Part, Run, Wanted};
 use warden_policies::growth::Prior;
 use warden_policies::{ByteSize, defaults, phrases};
 use warden_sensors::gpu::Gpus;
@@ -18,7 +18,7 @@ use warden_supervisor::spec::Command;
 
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::Machine;
-use crate::config::needs::{Known, left_for_models, own_memory, why};
+use crate::config::needs::{Known, is_for_cpu, left_for_models, own_memory, server_build, why};
 use crate::config::resolve::{resolve, store};
 use crate::exit::Failure;
 use crate::out;
@@ -71,13 +71,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);
-    let models = resolved.fleet.models.iter().filter(|spec| asked(spec.name.as_str()));
+    let models = resolved.fleet.models.iter().zip(&resolved.builds);
     let sheets: Vec<Sheet> = models
-        .map(|spec| {
+        .filter(|(spec, _)| asked(spec.name.as_str()))
+        .map(|(spec, build)| {
+            let build = build.as_ref();
+            // Whoever describes another machine means a build that can use its GPUs.
+            let has_gpu = !room.gpus.is_empty() && (args.gpus.is_some() || !is_for_cpu(build));
             let mut sheet = Sheet {
                 name: spec.name.to_string(),
                 replicas: spec.run.replicas,
-                known: Known::read(&spec.command, env.clone(), !room.gpus.is_empty()),
+                known: Known::read(&spec.command, env.clone(), server_build(build, has_gpu)),
                 leaks: Vec::new(),
             };
             if args.gpus.is_none() {
@@ -201,8 +205,11 @@ fn text(sheets: &[Sheet], room: &Room) -> String {
     }
     match (book::fit(room, &every), every.len()) {
         (Ok(_), 0) => {}
-        (Ok(fits), 1) => lines.push(format!("it fits: {}", places(&fits))),
-        (Ok(fits), count) => lines.push(format!("all {count} fit together: {}", places(&fits))),
+        (Ok(fits), count) => {
+            let all = if count == 1 { "it fits".to_owned() } else { format!("all {count} fit together") };
+            lines.push(format!("{all}: {}", places(&fits)));
+            lines.extend(later_warning(sheets, &fits, room));
+        }
         (Err(misfit), count) => {
             lines.push(format!("not all of them fit together: {}", why(&misfit)));
             if count <= COMBINED {
@@ -247,7 +254,7 @@ fn rows(sheets: &[Sheet]) -> Vec<Vec<String>> {
 /// What is said of one model beside its numbers.
 fn words(sheet: &Sheet, known: &Known) -> String {
     let name = &sheet.name;
-    let Needs { context, slots, mapped, unknown, .. } = &known.needs;
+    let Needs { context, slots, mapped, untouched, unknown, .. } = &known.needs;
     let each = if *slots == 1 { "one slot".to_owned() } else { format!("{slots} slots") };
     let mut parts = vec![format!("{name}: {context} tokens of context for {each}")];
     if sheet.replicas > 1 {
@@ -257,10 +264,17 @@ fn words(sheet: &Sheet, known: &Known) -> String {
         let mapped = ByteSize(*mapped);
         parts.push(format!("{mapped} of its file are mapped, and are read again where memory is short"));
     }
+    if *untouched > 0 {
+        let untouched = ByteSize(*untouched);
+        parts.push(format!(
+            "{untouched} of buffers are reserved on the host and never touched, which costs nothing"
+        ));
+    }
     if !unknown.is_empty() {
         parts.push(format!("not reckoned with: {}", unknown.join(", ")));
     }
     parts.extend(measured_words(&known.needs));
+    parts.extend(later_words(&known.later));
     for leak in &sheet.leaks {
         parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope(&leak.slope)));
     }
@@ -278,12 +292,57 @@ fn measured_words(needs: &Needs) -> Option<String> {
     (!both.is_empty()).then(|| format!("measured: {}", both.join(" and ")))
 }
 
+/// What fills up later, beside the needs.
+fn later_words(later: &LaterMemory) -> Option<String> {
+    let cache = match later.prompt_cache {
+        Some(0) => None,
+        Some(bytes) => Some(format!("a prompt cache of up to {}", ByteSize(bytes))),
+        None => Some("a prompt cache without a bound in bytes".to_owned()),
+    };
+    let checkpoints = (later.checkpoints > 0).then(|| {
+        format!("up to {} context checkpoints of {} each", later.checkpoints, ByteSize(later.checkpoint))
+    });
+    let both: Vec<String> = cache.into_iter().chain(checkpoints).collect();
+    (!both.is_empty())
+        .then(|| format!("it may come to hold on the host, beside its needs: {}", both.join(", and ")))
+}
+
+/// Bytes of the host that a process may come to hold at most; `None` where there is no bound.
+fn most_on_host(known: &Known) -> Option<u64> {
+    // What was measured may have had a part of the caches in it.
+    let with_caches = known.needs.planned_host().saturating_add(known.later.bytes()?);
+    Some(with_caches.max(known.needs.host_bytes()))
+}
+
+/// A warning where all models fit, and would not with all that they may come to hold.
+fn later_warning(sheets: &[Sheet], fits: &[Fit], room: &Room) -> Option<String> {
+    let fitting = sheets.iter().filter(|sheet| fits.iter().any(|fit| fit.name == sheet.name));
+    let known = fitting.filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
+    let most: Option<u64> = known
+        .map(|(sheet, known)| {
+            let each = most_on_host(known)?;
+            Some(each.saturating_mul(u64::from(sheet.replicas)).saturating_add(known.needs.mapped))
+        })
+        .try_fold(0, |sum, one: Option<u64>| Some(u64::saturating_add(sum, one?)));
+    let hint = "`--cache-ram` bounds the prompt cache, `--ctx-checkpoints` the checkpoints";
+    match most {
+        Some(most) if most <= room.host => None,
+        Some(most) => {
+            let most = ByteSize(most);
+            Some(format!(
+                "with full prompt caches and checkpoints they may come to hold {most} of the host: {hint}"
+            ))
+        }
+        None => Some(format!("a prompt cache without a bound may fill the host: {hint}")),
+    }
+}
+
 /// A smaller context with which it would fit, if there is one.
 fn less(known: &Known, one: &Wanted, room: &Room) -> String {
     let fits = |context: u64| {
         let run = Run { context: Some(context), ..known.run.clone() };
         // What was measured is of the context as it is.
-        let needs = book::needs(&known.shape, &run, !room.gpus.is_empty(), known.projector);
+        let needs = book::needs(&known.shape, &run, known.server, known.projector);
         book::fit(room, &[&Wanted { needs, ..one.clone() }]).is_ok()
     };
     let (mut low, mut high) = (0, known.needs.context / CONTEXT_STEP);
@@ -317,11 +376,15 @@ fn as_json(sheets: &[Sheet], room: &Room) -> Value {
     let models: Vec<Value> = sheets
         .iter()
         .map(|sheet| match &sheet.known {
-            Ok(Known { needs, .. }) => json!({
+            Ok(known @ Known { needs, later, .. }) => json!({
                 "name": sheet.name, "replicas": sheet.replicas, "context": needs.context, "slots": needs.slots,
                 "host": parts(&needs.host), "host_bytes": needs.host_bytes(), "mapped_bytes": needs.mapped,
                 "gpu": parts(&needs.gpu), "each_gpu_bytes": needs.each_gpu, "gpu_bytes": needs.gpu_bytes(1),
-                "unknown": needs.unknown,
+                "unknown": needs.unknown, "untouched_host_bytes": needs.untouched,
+                "may_hold": {
+                    "prompt_cache_bytes": later.prompt_cache, "checkpoint_bytes": later.checkpoint,
+                    "checkpoints": later.checkpoints, "host_bytes": most_on_host(known),
+                },
                 "planned_host_bytes": needs.planned_host(), "planned_gpu_bytes": needs.planned_gpu(1),
                 "measured_host_bytes": needs.measured.host, "measured_gpu_bytes": needs.measured.gpu.map(|(bytes, _)| bytes),
             }),

@@ -4,9 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use warden_patches::mitigation::BuildFacts;
 use warden_policies::book::held::Held;
-use warden_policies::book::{self, Machine as Room, Measured, Misfit, Needs, Run, Shape, Wanted};
+use warden_policies::book::{
+    self, LaterMemory, Machine as Room, Measured, Misfit, Needs, Run, ServerBuild, Shape, Wanted,
+};
 use warden_policies::cooldown::working_set::{Shortfall, find_shortfalls};
+use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{ByteSize, MemoryKind, Reason, loading};
 use warden_sensors::gpu::{Device, Gpus, Vendor};
 use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
@@ -29,14 +33,34 @@ pub(crate) struct Known {
     /// Bytes of its projector.
     pub(crate) projector: u64,
     pub(crate) needs: Needs,
+    pub(crate) server: ServerBuild,
+    /// What it may come to hold beside that.
+    pub(crate) later: LaterMemory,
+}
+
+/// Whether a build can compute on no GPU. Of one without provenance that is not known.
+pub(crate) fn is_for_cpu(build: Option<&BuildFacts>) -> bool {
+    backend(build) == Some("cpu")
+}
+
+/// What a build computes on, such as `cuda`; `None` where that is not known.
+fn backend(build: Option<&BuildFacts>) -> Option<&str> {
+    Some(build?.provenance.as_ref()?.backend.as_str())
+}
+
+/// The facts of a build on which its memory depends.
+pub(crate) fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
+    // HIP and MUSA compile the sources of the CUDA backend.
+    let is_cuda = backend(build).is_none_or(|backend| ["cuda", "hip", "musa"].contains(&backend));
+    ServerBuild { has_gpu, is_cuda, number: build.and_then(|build| build.number) }
 }
 
 impl Known {
-    /// What a command's model needs; `gpus`: on a machine with GPUs. Else, why that is not known.
+    /// What a command's model needs when this server runs it. Else, why that is not known.
     pub(crate) fn read(
         command: &Command,
         mut env: BTreeMap<String, String>,
-        gpus: bool,
+        server: ServerBuild,
     ) -> Result<Self, String> {
         env.extend(command.env.iter().cloned());
         for name in &command.env_remove {
@@ -51,8 +75,10 @@ impl Known {
             let size = std::fs::metadata(&path).map(|facts| facts.len());
             size.map_err(|error| format!("cannot read {}: {error}", path.display()))
         })?;
-        let needs = book::needs(&shape, &run, gpus, projector);
-        Ok(Self { shape, run, projector, needs })
+        let needs = book::needs(&shape, &run, server, projector);
+        let declared = DeclaredMemory::declared(&command.args, &env, server.number);
+        let later = LaterMemory::of(&shape, &run, declared.cache_bound(), declared.checkpoints().0);
+        Ok(Self { shape, run, projector, needs, server, later })
     }
 
     /// The GPUs that its command names, if it does, and whether it may be spread over several.
@@ -95,8 +121,8 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         for name in &spec.command.env_remove {
             env.remove(name);
         }
-        let provenance = build.as_ref().and_then(|build| build.provenance.as_ref());
-        let on_cpu = provenance.is_some_and(|provenance| provenance.backend == "cpu");
+        let on_cpu = is_for_cpu(build.as_ref());
+        let server = server_build(build.as_ref(), on_gpus && !on_cpu);
         if !tells && !on_cpu {
             continue;
         }
@@ -105,7 +131,7 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = names_devices(&spec.command.args, &env, seen.is_some());
-        let known = Known::read(&spec.command, of_server.clone(), on_gpus && !on_cpu);
+        let known = Known::read(&spec.command, of_server.clone(), server);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
         if says && named.is_empty() && spec.loading.gpus.is_empty() {
@@ -126,7 +152,7 @@ pub(crate) fn fill(resolved: &mut Resolved, machine: &Machine) {
         let mut command = spec.command.clone();
         if let Some(fallback) = &mut spec.fallback {
             command.args.extend(fallback.args.iter().cloned());
-            let known = Known::read(&command, of_server.clone(), on_gpus && !on_cpu);
+            let known = Known::read(&command, of_server.clone(), server);
             fallback.needs = known.ok().map(|known| known.needs);
         }
     }

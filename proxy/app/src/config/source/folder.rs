@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_policies::book::{self, Machine as Room, Run, Wanted};
+use warden_policies::book::{self, Machine as Room, Run, ServerBuild, Wanted};
 use warden_policies::defaults;
 use warden_sensors::gpu::Gpus;
 
@@ -191,7 +191,7 @@ fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u
     let mut context = shape.context.min(CONTEXT);
     while context > LEAST_CONTEXT {
         let run = Run { context: Some(context), ..Run::default() };
-        let needs = book::needs(shape, &run, !room.gpus.is_empty(), bytes);
+        let needs = book::needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
         let one = Wanted { name: String::new(), needs, gpus: Vec::new(), may_split: true };
         if book::fit(room, &[&one]).is_ok() {
             break;
