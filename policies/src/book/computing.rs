@@ -1,6 +1,6 @@
 //! Buffers in which llama-server computes one micro-batch: what it reserves, and what it touches.
 
-use super::{CacheType, Layer, Run, Shape};
+use super::{CacheType, Layer, OutputDemand, Run, Shape};
 
 /// Builds with a number below this say nothing about their age: a source archive without a history calls itself build 0 or 1.
 pub(crate) const LEAST_BUILD_NUMBER: u32 = 1000;
@@ -68,7 +68,10 @@ impl Buffers {
         let layers = (inner + attention).max(attention + row * shape.embedding * 2 + copied);
         let with_outputs = |tokens: u64| layers.max(4 * tokens * (shape.vocabulary + shape.embedding));
         // A slot asks for the numbers of the last token of its prompt; requests for embeddings ask for those of each token.
-        let asked = if run.embeds { batch.ubatch } else { batch.slots.min(batch.ubatch) };
+        let asked = match run.outputs {
+            OutputDemand::EachToken => batch.ubatch,
+            OutputDemand::LastToken => batch.slots.min(batch.ubatch),
+        };
         let allowed = if server.is_since(OUTPUTS_BY_SLOT_SINCE) { asked } else { batch.ubatch };
         let pool = if in_pool { batch.copied } else { 0 };
         Self { reserved: with_outputs(allowed) + pool, touched: with_outputs(asked) }

@@ -30,7 +30,7 @@ pub use computing::ServerBuild;
 pub use fit::{Fit, Machine, Misfit, Wanted, fit};
 pub use held::Held;
 pub use later::LaterMemory;
-pub use run::{CacheType, GpuLayers, Run};
+pub use run::{CacheType, GpuLayers, OutputDemand, Run};
 pub use shape::{Described, Layer, Shape};
 
 use self::computing::{Batch, Buffers};

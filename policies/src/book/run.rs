@@ -23,8 +23,8 @@ pub struct Run {
     pub value_type: CacheType,
     /// Attention without a table of all tokens; `None`: wherever it can be had.
     pub flash: Option<bool>,
-    /// It answers with embeddings or ranks, for which the numbers of each token are wanted.
-    pub embeds: bool,
+    /// The tokens of a prompt whose numbers are wanted.
+    pub outputs: OutputDemand,
     /// Windowed layers keep everything.
     pub whole_windows: bool,
     /// The cache stays on the host.
@@ -41,6 +41,16 @@ pub struct Run {
     pub projector: Option<String>,
     /// Flags that take memory and that the book leaves out, as written.
     pub unknown: Vec<String>,
+}
+
+/// The tokens of a prompt whose numbers are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputDemand {
+    /// The last one, from which an answer begins.
+    #[default]
+    LastToken,
+    /// All of them, for embeddings and ranks.
+    EachToken,
 }
 
 /// How many layers are on GPUs.
@@ -194,7 +204,11 @@ impl Run {
             key_type,
             value_type,
             flash,
-            embeds: pooling || embeds.contains(&Some(true)),
+            outputs: if pooling || embeds.contains(&Some(true)) {
+                OutputDemand::EachToken
+            } else {
+                OutputDemand::LastToken
+            },
             whole_windows: is_on(&["--swa-full"], &[], "LLAMA_ARG_SWA_FULL") == Some(true),
             cache_on_host: is_on(
                 &["--no-kv-offload", "-nkvo"],

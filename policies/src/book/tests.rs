@@ -343,7 +343,7 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
         let needs = needs(&shape, &run(&format!("-c 8192 -np 1 {flag}")), false, 0);
         assert!(of(&needs.host, Part::Computing) >= vocabulary && needs.untouched == 0, "{flag}");
     }
-    assert!(!run("--pooling none").embeds);
+    assert_eq!(run("--pooling none").outputs, OutputDemand::LastToken);
 }
 
 #[test]
