@@ -123,13 +123,27 @@ pub fn proof(cached: u64, evaluated: u64) -> Proof {
     if cached > 0 && evaluated <= SEAM.max(all / 10) { Proof::Reused } else { Proof::Evaluated }
 }
 
-/// How long a server may take to show that it has a prompt of so many tokens, at so many milliseconds a token. Where somebody waits
-/// for that, much less than evaluating it takes, and `least`, which is long enough for one that is busy; where nobody does, long
-/// enough to evaluate it.
+/// Time limit for a server to show that it has a prompt of so many tokens, at so many milliseconds a token. Where
+/// clients wait for that, `least`, which is long enough for a busy machine; where no client waits, long enough to
+/// evaluate the prompt.
 pub fn patience(tokens: u64, per_token_ms: Option<f64>, nobody_waits: bool, least: Duration) -> Duration {
+    if !nobody_waits {
+        // A prompt that is there costs one token, however long it is: clients would wait longer for nothing but an
+        // evaluation.
+        return least;
+    }
     let whole = per_token_ms.map_or(0.0, |each| exact(tokens) * each / 1000.0);
-    let part = if nobody_waits { 1.5 } else { 0.25 };
-    Duration::try_from_secs_f64(whole * part).map_or(least, |share| share.max(least))
+    Duration::try_from_secs_f64(whole * 1.5).map_or(least, |share| share.max(least))
+}
+
+/// Whether the next turn of a conversation shows that its restored slot is of no use. `held`: tokens in that slot.
+/// `prompt`, `evaluated`: tokens of the turn's prompt, and how many of them were evaluated.
+pub const fn is_of_no_use(held: u64, prompt: u64, evaluated: u64) -> bool {
+    // A server takes the slot whose contents are most like the prompt. For a prompt that is much longer than the
+    // slot's contents it may have taken another one.
+    let is_taken = held.saturating_mul(2) >= prompt;
+    // The token that begins every prompt may be there all the same.
+    is_taken && prompt > 0 && evaluated.saturating_add(1) >= prompt
 }
 
 /// How much of a prompt is evaluated at a time behind the gate, where whoever comes waits for the end of it.

@@ -56,10 +56,18 @@ fn a_file_pays_where_writing_and_reading_it_is_quicker_than_evaluating() {
 }
 
 #[test]
+fn a_turn_that_evaluates_all_of_its_prompt_shows_that_its_slot_is_of_no_use() {
+    assert!(is_of_no_use(900, 1000, 1000) && is_of_no_use(900, 1000, 999));
+    for (held, prompt, evaluated) in [(900, 1000, 990), (900, 1000, 110), (400, 1000, 1000), (0, 0, 0)] {
+        assert!(!is_of_no_use(held, prompt, evaluated), "{held} {prompt} {evaluated}");
+    }
+}
+
+#[test]
 fn a_proof_takes_less_than_evaluating_and_pieces_follow_the_speed() {
     let second = Duration::from_secs(1);
     let patience = |tokens, per_token_ms, nobody_waits| patience(tokens, per_token_ms, nobody_waits, second);
-    assert_eq!(patience(8000, Some(1.0), false), 2 * second);
+    assert_eq!(patience(8000, Some(1.0), false), second, "what is there costs one token");
     assert_eq!(patience(8000, Some(1.0), true), 12 * second, "nobody waits for it");
     assert_eq!(
         (patience(800, Some(1.0), false), patience(8000, None, true), patience(9, Some(f64::NAN), true)),

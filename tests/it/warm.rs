@@ -340,6 +340,27 @@ async fn what_goes_along_never_fails_a_request_that_comes_meanwhile() -> Outcome
 }
 
 #[tokio::test]
+async fn a_restore_whose_use_the_next_turn_disproves_is_not_waited_for_again() -> Outcome {
+    // Each prompt takes two seconds: longer than the gate waits for a restored slot to show its use.
+    let script = json!({ "kept": "windows", "ms_per_prompt_token": 5 });
+    let warden = started(&script, "replace = \"sequential\"").await?;
+    let mut talks = talks(&warden, 2).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["carried"], &warm["unproven"]), (&json!(0), &json!(2)), "{warm}");
+    // The gate has waited for the earlier one, which fake-llama has evaluated meanwhile.
+    assert_eq!(talks[1].turn(&warden, false).await?.0, 0);
+    talks[0].turn(&warden, false).await?;
+    // From then on slots are neither saved nor restored, and prompts are evaluated when the process is idle.
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    let told = (&warm["no_file"], &warm["bytes"], &warm["unproven"], &warm["later"]);
+    assert_eq!(told, (&json!("not_reused"), &json!(0), &json!(0), &json!(2)), "{warm}");
+    assert_eq!(settled(&warden).await?["evaluated"], 2);
+    all_warm(&warden, &mut talks).await
+}
+
+#[tokio::test]
 async fn what_had_no_time_to_show_its_use_is_not_called_useless() -> Outcome {
     let warden = started(&json!({ "kept": "dense" }), "replace = \"sequential\"").await?;
     let mut talks = talks(&warden, 2).await?;

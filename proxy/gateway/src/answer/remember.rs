@@ -66,6 +66,7 @@ impl Remember {
             path: self.path,
             body,
             said,
+            prompt,
             tokens: prompt + meter.work(None).output_tokens,
             has_media: self.has_media,
             prefill: ended.prefill,

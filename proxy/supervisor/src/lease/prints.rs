@@ -44,6 +44,11 @@ impl Prints {
         self.messages == other.messages
             && (begins(&other.all) || (self.messages && but_last.len() >= COMMON && begins(but_last)))
     }
+
+    /// Whether these are of a request that has all of the other one's prompt, nothing of it edited.
+    pub(crate) fn extend(&self, other: &Self) -> bool {
+        self.messages == other.messages && !other.all.is_empty() && self.all.starts_with(&other.all)
+    }
 }
 
 #[derive(Deserialize)]

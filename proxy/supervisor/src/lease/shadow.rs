@@ -95,7 +95,15 @@ mod tests {
     fn turn(body: Option<&'static str>) -> Turn {
         let body = body.map(|body| Bytes::from_static(body.as_bytes()));
         let path = "/v1/chat/completions".to_owned();
-        Turn { path, body, said: Said::Text("ok".to_owned()), tokens: 9, has_media: false, prefill: None }
+        Turn {
+            path,
+            body,
+            said: Said::Text("ok".to_owned()),
+            prompt: 1,
+            tokens: 9,
+            has_media: false,
+            prefill: None,
+        }
     }
 
     #[test]

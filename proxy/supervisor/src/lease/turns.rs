@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use warden_policies::GenerationId;
+use warden_policies::{GenerationId, warmth};
 
 use crate::lease::prints::Prints;
 use crate::process::touch::Said;
@@ -24,6 +24,8 @@ pub struct Turn {
     pub body: Option<Bytes>,
     /// Its answer.
     pub said: Said,
+    /// Tokens of its prompt.
+    pub prompt: u64,
     /// Tokens of prompt and answer together.
     pub tokens: u64,
     /// It has images or sound.
@@ -56,6 +58,12 @@ impl Kept {
     pub(crate) fn tokens(&self) -> u64 {
         self.turn.tokens.saturating_sub(1)
     }
+
+    /// Whether this one, the next turn of `old`, shows that the slot which was restored for `old` is of no use.
+    fn shows_no_use_of(&self, old: &Self) -> bool {
+        let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
+        self.prints.extend(&old.prints) && warmth::is_of_no_use(old.tokens(), self.turn.prompt, evaluated)
+    }
 }
 
 /// All that are kept of one model.
@@ -67,6 +75,17 @@ pub(crate) struct Turns {
     pace: AtomicU64,
     /// The latest one first, each with the generation that has it.
     all: Mutex<VecDeque<(GenerationId, Arc<Kept>)>>,
+    restored: Mutex<RestoredSlots>,
+}
+
+/// What clients' requests show of restored slots that nothing was known of before.
+#[derive(Debug, Default)]
+struct RestoredSlots {
+    /// The generation that restored them, what its process is made of, and the conversations in them, until its first
+    /// request.
+    unproven: Option<(GenerationId, u64, Vec<Arc<Kept>>)>,
+    /// What processes are made of that do not use their restored slots.
+    unused_by: Option<u64>,
 }
 
 /// An evaluation of fewer tokens says nothing of the speed.
@@ -91,6 +110,8 @@ impl Turns {
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= TELLING) {
             self.note_pace(tokens, ms);
         }
+        // Only the first request counts: later ones may find that another one has taken their slot.
+        let unproven = lock(&self.restored).unproven.take_if(|(restored_by, ..)| *restored_by == generation);
         if !self.keeps() || turn.tokens < numbers.least_tokens {
             return;
         }
@@ -106,6 +127,11 @@ impl Turns {
             Prints::default()
         };
         let new = Arc::new(Kept { turn, prints });
+        if let Some((_, made_of, restored)) = unproven
+            && restored.iter().any(|old| new.shows_no_use_of(old))
+        {
+            lock(&self.restored).unused_by = Some(made_of);
+        }
         let mut all = lock(&self.all);
         all.retain(|(_, old)| !new.prints.go_on_from(&old.prints));
         all.push_front((generation, new));
@@ -116,6 +142,19 @@ impl Turns {
             count += 1;
             count <= numbers.conversations && bytes <= most
         });
+    }
+
+    /// A generation has these conversations in restored slots, and nothing shows yet whether that is of use to
+    /// a process made of this.
+    pub(crate) fn watch_restored(&self, generation: GenerationId, made_of: u64, restored: &[Arc<Kept>]) {
+        if !restored.is_empty() {
+            lock(&self.restored).unproven = Some((generation, made_of, restored.to_vec()));
+        }
+    }
+
+    /// Whether a client's request has shown that processes made of this do not use restored slots.
+    pub(crate) fn are_slots_unused_by(&self, made_of: u64) -> bool {
+        lock(&self.restored).unused_by == Some(made_of)
     }
 
     fn note_pace(&self, tokens: u64, ms: f64) {
@@ -184,6 +223,7 @@ mod tests {
             path: "/v1/chat/completions".to_owned(),
             body: body.into().map(|body| body.to_string().into()),
             said: Said::Nothing,
+            prompt: tokens,
             tokens,
             has_media: false,
             prefill: None,
@@ -245,6 +285,28 @@ mod tests {
         assert!(turns.of(ONE)[0].turn.body.is_none(), "too large to be kept, but known");
         let shown = format!("{:?}", turns.of(ONE));
         assert!(!shown.contains("xxx"), "nothing of a text is shown");
+    }
+
+    #[test]
+    fn the_first_request_after_a_restore_shows_whether_it_is_of_use() {
+        let shows = |first: Turn, generation: GenerationId| {
+            let turns = kept();
+            turns.note(ONE, turn(chat(&["a"]), 1000));
+            turns.watch_restored(GenerationId(2), 7, &turns.of(ONE));
+            turns.note(generation, first);
+            let next = Turn { prefill: Some((1100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
+            turns.note(GenerationId(2), next);
+            assert!(!turns.are_slots_unused_by(8));
+            turns.are_slots_unused_by(7)
+        };
+        let second = GenerationId(2);
+        let of_all = |messages: &[&str]| Turn { prefill: Some((1100, 1.0)), ..turn(chat(messages), 1100) };
+        assert!(shows(of_all(&["a", "b", "c"]), second));
+        assert!(shows(of_all(&["other"]), ONE), "a request to another process");
+        assert!(!shows(of_all(&["other"]), second), "it may have taken the slot");
+        assert!(!shows(turn(chat(&["small"]), 5), second));
+        let few = Turn { prefill: Some((100, 1.0)), ..turn(chat(&["a", "b", "c"]), 1100) };
+        assert!(!shows(few, second));
     }
 
     #[test]

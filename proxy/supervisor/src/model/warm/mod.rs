@@ -118,7 +118,12 @@ impl Model {
         self.no_file(live.made_of.command())
             .or_else(|| live.slot_files.is_none().then_some(NoFile::Build))
             .or_else(|| (!self.leases.settings.are_untouched()).then_some(NoFile::Adapters))
-            .or_else(|| (self.experience.reuses_no_slots == Some(kin.made_of)).then_some(NoFile::NotReused))
+            .or_else(|| self.reuses_no_slots(kin.made_of).then_some(NoFile::NotReused))
+    }
+
+    /// Whether processes made of this are known not to use what they have restored.
+    fn reuses_no_slots(&self, made_of: u64) -> bool {
+        self.experience.reuses_no_slots == Some(made_of) || self.leases.turns.are_slots_unused_by(made_of)
     }
 
     /// What it takes to save the slots of a process; why they are not saved, otherwise.
@@ -351,6 +356,9 @@ impl Model {
             && let Some(kin) = kin
         {
             self.experience.reuses_no_slots = Some(kin.made_of);
+        }
+        if let Some(kin) = kin {
+            self.leases.turns.watch_restored(to, kin.made_of, &restored);
         }
         self.replacements.note_warm(from, &warmth);
         if let Some(live) = self.live_mut(id) {
