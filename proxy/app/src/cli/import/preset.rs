@@ -184,7 +184,7 @@ fn model(
                 );
             }
             "model" | "m" if value.starts_with('/') => model.model = Some(value),
-            "alias" | "a" => {
+            "alias" | "a" | "LLAMA_ARG_ALIAS" => {
                 let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
                 model.aliases.extend(names.filter(|own| *own != name).map(str::to_owned));
             }
