@@ -16,6 +16,8 @@ MODEL = "m"
 SAME = {"temperature": 0, "seed": 7}
 QUESTION = [{"role": "user", "content": "what is it?"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+# Names of cases begin with one of these; none: all cases.
+ONLY = tuple(word for word in sys.argv[2:] if not word.startswith("--"))
 results = {}
 
 
@@ -45,6 +47,8 @@ def case(name):
     """Runs the function at once and keeps its result, or its error as the client tells it, under `name`."""
 
     def run(function):
+        if ONLY and not name.startswith(ONLY):
+            return
         try:
             results[name] = plain(function())
         except Exception as error:  # noqa: BLE001: an error is a result like any other

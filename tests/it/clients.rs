@@ -3,11 +3,12 @@
 //! `tests/clients/ignored.json` lists.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde_json::Value;
 use warden_builder::sample_model::Preset;
 use warden_rig::clients::{Ignored, Packages, difference};
-use warden_rig::real::{OnPort, REPRODUCIBLE, model_lines, sample_model};
+use warden_rig::real::{OnPort, REPRODUCIBLE, model_lines_of, sample_model};
 use warden_rig::real_weights::{self, is_sentence};
 use warden_rig::warden::Setup;
 use warden_rig::{Outcome, Trouble, Warden};
@@ -28,9 +29,9 @@ fn able() -> Result<Vec<String>, Trouble> {
     Ok(flags(&["--mmproj", &mmproj.to_string_lossy(), "--embeddings", "--pooling", "mean"]))
 }
 
-async fn behind_us(preset: Preset, flags: &[String]) -> Result<Warden, Trouble> {
+async fn behind_us(model: &Path, flags: &[String]) -> Result<Warden, Trouble> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let lines = model_lines(preset, &flags).await?;
+    let lines = model_lines_of(model, &flags).await?;
     let warden = Setup::new()?.top("server.h2c = true").model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
@@ -38,12 +39,25 @@ async fn behind_us(preset: Preset, flags: &[String]) -> Result<Warden, Trouble> 
 
 /// Runs the program on a server of its own and on one behind us, and compares. Each of `kinds` counts the cases whose
 /// name begins with it and which must have succeeded: two equal failures would prove little.
-async fn same_through_us(program: &str, preset: Preset, flags: &[String], kinds: &[&str]) -> Outcome {
+async fn same_through_us(program: &str, model: &Path, flags: &[String], kinds: &[&str]) -> Outcome {
+    Box::pin(same_cases_through_us(program, &[], model, flags, kinds)).await
+}
+
+/// The same of those cases alone whose name begins with one of `only`; of all, if there is none.
+async fn same_cases_through_us(
+    program: &str,
+    only: &[&str],
+    model: &Path,
+    flags: &[String],
+    kinds: &[&str],
+) -> Outcome {
     let Some(packages) = Packages::installed().await? else { return Ok(()) };
-    let (direct, through) = tokio::join!(OnPort::start(preset, flags), behind_us(preset, flags));
+    let (direct, through) = tokio::join!(OnPort::start(model, flags), behind_us(model, flags));
     let (direct, through) = (direct?, through?);
     let url = through.url();
     let (mut here, mut there) = (vec![direct.url.as_str()], vec![url.as_str()]);
+    here.extend(only);
+    there.extend(only);
     if program == "with_curl.py" {
         // llama-server itself knows no h2.
         here.push("--http1.1");
@@ -85,30 +99,43 @@ fn names(told: &Told) -> Value {
 #[tokio::test]
 async fn the_openai_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "an image", "completions", "embeddings", "responses", "models", "a tool"];
-    Box::pin(same_through_us("openai_package.py", Preset::Tools, &able()?, &kinds)).await
+    Box::pin(same_through_us("openai_package.py", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn the_anthropic_package_for_python_gets_the_same_through_us() -> Outcome {
     let kinds = ["messages", "tools", "a system", "an image", "count_tokens"];
-    Box::pin(same_through_us("anthropic_package.py", Preset::Tools, &able()?, &kinds)).await
+    Box::pin(same_through_us("anthropic_package.py", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn the_openai_package_for_node_gets_the_same_through_us() -> Outcome {
     let kinds = ["chat", "tools", "completions", "embeddings", "responses", "left", "and the next"];
-    Box::pin(same_through_us("openai_package.mjs", Preset::Tools, &able()?, &kinds)).await
+    Box::pin(same_through_us("openai_package.mjs", &sample_model(Preset::Tools)?, &able()?, &kinds)).await
 }
 
 #[tokio::test]
 async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
-    Box::pin(same_through_us("with_curl.py", Preset::Tools, &able()?, &["HTTP/", "h2", "Expect", "a body"]))
-        .await
+    Box::pin(same_through_us(
+        "with_curl.py",
+        &sample_model(Preset::Tools)?,
+        &able()?,
+        &["HTTP/", "h2", "Expect", "a body"],
+    ))
+    .await
 }
 
 #[tokio::test]
 async fn what_a_server_without_images_and_embeddings_refuses_is_refused_the_same_through_us() -> Outcome {
-    Box::pin(same_through_us("with_curl.py", Preset::Chat, &flags(&[]), &["HTTP/", "error"])).await
+    Box::pin(same_through_us("with_curl.py", &sample_model(Preset::Chat)?, &flags(&[]), &["HTTP/", "error"]))
+        .await
+}
+
+#[tokio::test]
+async fn tool_calls_of_a_model_with_trained_weights_are_the_same_through_us() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let kinds = ["tools", "a tool", "responses, tools"];
+    Box::pin(same_cases_through_us("openai_package.py", &kinds, &model, &flags(&[]), &kinds)).await
 }
 
 #[tokio::test]
@@ -116,7 +143,7 @@ async fn of_a_model_with_trained_weights_clients_read_sentences_and_why_they_end
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
     let Some(packages) = Packages::installed().await? else { return Ok(()) };
     let flags = ["-np", "1", "-c", "2048", "-t", "1", "--cache-ram", "0"];
-    let lines = real_weights::model_lines(&model, &flags).await?;
+    let lines = model_lines_of(&model, &flags).await?;
     let warden = Setup::new()?.model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     let mut told = packages.run("sentences.py", &[&warden.url()]).await?;

@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+use warden_builder::{Builder, Dirs, Environment, Reporter};
+
 pub use crate::real::llama_server;
 use crate::{Context as _, Trouble};
 
@@ -82,6 +86,24 @@ pub fn store() -> Result<PathBuf, Trouble> {
     let store = profile.parent().context("no target directory")?.join("warden-test-store");
     std::fs::create_dir_all(&store).context(store.display())?;
     Ok(store)
+}
+
+/// Held while pip may run: it is not made for several of itself in one environment.
+pub(crate) static PIP: Mutex<()> = Mutex::const_new(());
+
+/// The product's builder, with its cache and its builds in the [`store`].
+///
+/// # Errors
+/// The store cannot be created.
+pub fn store_builder(reporter: Reporter) -> Result<Builder, Trouble> {
+    let store = store()?;
+    Ok(Builder {
+        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
+        env: Environment::from_process(),
+        memory: || None,
+        reporter,
+        cancel: CancellationToken::new(),
+    })
 }
 
 fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {

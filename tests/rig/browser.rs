@@ -14,6 +14,7 @@ use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
 use crate::home::Home;
+use crate::optional::or_skipped;
 use crate::{Context as _, Trouble, binaries};
 
 /// Set where a browser that is not there is a failure: in CI, which installs one.
@@ -43,14 +44,8 @@ impl Browser {
     /// It is not here, where it must be.
     pub async fn here() -> Result<Option<Self>, Trouble> {
         static FOUND: OnceCell<Browser> = OnceCell::const_new();
-        match FOUND.get_or_try_init(Self::find).await {
-            Ok(browser) => Ok(Some(browser.clone())),
-            Err(trouble) if std::env::var_os(REQUIRED_VARIABLE).is_some() => Err(trouble),
-            Err(trouble) => {
-                say(&format!("SKIPPED: no browser: {trouble}"));
-                Ok(None)
-            }
-        }
+        let found = FOUND.get_or_try_init(Self::find).await.cloned();
+        or_skipped("no browser", REQUIRED_VARIABLE, found)
     }
 
     async fn find() -> Result<Self, Trouble> {
@@ -186,10 +181,4 @@ impl Walk {
         self.words.flush().await?;
         self.says().await
     }
-}
-
-/// For whoever reads the test's output.
-#[expect(clippy::print_stderr, reason = "a test that did nothing must say so")]
-fn say(line: &str) {
-    eprintln!("{line}");
 }

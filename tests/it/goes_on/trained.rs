@@ -1,6 +1,7 @@
 //! The same with trained, quantised weights: SmolLM2 is killed in the middle of a sentence, on each route, and in what a schema
 //! shapes.
 
+use warden_rig::real::model_lines_of;
 use warden_rig::real_weights::{self, is_sentence};
 
 use super::*;
@@ -50,7 +51,7 @@ async fn killed_in_the_middle_of_a_sentence_a_model_with_trained_weights_ends_it
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
     let mut flags = vec!["-np", "1", "-c", "2048", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
-    let lines = real_weights::model_lines(&model, &flags).await? + GOING_ON;
+    let lines = model_lines_of(&model, &flags).await? + GOING_ON;
     let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     let all = requests();
