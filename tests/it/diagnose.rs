@@ -10,6 +10,7 @@ use warden_builder::sample_model::Preset;
 use warden_rig::home::Ran;
 use warden_rig::process::Kid;
 use warden_rig::real::{REPRODUCIBLE, llama_server, sample_model};
+use warden_rig::real_weights;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
@@ -308,6 +309,27 @@ async fn on_a_real_server_text_is_steady_and_a_prompt_cache_is_bounded() -> Outc
     }
     let with = legs("distinct-prompts", "2048").await?;
     assert_eq!(host(&with, "distinct-prompts")["verdict"], "bounded", "{with}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_model_with_trained_weights_is_steady() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let home = Home::new()?;
+    let (server, model) = (llama_server().await?, model.to_string_lossy().into_owned());
+    let server = server.to_string_lossy().into_owned();
+    let args = ["diagnose", "--binary", &server, "--json", "--workload", "short-text", "--", "-m", &model];
+    let flags = ["-np", "1", "-c", "2048", "-t", "1", "--cache-ram", "0"];
+    let ran = home.warden(args.iter().chain(&flags), PATIENCE).await?;
+    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
+    assert_eq!((ran.code, &report["leaks"]), (0, &json!(false)), "{report}");
+    assert_eq!(host(&report, "short-text")["verdict"], "steady", "{report}");
+    // Real answers: more than a few tokens each, and no request failed.
+    let work = &report["legs"][0]["work"];
+    assert!(
+        work["output_tokens"].as_u64() > work["requests"].as_u64().map(|requests| 2 * requests),
+        "{work}"
+    );
     Ok(())
 }
 

@@ -1,7 +1,12 @@
 //! `import` makes a configuration of ours of another program's, and says what has no equal.
 
-use warden_rig::warden::SOON;
-use warden_rig::{Home, Outcome};
+use std::path::Path;
+
+use serde_json::json;
+use warden_rig::real::llama_server;
+use warden_rig::real_weights::{self, is_sentence};
+use warden_rig::warden::{CHAT, SOON, Setup};
+use warden_rig::{Context as _, Home, Outcome};
 
 const SWAP: &str = "apiKeys: [sk-0123456789abcdef]
 models:
@@ -52,5 +57,89 @@ async fn a_command_line_becomes_one_model_and_what_is_no_command_is_told() -> Ou
             "{told}: {ran:?}"
         );
     }
+    Ok(())
+}
+
+/// llama-swap: an alias, parameters by names, and a command that is folded into one line with a comment at its end.
+const VARIANTS: &str = r#"
+healthCheckTimeout: 60
+models:
+  talk:
+    cmd: llama-server --port ${PORT} -m WEIGHTS -c 2048 -np 1 -t 1
+    aliases: [gpt-4o-mini]
+    filters:
+      setParamsByID:
+        "${MODEL_ID}:sure": { temperature: 0 }
+  folded:
+    cmd: >
+      llama-server --port ${PORT} -m WEIGHTS
+      -np 1 -t 1 -c 1024 # and no more
+"#;
+
+/// llama-swap: macros, and models that take turns beside one that stays.
+const TURNS: &str = r#"
+macros:
+  server: llama-server --host 127.0.0.1 --port ${PORT} -np 1 -t 1
+models:
+  stays: { cmd: "${server} -m WEIGHTS -c 1024", env: ["LLAMA_ARG_CACHE_RAM=0"] }
+  day: { cmd: "${server} -m WEIGHTS -c 1024", ttl: 300 }
+  night: { cmd: "${server} -m WEIGHTS -c 2048" }
+groups:
+  always: { swap: false, exclusive: false, persistent: true, members: [stays] }
+  in-turn: { swap: true, exclusive: false, members: [day, night] }
+"#;
+
+/// The presets of llama-server's router: flags and variables, for all models and for one.
+const PRESETS: &str = "version = 1
+[*]
+parallel = 1
+t = 1
+LLAMA_ARG_CTX_SIZE = 2048
+[small]
+model = WEIGHTS
+alias = near
+[other]
+m = WEIGHTS
+c = 1024
+LLAMA_ARG_ALIAS = fast,quality
+";
+
+#[tokio::test]
+async fn what_was_imported_serves_sentences_by_each_of_its_names() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let server = llama_server().await?;
+    let folder = server.parent().context("a program lies in a folder")?;
+    for (file, text, names) in [
+        ("variants.yaml", VARIANTS, &["talk", "gpt-4o-mini", "talk:sure", "folded"][..]),
+        ("turns.yaml", TURNS, &["stays", "day", "night", "stays"]),
+        ("presets.ini", PRESETS, &["small", "near", "other", "fast", "quality"]),
+    ] {
+        serves(file, &text.replace("WEIGHTS", &model.display().to_string()), names, folder)
+            .await
+            .context(file)?;
+    }
+    Ok(())
+}
+
+/// Imports the file, starts what came of it with the llama-server of this folder, and asks each name.
+async fn serves(file: &str, text: &str, names: &[&str], folder: &Path) -> Outcome {
+    let mut setup = Setup::new()?;
+    let path = std::env::join_paths([folder, Path::new("/usr/bin"), Path::new("/bin")])?;
+    setup.home.env.insert("PATH".into(), path);
+    setup.home.file(file, text)?;
+    let ran = setup.home.warden(["import", file], SOON).await?;
+    assert!(ran.code == 0 && ran.stderr.contains("imported"), "{ran:?}");
+    // Only the listeners are the test's.
+    let config = setup.home.file("warden.toml", setup.config() + &ran.stdout)?;
+    let warden = setup.start_with(&["serve".into(), "--config".into(), config.into()]).await?;
+    let mut answers = Vec::new();
+    for name in names {
+        let messages = json!([{ "role": "user", "content": "How many days are in a week?" }]);
+        let body = json!({ "model": name, "messages": messages, "max_tokens": 48, "temperature": 0 });
+        let answer = warden.http.post(CHAT, &body).await?.answer()?;
+        assert!(answer.is_whole() && is_sentence(&answer.text), "{file}, {name}: {answer:?}");
+        answers.push(answer.text);
+    }
+    assert!(answers.iter().all(|answer| answer.contains('7')), "{file}: {answers:?}");
     Ok(())
 }

@@ -11,6 +11,8 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 use crate::sample_models::picture;
 
+mod trained;
+
 const CONVERSATIONS: usize = 3;
 
 /// One slot for each, and one more.
@@ -34,8 +36,13 @@ impl Talks {
     fn new() -> Self {
         let text =
             |n: usize| (0..150).map(|k| format!("w{}", (k * 7 + n * 11) % 97)).collect::<Vec<_>>().join(" ");
-        let messages = |n| vec![json!({ "role": "user", "content": text(n) })];
-        Self { messages: (0..CONVERSATIONS).map(messages).collect() }
+        Self::begin_with((0..CONVERSATIONS).map(text))
+    }
+
+    /// One conversation for each of these first messages.
+    fn begin_with(texts: impl Iterator<Item = String>) -> Self {
+        let messages = texts.map(|text| vec![json!({ "role": "user", "content": text })]);
+        Self { messages: messages.collect() }
     }
 
     async fn turns(&mut self, http: &Http) -> Result<Vec<Turn>, Trouble> {

@@ -46,6 +46,11 @@ impl Progress {
         self.each().iter().zip(before).all(|(now, before)| now > before)
     }
 
+    /// A request of this client has ended.
+    pub(crate) fn ended_one(&self, client: u64) {
+        self.ended[usize::try_from(client).unwrap_or_default()].fetch_add(1, Ordering::SeqCst);
+    }
+
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
     }
@@ -119,7 +124,7 @@ impl Asked {
             }
             break Ended { sent: Sent { id, request, told }, at: Instant::now(), again };
         };
-        self.progress.ended[usize::try_from(self.number).unwrap_or_default()].fetch_add(1, Ordering::SeqCst);
+        self.progress.ended_one(self.number);
         // Nobody keeps books any more: what is wrong was told.
         drop(self.ended.send(ended));
     }

@@ -13,7 +13,7 @@ use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Outcome, Trouble, binaries, wait_until};
 
 use crate::clients::Progress;
-use crate::instance::{Instance, MODELS};
+use crate::instance::Instance;
 use crate::readings::Readings;
 use crate::{Done, Soak};
 
@@ -141,7 +141,8 @@ async fn look(instance: &Instance) {
 
 impl Hand<'_> {
     async fn act(&mut self, instance: &mut Instance, deed: Deed) -> Outcome {
-        let model = MODELS[usize::try_from(self.dice.below(MODELS.len() as u64))?];
+        let models = instance.models();
+        let model = models[usize::try_from(self.dice.below(models.len() as u64))?];
         let name = match deed {
             Deed::Kill => self.kill(instance)?,
             Deed::Restart => self.order(instance, model, "restart"),

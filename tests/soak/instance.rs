@@ -8,11 +8,15 @@ use std::path::Path;
 use rustix::io::FdFlags;
 use serde_json::json;
 use warden_rig::process::{ProcessId, children_of};
+use warden_rig::real::llama_server;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, binaries};
 
 /// Two replicas that are always there, one that leaks, and three of which two are loaded at a time.
 pub(crate) const MODELS: [&str; 5] = ["steady", "leaky", "guest-a", "guest-b", "guest-c"];
+
+/// Trained weights on a real llama-server, where they are available.
+pub(crate) const TRAINED: &str = "trained";
 
 /// A program that takes the socket as descriptor 3 and becomes llama-warden with it: what systemd does.
 const HELD: &str = r#"
@@ -30,7 +34,7 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// Crashes are forgiven fast, and what may happen happens often.
 const TOP: &str = "log.level = \"warn\"\nlog.children = false\nsensors.interval = \"500ms\"\n\
-    server.shutdown_deadline = \"60s\"\nloading.max_loaded = 4\n\
+    server.shutdown_deadline = \"60s\"\nloading.max_loaded = 5\n\
     internal.lifecycle.breaker_failures = 1000000\ninternal.lifecycle.failures_told = 1000\n\
     internal.loading.turn_least = \"300ms\"\ninternal.loading.noted = \"300ms\"\n";
 
@@ -45,7 +49,23 @@ const BUDGET: &str = "policy.host.soft = \"48MiB\"\npolicy.jitter = 0.0\npolicy.
 
 fn args(context: u32) -> String {
     format!(
-        "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\", \"-c\", \"{context}\"]\n"
+        "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\", {}\n",
+        last_args(context)
+    )
+}
+
+/// The end of each model's arguments.
+fn last_args(context: u32) -> String {
+    format!("\"-c\", \"{context}\"]")
+}
+
+/// One thread, so that the stand-ins have a core as well.
+fn trained_lines(server: &Path, weights: &Path) -> String {
+    format!(
+        "binary = '{}'\nmodel = '{}'\npreload = true\npin = true\n{EACH}args = [\"-np\", \"2\", \"-t\", \"1\", {}\n",
+        server.display(),
+        weights.display(),
+        last_args(1024)
     )
 }
 
@@ -56,10 +76,12 @@ pub(crate) struct Instance {
     /// Starts so far.
     pub(crate) starts: usize,
     context: u32,
+    models: Vec<&'static str>,
 }
 
 impl Instance {
-    pub(crate) async fn start() -> Result<Self, Trouble> {
+    /// `weights`: those of [`TRAINED`].
+    pub(crate) async fn start(weights: Option<&Path>) -> Result<Self, Trouble> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         rustix::io::fcntl_setfd(&listener, FdFlags::empty())?;
         let mut setup = Setup::new()?.top(TOP);
@@ -74,10 +96,24 @@ impl Instance {
             let pin = if name == "leaky" { "pin = true\n" } else { "" };
             setup = setup.fake(name, script, &format!("{}{EACH}{pin}{more}", args(1024)))?;
         }
+        let mut models = MODELS.to_vec();
+        if let Some(weights) = weights {
+            setup = setup.model(TRAINED, &trained_lines(&llama_server().await?, weights));
+            models.push(TRAINED);
+        }
         let args = words(&setup, &listener, 1024)?;
         let warden = setup.start_program(Path::new(PYTHON), &args).await?;
-        warden.until_ready(3).await?;
-        Ok(Self { warden, listener, starts: 1, context: 1024 })
+        warden.until_ready(if weights.is_some() { 4 } else { 3 }).await?;
+        Ok(Self { warden, listener, starts: 1, context: 1024, models })
+    }
+
+    /// The names of all models.
+    pub(crate) fn models(&self) -> &[&'static str] {
+        &self.models
+    }
+
+    pub(crate) fn has_trained(&self) -> bool {
+        self.models.contains(&TRAINED)
     }
 
     pub(crate) fn warden(&self) -> &Warden {
@@ -131,7 +167,7 @@ impl Instance {
 }
 
 fn configuration(setup: &Setup, context: u32) -> String {
-    setup.config().replace(&args(1024), &args(context))
+    setup.config().replace(&last_args(1024), &last_args(context))
 }
 
 /// What becomes llama-warden with the socket.

@@ -1,4 +1,4 @@
-//! The soak: one llama-warden over five models for as long as one likes, while everything happens to it that happens in a year.
+//! The soak: one llama-warden over six models for as long as one likes, while everything happens to it that happens in a year.
 //!
 //! ```text
 //!   clients ──requests──> llama-warden ──> fake-llamas, one of which leaks ──> ledger of executions
@@ -8,6 +8,9 @@
 //!      │                           └─ readings: memory, files, threads ──> our own detector
 //!      └── what each was told ──────────────────────────────────────────> books <────┘
 //! ```
+//!
+//! One of the models has trained weights on a real llama-server, if they are available: its answers are read as
+//! sentences.
 //!
 //! No request fails, none is executed twice but where its server was killed, what llama-warden itself holds is steady by its own
 //! detector (`policy replay`), and its events and its ledger account for each process, each replacement and each kill. It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
@@ -31,6 +34,7 @@ mod disturb;
 mod instance;
 mod judge;
 mod own;
+mod reader;
 mod readings;
 
 use std::collections::BTreeMap;
@@ -44,7 +48,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_rig::dice::Dice;
 use warden_rig::warden::SOON;
-use warden_rig::{Context as _, Outcome, Trouble, binaries, wait_until};
+use warden_rig::{Context as _, Outcome, Trouble, binaries, real_weights, wait_until};
 
 use books::Books;
 use clients::{Asked, Progress};
@@ -93,7 +97,8 @@ async fn under_everything_that_happens_nothing_fails_and_nothing_grows() -> Outc
 }
 
 async fn run(soak: Soak) -> Outcome {
-    let mut instance = Instance::start().await?;
+    let weights = real_weights::smollm2().await?;
+    let mut instance = Instance::start(weights.as_deref()).await?;
     let mut readings = Readings::new(instance.warden().home().path().join("readings"), soak.one)?;
     let blown = blow(&mut instance, &mut readings, &soak).await;
     if let Some(keep) = &soak.keep {
@@ -117,7 +122,7 @@ async fn run(soak: Soak) -> Outcome {
 /// The processes that were killed.
 async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> Result<Vec<i32>, Trouble> {
     let books = Books::of(&instance.warden().ledger());
-    let progress = Arc::new(Progress::new(soak.clients));
+    let progress = Arc::new(Progress::new(soak.clients + u64::from(instance.has_trained())));
     let (ended, results) = mpsc::unbounded_channel();
     let mut asking = JoinSet::new();
     for number in 0..soak.clients {
@@ -126,15 +131,23 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
         asking.spawn(client.ask(dice));
     }
     drop(ended);
+    let mut reading = JoinSet::new();
+    if instance.has_trained() {
+        reading.spawn(reader::read_sentences(soak.clients, instance.http(), progress.clone()));
+    }
     let until = Instant::now() + soak.length;
     let mut audit = JoinSet::new();
     audit.spawn(books.keep(results));
     let done = disturb::disturb(instance, soak, &progress, readings, until).await;
     progress.end();
     asking.join_all().await;
+    let sentences = match reading.join_next().await {
+        Some(read) => read?.context("the model with trained weights")?,
+        None => 0,
+    };
     let account = audit.join_next().await.context("the books")???;
     let counts = done.as_ref().map(|done| &done.counts);
-    say(&format!("{}; {counts:?}", account.words()));
+    say(&format!("{}; {sentences} sentences; {counts:?}", account.words()));
     // What is found of our own memory is told also where the books have a problem.
     let steady = judged(instance, readings, &progress).await;
     if let Some(problem) = account.problem() {
@@ -142,6 +155,9 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
     }
     let done = done?;
     steady?;
+    if instance.has_trained() && sentences == 0 {
+        return Err(Trouble::new("no sentence was read"));
+    }
     Ok(done.killed)
 }
 
