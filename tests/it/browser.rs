@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::browser::Browser;
+use warden_rig::real::model_lines_of;
 use warden_rig::warden::{SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, real_weights, swarm, wait_until};
 
@@ -167,7 +168,7 @@ async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outc
     let names = ["smollm2-135m-instruct", "gemma-3-270m"];
     for (name, file) in names.into_iter().zip([smollm2, gemma3]) {
         let budget = "policy.host.soft = \"600MiB\"\npolicy.host.hard = \"900MiB\"\n";
-        setup = setup.model(name, &(real_weights::model_lines(&file, &flags).await? + budget));
+        setup = setup.model(name, &(model_lines_of(&file, &flags).await? + budget));
     }
     let warden = setup.start().await?;
     warden.until_ready(2).await?;
