@@ -35,7 +35,7 @@ pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
 pub use ending::is_ending;
 pub use gpu::Gpus;
 pub use host::host_memory;
-pub use listener::{Listener, listener, port_owner};
+pub use listener::{Listener, has_unix_listener, listener, port_owner};
 pub use oom::OomKills;
 pub use pressure::{CgroupMemory, cgroup_memory};
 pub use relatives::{

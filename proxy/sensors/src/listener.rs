@@ -2,12 +2,13 @@
 //! program may have taken the port first. Never connects to anything.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 
-use procfs::net::{TcpNetEntries, TcpNetEntry, TcpState};
+use procfs::net::{TcpNetEntries, TcpNetEntry, TcpState, UnixState};
 use procfs::process::{FDTarget, Process};
 use procfs::{FromBufReadSI as _, ProcError, ProcResult};
 
@@ -25,10 +26,11 @@ pub enum Listener {
 }
 
 /// Who listens on `address`: the group that `leader` leads, or another. `None` if that cannot be told, for example
-/// because the files of a member of the group are hidden from us.
+/// because the files of a member of the group are hidden from us. `outside`: further processes that belong to the
+/// group, asked for only where it does not have all sockets itself.
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for `/proc/PID/fd`.
-pub fn listener(leader: u32, address: SocketAddr) -> Option<Listener> {
+pub fn listener(leader: u32, outside: impl FnOnce() -> Vec<u32>, address: SocketAddr) -> Option<Listener> {
     let all = entries().ok()?;
     let sockets = listening(&all, address);
     if sockets.is_empty() {
@@ -55,17 +57,48 @@ pub fn listener(leader: u32, address: SocketAddr) -> Option<Listener> {
             return Some(Listener::Group);
         }
     }
-    (!hidden).then_some(Listener::Other)
+    if hidden {
+        return None;
+    }
+    // Each socket has to be one of theirs: who shares the port by SO_REUSEPORT gets a part of what is sent there.
+    for pid in outside() {
+        for inode in sockets_of(pid) {
+            left.remove(&inode);
+        }
+    }
+    Some(if left.is_empty() { Listener::Group } else { Listener::Other })
 }
 
 /// Which of these processes listens on `address`; `None` if none of them does or its files are hidden from us.
 pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
     let sockets = listening(&entries().ok()?, address);
-    pids.into_iter().find(|pid| {
-        let files = i32::try_from(*pid).ok().and_then(|pid| Process::new(pid).and_then(|one| one.fd()).ok());
-        files.into_iter().flatten().any(|file| {
-            matches!(file.map(|file| file.target), Ok(FDTarget::Socket(inode)) if sockets.contains(&inode))
-        })
+    pids.into_iter().find(|pid| sockets_of(*pid).any(|inode| sockets.contains(&inode)))
+}
+
+/// Whether a process has a Unix socket whose path ends in this name, and is not connected by it: one that listens. The
+/// number that the kernel keeps of who called `listen` may meanwhile be another process's.
+///
+/// Source: `proc(5)` for `/proc/PID/net/unix`: as it is in the process's own network namespace.
+pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
+    let Ok(process) = i32::try_from(pid).map_err(drop).and_then(|pid| Process::new(pid).map_err(drop)) else {
+        return false;
+    };
+    let all = process.unix().unwrap_or_default().into_iter();
+    let named = all.filter(|one| {
+        let is_named = one.path.as_deref().and_then(Path::file_name) == Some(name);
+        // One that was accepted has the path, too.
+        is_named && one.state == UnixState::UNCONNECTED
+    });
+    let named: HashSet<u64> = named.map(|one| one.inode).collect();
+    !named.is_empty() && sockets_of(pid).any(|inode| named.contains(&inode))
+}
+
+/// The sockets that a process has open; none if its files are hidden from us.
+fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
+    let files = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).and_then(|one| one.fd()).ok());
+    files.into_iter().flatten().filter_map(|file| match file.map(|file| file.target) {
+        Ok(FDTarget::Socket(inode)) => Some(inode),
+        _ => None,
     })
 }
 
@@ -120,8 +153,11 @@ fn listening(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::os::unix::process::CommandExt as _;
     use std::process::{Child, Command, Stdio};
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
     use super::*;
 
@@ -144,17 +180,17 @@ mod tests {
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
         // Both have it, this process and the owner; what counts is that the group asked about has it.
-        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
-        assert_eq!(listener(stranger.id(), address), Some(Listener::Other));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
+        assert_eq!(listener(stranger.id(), Vec::new, address), Some(Listener::Other));
         drop(socket);
-        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
         end(owner);
         // A child that another test forks at that moment has the socket, too, until it runs its own program.
         let is_free = || {
             std::thread::yield_now();
-            listener(stranger.id(), address) == Some(Listener::Nobody)
+            listener(stranger.id(), Vec::new, address) == Some(Listener::Nobody)
         };
-        assert!((0..100_000).any(|_| is_free()), "{:?}", listener(stranger.id(), address));
+        assert!((0..100_000).any(|_| is_free()), "{:?}", listener(stranger.id(), Vec::new, address));
         end(stranger);
     }
 
@@ -163,9 +199,57 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let address = (Ipv4Addr::LOCALHOST, socket.local_addr().unwrap().port()).into();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        assert_eq!(listener(owner.id(), address), Some(Listener::Group));
-        assert_eq!(listener(stranger.id(), address), Some(Listener::Other));
+        assert_eq!(listener(owner.id(), Vec::new, address), Some(Listener::Group));
+        assert_eq!(listener(stranger.id(), Vec::new, address), Some(Listener::Other));
         end(owner);
+        end(stranger);
+    }
+
+    #[test]
+    fn a_process_outside_of_the_group_counts_with_it_and_who_shares_its_port_does_not() {
+        let shared = |port: u16| {
+            let (family, kind, flags) = (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
+            let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
+            rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+            rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap();
+            rustix::net::listen(&socket, 8).unwrap();
+            TcpListener::from(socket)
+        };
+        let socket = shared(0);
+        let address = socket.local_addr().unwrap();
+        let (leader, outside) = (sleeper(None), sleeper(Some(&socket)));
+        let outside_id = outside.id();
+        assert_eq!(listener(leader.id(), Vec::new, address), Some(Listener::Other));
+        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(Listener::Group));
+        let _strangers = shared(address.port());
+        assert_eq!(listener(leader.id(), || vec![outside_id], address), Some(Listener::Other));
+        assert_eq!(port_owner([leader.id(), outside_id], address), Some(outside_id));
+        end(leader);
+        end(outside);
+    }
+
+    #[test]
+    fn only_who_has_a_unix_socket_of_that_name_listens_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("m-1.sock");
+        let socket = UnixListener::bind(&path).unwrap();
+        let stranger = sleeper(None);
+        let (own, name) = (std::process::id(), OsStr::new("m-1.sock"));
+        // A child that another test forks at that moment has the socket, too, until it runs its own program.
+        let is_free = || {
+            std::thread::yield_now();
+            !has_unix_listener(stranger.id(), name)
+        };
+        assert!(has_unix_listener(own, name) && !has_unix_listener(own, OsStr::new("m-2.sock")));
+        assert!((0..100_000).any(|_| is_free()));
+        let _client = UnixStream::connect(&path).unwrap();
+        let (_accepted, _) = socket.accept().unwrap();
+        drop(socket);
+        let is_closed = || {
+            std::thread::yield_now();
+            !has_unix_listener(own, name)
+        };
+        assert!((0..100_000).any(|_| is_closed()), "a connection is no listener");
         end(stranger);
     }
 
@@ -176,7 +260,7 @@ mod tests {
         let client = std::net::TcpStream::connect(address).unwrap();
         let stranger = sleeper(None);
         let port = client.local_addr().unwrap();
-        assert_eq!(listener(stranger.id(), port), Some(Listener::Nobody));
+        assert_eq!(listener(stranger.id(), Vec::new, port), Some(Listener::Nobody));
         end(stranger);
     }
 }

@@ -64,14 +64,10 @@ impl OwnPort {
         let Some(child) = self.child.upgrade().filter(|child| child.is_running()) else { return false };
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
         drop(child);
-        let look = move || match warden_sensors::listener(group, address) {
-            Some(Listener::Other) => {
-                // A wrapper may have taken it out of the group.
-                let outside = kinship.relatives().into_iter().map(|one| one.process.pid);
-                warden_sensors::port_owner(outside, address)
-                    .map_or(Some(Listener::Other), |_| Some(Listener::Group))
-            }
-            other => other,
+        let look = move || {
+            // A wrapper may have taken it out of the group.
+            let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
+            warden_sensors::listener(group, outside, address)
         };
         // Some small reads of /proc: not for a runtime thread.
         match run_job(WorkKind::Kernel, look).await {
