@@ -3,15 +3,26 @@
 //!
 //! A process group does not hold them: `setsid`, container tools and daemons leave it. What a wrapper leaves behind
 //! when it ends becomes a child of the process that is the subreaper, and is told from the others by a variable that
-//! the wrapper was started with and that its children inherit. Never waits.
+//! the wrapper was started with and that its children inherit. Waits some milliseconds at most.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use procfs::process::{Process, Stat};
 use warden_policies::sample::HostMemory;
 
 use crate::host::{self, PROC};
+
+/// How often the children of the reaper are read until no new one is among them.
+const HANDED_ON_LOOKS: usize = 5;
+
+/// How often an environment is read that is empty.
+const EXEC_LOOKS: usize = 20;
+
+/// The pause between two of these.
+const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
 /// A process by its number and its start, so that another one with the same number is not taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,8 +94,23 @@ pub struct Ancestry<'a> {
 ///
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for who gets orphans.
 pub fn relatives(of: Ancestry<'_>) -> Vec<Relative> {
+    let mut children = Children::default().of(of.reaper);
+    let mut found = Vec::new();
+    for _ in 0..HANDED_ON_LOOKS {
+        found = relatives_among(&children, of);
+        let now = Children::default().of(of.reaper);
+        // A parent that ended before its children were read has handed them to the reaper, whose had been read.
+        if now.iter().all(|pid| children.contains(pid)) {
+            break;
+        }
+        children = now;
+    }
+    found
+}
+
+fn relatives_among(children: &[u32], of: Ancestry<'_>) -> Vec<Relative> {
     let mut table = Children::default();
-    let orphans = table.of(of.reaper).into_iter().filter(|pid| *pid != of.leader);
+    let orphans = children.iter().copied().filter(|pid| *pid != of.leader);
     let is_ours = |pid: &u32| {
         let in_group = Relative::with_pid(*pid).is_some_and(|orphan| orphan.group == of.leader);
         in_group || has_mark(*pid, of.mark)
@@ -144,7 +170,20 @@ fn has_mark(pid: u32, mark: &str) -> bool {
 /// to us.
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
-    let Ok(environment) = std::fs::read(path) else { return false };
+    let mut environment = Vec::new();
+    for _ in 0..EXEC_LOOKS {
+        environment = match std::fs::read(&path) {
+            Ok(read) => read,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => break,
+            // The memory of the program before is gone while it is read.
+            Err(_) => Vec::new(),
+        };
+        // Empty or cut off while the kernel lays out the memory of another program; empty of a zombie.
+        if environment.ends_with(&[0]) || Relative::with_pid(pid).is_none_or(|one| one.is_zombie) {
+            break;
+        }
+        std::thread::sleep(EXEC_PAUSE);
+    }
     environment.split(|byte| *byte == 0).any(|one| std::str::from_utf8(one).is_ok_and(&wanted))
 }
 
@@ -202,6 +241,29 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    /// One that goes on executing itself, so that it is often looked at in between.
+    #[test]
+    fn a_marked_process_is_found_while_it_executes_another_program() {
+        let start = |script: &str| {
+            Command::new("/bin/sh")
+                .args(["-c", script])
+                .env("AGAIN", script)
+                .env("WARDEN_TEST_MARK", "exec")
+                .process_group(0)
+                .spawn()
+                .unwrap()
+        };
+        let (mut leader, mut server) = (start("exec sleep 60"), start("exec /bin/sh -c \"$AGAIN\""));
+        let of = Ancestry { leader: leader.id(), reaper: std::process::id(), mark: "WARDEN_TEST_MARK=exec" };
+        let is_found = || relatives(of).iter().any(|one| one.process.pid == server.id());
+        let missed = (0..3000).filter(|_| !is_found()).count();
+        for child in [&mut leader, &mut server] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(missed, 0);
+    }
 
     #[test]
     fn a_descendant_is_found_in_another_session_and_another_childs_is_not() {
