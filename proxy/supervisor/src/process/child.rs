@@ -29,14 +29,14 @@ use warden_sensors::Relative;
 
 use crate::error::SpawnError;
 use crate::process::group::{Exit, Group};
-use crate::process::kinship::{self, ChildState, Kinship};
+use crate::process::kinship::{self, ChildState, Kinship, LOOK_LIMIT};
 use crate::process::root::ask::ChildId;
 use crate::process::root::client::Client;
 use crate::process::server_place::{AskedToEnd, Server, outlives_leader};
 use crate::process::spawn::Spawned;
-use crate::process::watched_process::{self, WatchedProcess};
+use crate::process::watched_process::WatchedProcess;
 use crate::sync::lock;
-use crate::worker_threads::{WorkKind, run_job};
+use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
 /// Pause between two looks at a child that has ended and cannot be reaped yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -95,7 +95,9 @@ impl Child {
         let child = Self::new(leader, pidfd, output, mark)?;
         if child.leader_has_ended() {
             // Behind a leader that ended before the hand-over.
-            let relatives = child.kinship.relatives();
+            let kinship = Arc::clone(&child.kinship);
+            let look = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.relatives());
+            let relatives = look.unwrap_or_default();
             child.kinship.set_outlived(relatives.iter().any(|one| !one.is_zombie));
         }
         Ok(child)
@@ -276,6 +278,10 @@ impl Child {
                 continue;
             };
             let relatives = self.relatives().await;
+            // Another task that waits may have reaped the leader, and whose number it is now is not known.
+            if let Some(exit) = group.known() {
+                return exit;
+            }
             exit_behind = kinship::reap_zombies(&relatives).or(exit_behind);
             if !outlives_leader(leader, asked, self.kinship.left_behind(&relatives)) {
                 let is_outlived = self.kinship.is_outlived();
@@ -330,6 +336,10 @@ impl Child {
         loop {
             group.signal(Signal::KILL);
             let relatives = self.relatives().await;
+            // As above: these are its relatives only if it was not reaped while they were looked for.
+            if let Some(exit) = group.known() {
+                return exit;
+            }
             let _exit = kinship::reap_zombies(&relatives);
             let left = kinship::watch_all(&relatives);
             kinship::signal_all(&left, Signal::KILL);
@@ -409,7 +419,7 @@ impl Child {
         }
         let kinship = Arc::clone(&self.kinship);
         // Some small reads of /proc: not for a runtime thread.
-        run_job(WorkKind::Kernel, move || kinship.relatives()).await.unwrap_or_default()
+        kinship::found_in_time(self.pid(), run_job(WorkKind::Kernel, move || kinship.relatives())).await
     }
 }
 
@@ -435,8 +445,10 @@ impl Drop for Child {
         let Leader::Ours(group) = &self.leader else { return };
         if group.known().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
-            let left = self.kinship.relatives();
-            left.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
+            let kinship = Arc::clone(&self.kinship);
+            // Nobody can wait here, and the leader must not be reaped before.
+            let left = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.relatives());
+            kinship::kill_found(left, self.pid());
         }
     }
 }

@@ -336,12 +336,10 @@ impl HostProcess {
             Some(Server::Member(server)) => server.is_running(),
             Some(_) => true,
         };
-        if !is_known {
-            server_search::find_server(&self.child, &self.endpoint).await;
-        }
+        let could_look = is_known || server_search::find_server(&self.child, &self.endpoint).await;
         let is_watched = || self.child.kinship().watched_server().is_some();
         if self.child.leader_has_ended() && !is_watched() {
-            if self.child.kinship().is_outlived() {
+            if could_look && self.child.kinship().is_outlived() {
                 tracing::error!(
                     pid = self.child.pid(),
                     "the program of this process has ended, and a server that is not its own answers: it is stopped; a script has \

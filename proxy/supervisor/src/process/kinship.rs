@@ -2,9 +2,11 @@
 //! acts; here is the state that others look at.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions};
 use tokio::sync::watch;
+use tokio::time::timeout;
 use warden_sensors::{
     Ancestry, Relative, StartedProcess, children_of, marked_below, process_tree, relatives,
 };
@@ -14,9 +16,13 @@ use crate::process::instance;
 use crate::process::server_place::{AskedToEnd, KnownServer, LeftBehind, Server, is_handed_to_us};
 use crate::process::watched_process::{self, WatchedProcess, exit_of};
 use crate::spec::Command;
+use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
 /// The variable that a child and whatever it starts is known by.
 pub(crate) const MARK: &str = "LLAMA_WARDEN_PROCESS";
+
+/// How long a look at `/proc` is waited for: it takes milliseconds, unless a process hangs in the kernel.
+pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
 /// What others tell a child's task.
 #[derive(Clone, Debug, Default)]
@@ -184,11 +190,41 @@ pub(crate) fn signal_all(processes: &[WatchedProcess], signal: Signal) {
     }
 }
 
-/// Kills whatever carries a mark of ours, with its descendants: when the last of our children is to end.
+/// Kills whatever carries a mark of ours, with its descendants: when the last of our children is to end. What cannot be
+/// looked at within the limit must not hold up our exit.
 pub(crate) fn kill_all_marked() {
-    for one in marked_below(std::process::id(), MARK).iter().filter(|one| !one.is_zombie) {
-        watched_process::kill(one.process);
+    let look = || marked_below(std::process::id(), MARK);
+    kill_found(run_briefly(WorkKind::Kernel, LOOK_LIMIT, look), std::process::id());
+}
+
+/// Kills what was found for `pid`; `None`: the look took too long.
+pub(crate) fn kill_found(found: Option<Vec<Relative>>, pid: u32) {
+    let Some(found) = found else { return tell_of_no_look(pid) };
+    found.iter().filter(|one| !one.is_zombie).for_each(|one| watched_process::kill(one.process));
+}
+
+/// What a look for the relatives of `pid` found; none, if it takes longer than [`LOOK_LIMIT`]. The kernel holds up who
+/// reads the environment of a process whose memory map is locked, and one such process must not keep another child
+/// from being stopped.
+pub(crate) async fn found_in_time(
+    pid: u32,
+    look: impl Future<Output = Result<Vec<Relative>, WorkError>>,
+) -> Vec<Relative> {
+    match timeout(LOOK_LIMIT, look).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(_)) | Err(_) => {
+            tell_of_no_look(pid);
+            Vec::new()
+        }
     }
+}
+
+fn tell_of_no_look(pid: u32) {
+    tracing::error!(
+        pid,
+        "cannot look for processes that left the group of this one: one that did runs on; does a process hang in the \
+         kernel?"
+    );
 }
 
 /// Orphans that were handed to us and that no task waits for: helpers of a wrapper, or of a build.
@@ -209,5 +245,17 @@ impl Orphans {
             let _exit = reap(zombie.pid);
         }
         self.seen = new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_hangs_is_given_up_and_finds_nothing() {
+        assert_eq!(found_in_time(1, std::future::pending()).await, []);
+        let own = Relative::with_pid(std::process::id()).unwrap();
+        assert_eq!(found_in_time(1, std::future::ready(Ok(vec![own]))).await, [own]);
     }
 }

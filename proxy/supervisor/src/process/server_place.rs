@@ -35,6 +35,8 @@ pub(crate) enum Unmeasured {
     OtherUser,
     /// It was there before the child.
     Older,
+    /// Another process has the number of who once began to listen.
+    OtherSocket,
 }
 
 impl Unmeasured {
@@ -45,6 +47,7 @@ impl Unmeasured {
             Self::Hidden => "the process that answers for it is not visible in /proc",
             Self::OtherUser => "the server runs as another user",
             Self::Older => "the process that answers for it was running before it was started",
+            Self::OtherSocket => "the process that began to listen for it does not have the socket any more",
         };
         format!("the server's memory is not measured, so no memory policy acts on it: {why}")
     }
@@ -57,6 +60,8 @@ pub(crate) struct Answering {
     pub(crate) pid: u32,
     /// What `/proc` says of it, and its effective user.
     pub(crate) seen: Option<(Relative, u32)>,
+    /// Whether it has the socket open: the number of who began to listen may have become another process's.
+    pub(crate) has_socket: bool,
 }
 
 /// The child that it is compared with.
@@ -80,9 +85,9 @@ pub(crate) enum ServerPlace {
 }
 
 /// Finds the process that answers. What descends from the child is its own whoever runs it; another one only where it
-/// runs as our user and was started after the child, or it would be measured and stopped for a stranger.
+/// runs as our user, was started after the child and has the socket, or a stranger would be measured and stopped for it.
 pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> ServerPlace {
-    use Unmeasured::{Hidden, Older, OtherNamespace, OtherUser};
+    use Unmeasured::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
         return ServerPlace::Unmeasured(OtherNamespace);
     }
@@ -102,9 +107,10 @@ pub(crate) fn server_place(answering: Answering, child: ChildFacts<'_>) -> Serve
     let is_relative = child.relatives.iter().any(|relative| relative.process == server.process);
     let is_younger = child.started.is_some_and(|started| server.process.started >= started);
     match (is_relative, user == child.user, is_younger) {
-        (true, _, _) | (false, true, true) => ServerPlace::Outside { server, is_relative },
         (false, false, _) => ServerPlace::Unmeasured(OtherUser),
         (false, true, false) => ServerPlace::Unmeasured(Older),
+        (false, true, true) if !answering.has_socket => ServerPlace::Unmeasured(OtherSocket),
+        (true, _, _) | (false, true, true) => ServerPlace::Outside { server, is_relative },
     }
 }
 
@@ -172,6 +178,7 @@ mod tests {
     use super::*;
 
     const LEADER: u32 = 100;
+    const WITHOUT_SOCKET: u32 = 500;
 
     fn process(pid: u32, group: u32, started: u64) -> Relative {
         let process = StartedProcess { pid, started };
@@ -181,7 +188,7 @@ mod tests {
     fn place(pid: u32, seen: Option<(Relative, u32)>, user: u32) -> ServerPlace {
         let relatives = [process(300, 300, 50)];
         let child = ChildFacts { leader: LEADER, started: Some(50), relatives: &relatives, user };
-        server_place(Answering { pid, seen }, child)
+        server_place(Answering { pid, seen, has_socket: pid != WITHOUT_SOCKET }, child)
     }
 
     #[test]
@@ -208,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_and_what_is_a_strangers_is_not_measured() {
-        use Unmeasured::{Hidden, Older, OtherNamespace, OtherUser};
+        use Unmeasured::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
         let dead = Relative { is_zombie: true, ..process(300, 300, 50) };
         for (pid, seen, user, why) in [
             (0, None, 1000, OtherNamespace),
@@ -217,6 +224,7 @@ mod tests {
             (300, Some((process(300, 300, 50), 0)), 1000, OtherUser),
             (400, Some((process(400, 400, 90), 33)), 0, OtherUser),
             (400, Some((process(400, 400, 49), 1000)), 1000, Older),
+            (WITHOUT_SOCKET, Some((process(WITHOUT_SOCKET, 500, 60), 1000)), 1000, OtherSocket),
             // Another process has the number of one that was a relative.
             (300, Some((process(300, 300, 49), 1000)), 1000, Older),
         ] {

@@ -10,6 +10,7 @@ use warden_sensors::Relative;
 
 use crate::process::child::Child;
 use crate::process::endpoint::Endpoint;
+use crate::process::kinship::LOOK_LIMIT;
 use crate::process::server_place::{Answering, ChildFacts, Server, ServerPlace, server_place};
 use crate::process::watched_process::WatchedProcess;
 use crate::worker_threads::{WorkKind, run_job};
@@ -17,14 +18,16 @@ use crate::worker_threads::{WorkKind, run_job};
 /// A Unix socket whose server has just answered takes connections at once.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Notes who answers, if that can be found. Registers with the current runtime.
+/// Notes who answers, if that can be found. Registers with the current runtime. Returns whether it could be looked for.
 ///
 /// Source: `SO_PEERCRED` in `unix(7)`: the credentials are those of the process that called `listen`.
-pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) {
+pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
     let peer = match endpoint {
         Endpoint::Unix(path) => {
-            let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await else { return };
-            let Ok(credentials) = stream.peer_cred() else { return };
+            let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, UnixStream::connect(path)).await else {
+                return false;
+            };
+            let Ok(credentials) = stream.peer_cred() else { return false };
             // A process that has no number in our namespace of process ids has 0 there.
             Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
         }
@@ -32,6 +35,14 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) {
     };
     let (leader, kinship, endpoint) = (child.pid(), Arc::clone(child.kinship()), endpoint.clone());
     let look = move || {
+        let socket = match &endpoint {
+            // A wrapper may have made a link of it.
+            Endpoint::Unix(path) => {
+                let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
+                listening.file_name().map(ToOwned::to_owned)
+            }
+            Endpoint::Tcp(_) => None,
+        };
         let relatives = kinship.relatives();
         let pid = match (peer, endpoint) {
             (Some(pid), _) => Some(pid),
@@ -47,11 +58,19 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) {
             relatives: &relatives,
             user: rustix::process::geteuid().as_raw(),
         };
+        let has_socket =
+            pid == leader || socket.is_none_or(|name| warden_sensors::has_unix_listener(pid, &name));
+        // Looked at last, so that this is the process that has the socket.
         let seen = Relative::with_pid(pid).zip(warden_sensors::user_of(pid));
-        Some(server_place(Answering { pid, seen }, facts))
+        Some(server_place(Answering { pid, seen, has_socket }, facts))
     };
     // Some small reads of /proc: not for a runtime thread.
-    let Ok(Some(place)) = run_job(WorkKind::Kernel, look).await else { return };
+    let place = match timeout(LOOK_LIMIT, run_job(WorkKind::Kernel, look)).await {
+        Ok(Ok(Some(place))) => place,
+        Ok(Ok(None)) => return true,
+        // Another process hangs in the kernel, say: this one is served, and looked for again.
+        Ok(Err(_)) | Err(_) => return false,
+    };
     let watch = |server: Relative| match WatchedProcess::open(server.process) {
         Ok(watched) => watched.map(Arc::new),
         Err(error) => {
@@ -75,7 +94,7 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) {
             Some(Server::Unmeasured(why))
         }
     };
-    if let Some(server) = server {
-        child.kinship().note_server(server);
-    }
+    let Some(server) = server else { return false };
+    child.kinship().note_server(server);
+    true
 }
