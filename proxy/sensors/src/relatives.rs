@@ -168,6 +168,7 @@ fn has_mark(pid: u32, mark: &str) -> bool {
 
 /// Whether the environment that a process was started with has an entry like this. The files of other users are closed
 /// to us.
+#[expect(clippy::disallowed_methods, reason = "worker threads look here: the pause holds up no request")]
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
     let mut environment = Vec::new();

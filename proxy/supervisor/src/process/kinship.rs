@@ -210,12 +210,11 @@ pub(crate) async fn found_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<Relative>, WorkError>>,
 ) -> Vec<Relative> {
-    match timeout(LOOK_LIMIT, look).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(_)) | Err(_) => {
-            tell_of_no_look(pid);
-            Vec::new()
-        }
+    if let Ok(Ok(found)) = timeout(LOOK_LIMIT, look).await {
+        found
+    } else {
+        tell_of_no_look(pid);
+        Vec::new()
     }
 }
 
