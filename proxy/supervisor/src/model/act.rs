@@ -59,7 +59,7 @@ impl Model {
         }
         if phase != before.phase()
             && phase == Phase::Draining
-            && let Some(live) = unit.live.as_mut().filter(|live| live.alarmed.is_none())
+            && let Some(live) = unit.live.as_deref_mut().filter(|live| live.alarmed.is_none())
         {
             // A process that stops answering is not waited for to the end of a drain.
             let silent = live.silent_for(policy.probes_lost).is_some();
@@ -265,7 +265,7 @@ impl Model {
         let slot_files = self.slot_files(&socket);
         live.slot_files.clone_from(&slot_files);
         let Some(unit) = self.unit_mut(id) else { return };
-        unit.live = Some(live);
+        unit.live = Some(Box::new(live));
         let replica = unit.replica;
 
         let mut with_socket = recipe.request;

@@ -81,7 +81,7 @@ impl Model {
         self.experience.load_time = Some(record.loading);
         let (now, policy) = (self.context.now(), self.spec.lifecycle);
         let Some(unit) = self.unit_mut(id) else { return };
-        unit.live = Some(live);
+        unit.live = Some(Box::new(live));
         let effects = unit.machine.step(Event::Up, now, &policy);
         for effect in effects.into_iter().filter(|effect| *effect != Effect::Spawn) {
             self.carry_out(id, effect);

@@ -406,16 +406,16 @@ impl Model {
 
     /// The generation that a unit has at the moment.
     fn live(&self, id: UnitId) -> Option<&Generation> {
-        self.unit(id)?.live.as_ref()
+        self.unit(id)?.live.as_deref()
     }
 
     fn live_mut(&mut self, id: UnitId) -> Option<&mut Generation> {
-        self.unit_mut(id)?.live.as_mut()
+        self.unit_mut(id)?.live.as_deref_mut()
     }
 
     /// Those of all units.
     fn lives(&self) -> impl Iterator<Item = &Generation> {
-        self.units.iter().filter_map(|unit| unit.live.as_ref())
+        self.units.iter().filter_map(|unit| unit.live.as_deref())
     }
 
     fn generation(&self, id: UnitId) -> Option<GenerationId> {

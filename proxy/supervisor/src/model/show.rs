@@ -93,7 +93,7 @@ impl Model {
     }
 
     fn show_unit(&self, unit: &Unit) -> BackendView {
-        let live = unit.live.as_ref();
+        let live = unit.live.as_deref();
         let now = Instant::now();
         BackendView {
             replica: unit.replica,

@@ -49,7 +49,8 @@ pub(super) struct Unit {
     pub(super) timer: Option<(Timer, Instant)>,
     /// What would start it, and waits for room.
     pub(super) held: Option<Event>,
-    pub(super) live: Option<Generation>,
+    /// Boxed: most models of a large configuration have no process, and would each reserve 1.6 KiB for one.
+    pub(super) live: Option<Box<Generation>>,
     /// Starts in a row that did not get ready.
     pub(super) start_failures: u32,
     /// Why the last process ended by itself.
