@@ -22,7 +22,8 @@ struct Desk {
     order: Vec<ModelName>,
     /// Models that clients cannot ask for.
     canaries: Vec<ModelName>,
-    models: HashMap<ModelName, Arc<ModelView>>,
+    /// Views that are newer than the published ones. The others are kept in the published picture only.
+    pending: HashMap<ModelName, ModelView>,
     devices: Vec<DeviceView>,
     host: Option<HostTotals>,
     /// The machine was read since the last publication.
@@ -35,7 +36,6 @@ impl Publisher {
     /// The models that are shown, in this order. Others are forgotten.
     pub(crate) fn set_order(&self, order: Vec<ModelName>, canaries: Vec<ModelName>) {
         let mut desk = lock(&self.desk);
-        desk.models.retain(|name, _| order.contains(name) || canaries.contains(name));
         (desk.order, desk.canaries) = (order, canaries);
         self.publish(&mut desk);
     }
@@ -44,9 +44,12 @@ impl Publisher {
         let mut desk = lock(&self.desk);
         // A task reports itself again in its first turn: an equal view is not published.
         let is_shown = desk.order.contains(&view.name) || desk.canaries.contains(&view.name);
-        let is_new = desk.machine_is_new || desk.models.get(&view.name).is_none_or(|known| **known != view);
+        let published = self.view();
+        let mut all = published.models.iter().chain(&published.canaries);
+        let known = desk.pending.get(&view.name).or_else(|| all.find(|known| known.name == view.name));
+        let is_new = desk.machine_is_new || known.is_none_or(|known| *known != view);
         if is_shown && is_new {
-            desk.models.insert(view.name.clone(), Arc::new(view));
+            desk.pending.insert(view.name.clone(), view);
             if !desk.is_paused {
                 self.publish(&mut desk);
             }
@@ -75,8 +78,16 @@ impl Publisher {
     fn publish(&self, desk: &mut Desk) {
         desk.number += 1;
         desk.machine_is_new = false;
-        let shown = |names: &[ModelName]| {
-            names.iter().filter_map(|name| desk.models.get(name)).map(|view| (**view).clone()).collect()
+        let published = self.view();
+        let all = published.models.iter().chain(&published.canaries);
+        let known: HashMap<&ModelName, &ModelView> = all.map(|view| (&view.name, view)).collect();
+        let mut pending = std::mem::take(&mut desk.pending);
+        let mut shown = |names: &[ModelName]| {
+            let mut views = Vec::with_capacity(names.len());
+            views.extend(names.iter().filter_map(|name| {
+                pending.remove(name).or_else(|| known.get(name).map(|view| (*view).clone()))
+            }));
+            views
         };
         let (models, canaries) = (shown(&desk.order), shown(&desk.canaries));
         self.sender.send_replace(Arc::new(FleetView {
