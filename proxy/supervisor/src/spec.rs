@@ -104,6 +104,15 @@ pub struct ModelSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedSpec(Arc<ModelSpec>);
 
+impl SharedSpec {
+    /// Holds the memory of `other` instead of its own, if they are equal.
+    pub(crate) fn share(&mut self, other: &Self) {
+        if self == other {
+            self.clone_from(other);
+        }
+    }
+}
+
 impl From<ModelSpec> for SharedSpec {
     fn from(spec: ModelSpec) -> Self {
         Self(Arc::new(spec))

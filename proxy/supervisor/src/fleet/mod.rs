@@ -500,16 +500,20 @@ impl Fleet {
     pub async fn learn(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         let Change { config, configured, .. } = &mut *change;
-        for spec in config.models.iter_mut().chain(&mut configured.models) {
-            if spec.name == *model && spec.command.binary == binary {
+        let runs_it = |spec: &&mut SharedSpec| spec.name == *model && spec.command.binary == binary;
+        let mut learned: Option<SharedSpec> = None;
+        for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
+            // A write makes a copy of settings that are shared; all holders share that one copy again.
+            if spec.facts != facts {
                 spec.facts = facts;
+                spec.share(learned.get_or_insert_with(|| spec.clone()));
             }
         }
         // Also one that leaves: its processes may still hold leases.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
-                handle.send(Control::Learn(binary.to_owned(), facts));
+                handle.send(Control::Learn(binary.to_owned(), facts, learned.clone()));
             }
         }
     }

@@ -42,7 +42,12 @@ impl Model {
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
             Control::Never { why, by_room } => self.never_loaded(&why, by_room),
-            Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
+            Control::Learn(binary, facts, learned) => {
+                self.learn_facts(&binary, facts);
+                if let Some(learned) = learned {
+                    self.spec.share(&learned);
+                }
+            }
             Control::Point(_, reply) => drop(reply.send(false)),
             Control::HandOver(reply) => {
                 let will = self.bequeath();
