@@ -2,6 +2,7 @@
 //! leaks. Values in, advice out; what is already in place is never advised.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
 use warden_patches::set::life::Standing;
@@ -20,8 +21,10 @@ const LEAST: f64 = 0.2;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Server {
     pub(crate) args: Vec<String>,
-    /// The names of the variables that it gets.
+    /// The names of variables that are set for it.
     pub(crate) variables: Vec<String>,
+    /// The names of our own variables that it gets, one list for all models that get the same.
+    pub(crate) inherited: Arc<[String]>,
     /// The number of the llama.cpp build, if known.
     pub(crate) build: Option<u32>,
     /// What it computes on, if known.
@@ -41,14 +44,19 @@ impl Server {
         spec: &ModelSpec,
         facts: Option<&BuildFacts>,
         mitigations: &Mitigations,
-        inherited: &[String],
+        inherited: &Arc<[String]>,
     ) -> Self {
         let command = &spec.command;
-        let own = command.env.iter().map(|(name, _)| name);
-        let inherited = inherited.iter().filter(|name| !command.env_remove.contains(name));
+        let is_passed_on = |name: &&String| !command.env_remove.contains(name);
+        let inherited = if inherited.iter().all(|name| is_passed_on(&name)) {
+            Arc::clone(inherited)
+        } else {
+            inherited.iter().filter(is_passed_on).cloned().collect()
+        };
         Self {
             args: command.args.clone(),
-            variables: own.chain(inherited).cloned().collect(),
+            variables: command.env.iter().map(|(name, _)| name.clone()).collect(),
+            inherited,
             build: facts.and_then(|facts| facts.number),
             backend: facts
                 .and_then(|facts| facts.provenance.as_ref())
@@ -57,6 +65,11 @@ impl Server {
             lives: lives(facts),
             shown: mitigations.shown(),
         }
+    }
+
+    /// The names of all variables that it gets.
+    pub(crate) fn all_variables(&self) -> Vec<String> {
+        self.variables.iter().chain(self.inherited.iter()).cloned().collect()
     }
 }
 
@@ -91,7 +104,7 @@ pub(crate) fn advise<'a>(
     }
     if let Some(server) = server {
         seen.args.clone_from(&server.args);
-        seen.variables.clone_from(&server.variables);
+        seen.variables = server.all_variables();
         seen.mitigations.clone_from(&server.mitigations);
         seen.build = server.build;
         seen.lives.clone_from(&server.lives);

@@ -50,7 +50,7 @@ pub(super) fn seen(findings: &[&Finding], server: &Server) -> Seen {
         build: server.build,
         backend: server.backend.clone(),
         args: server.args.clone(),
-        variables: server.variables.clone(),
+        variables: server.all_variables(),
         mitigations: server.mitigations.clone(),
         images: findings.iter().any(|finding| finding.work.images > 0 && finding.leaks()),
         ..Seen::default()

@@ -1,7 +1,7 @@
 //! What both searches of `diagnose --bisect` have in common: the switches that can be tried on a model, the command with
 //! some of them, and what is said while they are tried and of those that were not.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use warden_diagnose::Outcome;
 use warden_diagnose::cure::Trying;
@@ -38,7 +38,7 @@ impl<'a> Trials<'a> {
         purpose: Purpose,
     ) -> Result<Self, Failure> {
         let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
-        let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let (resolved, index) = (&target.resolved, target.index);
         let build = resolved.builds[index].as_ref();
         let server =

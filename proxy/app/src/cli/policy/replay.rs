@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use warden_policies::declared_memory::DeclaredMemory;
@@ -193,6 +194,7 @@ fn started(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Res
                 .and_then(|facts| facts.provenance.as_ref())
                 .map(|provenance| provenance.backend.clone()),
             variables: env.into_keys().collect(),
+            inherited: Arc::default(),
             args: server.args,
             mitigations: server.mitigations,
             shown: Vec::new(),

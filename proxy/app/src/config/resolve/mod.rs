@@ -121,7 +121,7 @@ impl Resolved {
 
     /// How each model's server is started, for advice.
     pub(crate) fn servers(&self, machine: &Machine) -> Servers {
-        let inherited: Vec<String> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
         let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
         models
             .map(|((spec, facts), mitigations)| {

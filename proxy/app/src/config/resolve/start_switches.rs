@@ -35,7 +35,10 @@ pub(super) fn find(
         let line = configuration_line(model, &switch.item, configured, overruled, &words, typed);
         Some(StartSwitch { line, ..switch })
     };
-    items(&list, args).into_iter().filter_map(offer).collect()
+    let mut switches: Vec<StartSwitch> = items(&list, args).into_iter().filter_map(offer).collect();
+    // Kept for each model: without this the vector reserves four, and most models have one.
+    switches.shrink_to_fit();
+    switches
 }
 
 /// What the list names, with half of the layers before none of them where their number is given.
