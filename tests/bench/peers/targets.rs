@@ -40,11 +40,12 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
     ("9", m::BODIES_LAST, Rule::RatioAtLeast(0.95), None),
     ("10", m::PEAK_FIRST, Rule::AtMost(20.0), None),
     ("10", m::PEAK_LAST, Rule::BesideAtMost(m::IDLE, HELD_BUDGET), None),
-    // Of the program that CI has, without link-time optimisation, and with its code to itself: 36, 49 and 71. While storms beside it ran the
-    // same file, their share of the code was not counted, and 28, 42 and 59 were never reached.
-    ("11", m::IDLE, Rule::AtMost(8.0), Some(39.0)),
-    ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), Some(52.0)),
-    ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), Some(74.0)),
+    // Of the program that CI has, without link-time optimisation, and with its code to itself: 39.6, 53.2 and 75.2. Of the
+    // 39.6 MiB some 9 are its own; the others are mapped pages of its file, more or less of them by how the page cache
+    // holds it: up to 2 MiB from one copy of the file to the next.
+    ("11", m::IDLE, Rule::AtMost(8.0), Some(41.5)),
+    ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), Some(55.0)),
+    ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), Some(77.0)),
     ("12", m::START, Rule::AtMost(50.0), None),
     ("13", m::CALLS_REQUEST, Rule::AtMost(6.5), None),
     // 6.01, and 6.25 beside four busy loops; one call more a request is found.
