@@ -338,7 +338,7 @@ fn a_vocabulary_is_reserved_for_each_token_by_old_builds_and_touched_for_each_sl
     assert_eq!(of(&host(old(true)).gpu, Part::Computing), vocabulary);
     assert!(of(&host(ServerBuild::newest(true)).gpu, Part::Computing) < 30 * MIB);
     assert_eq!(host(old(true)).untouched, 0);
-    // For embeddings each token is asked for.
+    // A request for embeddings reads the output of each token.
     for flag in ["--embeddings", "--reranking", "--pooling mean"] {
         let needs = needs(&shape, &run(&format!("-c 8192 -np 1 {flag}")), false, 0);
         assert!(of(&needs.host, Part::Computing) >= vocabulary && needs.untouched == 0, "{flag}");

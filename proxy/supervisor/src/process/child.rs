@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use futures_util::future;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -34,7 +33,7 @@ use crate::process::root::ask::ChildId;
 use crate::process::root::client::Client;
 use crate::process::server_place::{AskedToEnd, Server, outlives_leader};
 use crate::process::spawn::Spawned;
-use crate::process::watched_process::WatchedProcess;
+use crate::process::watched_process::{self, WatchedProcess};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
@@ -173,10 +172,7 @@ impl Child {
         if warden_sensors::is_ending(self.pid()) == Some(true) {
             return true;
         }
-        let pidfd = self.pidfd.get_ref();
-        let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
-        // Readable means ended. Where that cannot be asked, nothing says that it has.
-        matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
+        watched_process::has_ended(self.pidfd.get_ref())
     }
 
     /// What belongs to it beside its group, and its server.
@@ -236,14 +232,7 @@ impl Child {
     }
 
     async fn leader_ended(&self) {
-        match self.pidfd.readable().await {
-            // Readable means ended, and is never taken back, so the readiness stays set.
-            Ok(mut guard) => guard.retain_ready(),
-            Err(error) => {
-                tracing::error!(pid = self.pid(), %error, "cannot wait for a child: the runtime is ending");
-                std::future::pending::<()>().await;
-            }
-        }
+        watched_process::pidfd_ended(&self.pidfd, self.pid()).await;
     }
 
     async fn wait_for_ours(&self, group: &Group) -> Exit {

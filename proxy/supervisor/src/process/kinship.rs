@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Signal, WaitId, WaitIdOptions};
+use rustix::process::{Signal, WaitId};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use warden_sensors::{
@@ -14,7 +14,7 @@ use warden_sensors::{
 use crate::process::group::Exit;
 use crate::process::instance;
 use crate::process::server_place::{AskedToEnd, KnownServer, LeftBehind, Server, is_handed_to_us};
-use crate::process::watched_process::{self, WatchedProcess, exit_of};
+use crate::process::watched_process::{self, WatchedProcess};
 use crate::spec::Command;
 use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
@@ -127,8 +127,7 @@ impl Kinship {
     }
 
     /// The processes that are measured beside the leader and its group; none as long as the server is among those.
-    /// Reads
-    /// `/proc`, as above.
+    /// Reads `/proc`, as above.
     pub(crate) fn measured_outside(&self) -> Vec<u32> {
         if self.watched_server().is_none() {
             return Vec::new();
@@ -167,8 +166,7 @@ pub(crate) fn reap_zombies(relatives: &[Relative]) -> Option<Exit> {
 /// Reaps a zombie that is our child, so that its number is its own until here.
 pub(crate) fn reap(pid: u32) -> Option<Exit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-    rustix::process::waitid(WaitId::Pid(pid), options).ok().flatten().as_ref().map(exit_of)
+    watched_process::reap(WaitId::Pid(pid))
 }
 
 /// Watches these processes, as far as they run.

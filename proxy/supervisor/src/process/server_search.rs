@@ -35,22 +35,13 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
     };
     let (leader, kinship, endpoint) = (child.pid(), Arc::clone(child.kinship()), endpoint.clone());
     let look = move || {
-        let socket = match &endpoint {
-            // A wrapper may have made a link of it.
-            Endpoint::Unix(path) => {
-                let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
-                listening.file_name().map(ToOwned::to_owned)
-            }
-            Endpoint::Tcp(_) => None,
-        };
         let relatives = kinship.relatives();
-        let pid = match (peer, endpoint) {
-            (Some(pid), _) => Some(pid),
-            (None, Endpoint::Tcp(address)) => {
+        let pid = match &endpoint {
+            Endpoint::Unix(_) => peer,
+            Endpoint::Tcp(address) => {
                 let pids = relatives.iter().map(|relative| relative.process.pid);
-                warden_sensors::port_owner(std::iter::once(leader).chain(pids), address)
+                warden_sensors::port_owner(std::iter::once(leader).chain(pids), *address)
             }
-            (None, Endpoint::Unix(_)) => None,
         }?;
         let facts = ChildFacts {
             leader,
@@ -58,8 +49,15 @@ pub(crate) async fn find_server(child: &Child, endpoint: &Endpoint) -> bool {
             relatives: &relatives,
             user: rustix::process::geteuid().as_raw(),
         };
-        let has_socket =
-            pid == leader || socket.is_none_or(|name| warden_sensors::has_unix_listener(pid, &name));
+        let has_socket = match &endpoint {
+            _ if pid == leader => true,
+            Endpoint::Unix(path) => {
+                // A wrapper may have made a link of it.
+                let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
+                listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
+            }
+            Endpoint::Tcp(_) => true,
+        };
         // Looked at last, so that this is the process that has the socket.
         let seen = Relative::with_pid(pid).zip(warden_sensors::user_of(pid));
         Some(server_place(Answering { pid, seen, has_socket }, facts))

@@ -44,14 +44,7 @@ impl WatchedProcess {
 
     /// Waits for its end, whoever reaps it.
     pub(crate) async fn ended(&self) {
-        match self.pidfd.readable().await {
-            // Readable means ended, and is never taken back, so the readiness stays set.
-            Ok(mut guard) => guard.retain_ready(),
-            Err(error) => {
-                tracing::error!(pid = self.process.pid, %error, "cannot wait for a process: the runtime is ending");
-                std::future::pending::<()>().await;
-            }
-        }
+        pidfd_ended(&self.pidfd, self.process.pid).await;
     }
 
     /// Whether it still runs: its files were open until now.
@@ -65,9 +58,7 @@ impl WatchedProcess {
 
     /// How it has ended, if it has and is a child of ours: only its parent can ask.
     pub(crate) fn reap(&self) -> Option<Exit> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.get_ref().as_fd()), options);
-        status.ok().flatten().map(|status| exit_of(&status))
+        reap(WaitId::PidFd(self.pidfd.get_ref().as_fd()))
     }
 }
 
@@ -100,7 +91,26 @@ fn open(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
     Ok((StartedProcess::with_pid(process.pid) == Some(process)).then_some(pidfd))
 }
 
-fn has_ended(pidfd: &OwnedFd) -> bool {
+/// Whether the process of a pidfd has ended: readable means ended. Where that cannot be asked, nothing says that it has.
+pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
+}
+
+/// Waits until the process of a pidfd has ended.
+pub(crate) async fn pidfd_ended(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
+    match pidfd.readable().await {
+        // Readable means ended, and is never taken back, so the readiness stays set.
+        Ok(mut guard) => guard.retain_ready(),
+        Err(error) => {
+            tracing::error!(pid, %error, "cannot wait for a process: the runtime is ending");
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Reaps a process that has ended, if it is a child of ours, and returns how it ended.
+pub(crate) fn reap(which: WaitId<'_>) -> Option<Exit> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    rustix::process::waitid(which, options).ok().flatten().as_ref().map(exit_of)
 }
