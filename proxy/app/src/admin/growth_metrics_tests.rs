@@ -3,6 +3,7 @@
 use super::*;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use std::sync::Arc;
 use std::time::Duration;
 use warden_policies::growth::{Fill, Forecast, Interval, Unit as Work};
 use warden_policies::lifecycle::Phase;
@@ -103,7 +104,13 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         xid: Some(31),
         ..DeviceView::default()
     };
-    FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: vec![device], host: None }
+    FleetView {
+        number: 1,
+        models: vec![Arc::new(model)],
+        canaries: Vec::new(),
+        devices: vec![device],
+        host: None,
+    }
 }
 
 fn scrape(view: &FleetView) -> String {

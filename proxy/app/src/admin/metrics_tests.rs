@@ -2,6 +2,7 @@
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use warden_gateway::{KeyCounts, Outcome};
 use warden_policies::canary::Verdict;
@@ -87,7 +88,8 @@ fn report(devices: &[(i32, Counts)]) -> Report {
 /// The view with these reports of its old and its new process.
 fn reporting(number: u64, old: Option<Report>, new: Option<Report>) -> FleetView {
     let mut view = FleetView { number, ..view() };
-    (view.models[0].backends[0].report, view.models[0].backends[1].report) = (old, new);
+    let backends = &mut Arc::make_mut(&mut view.models[0]).backends;
+    (backends[0].report, backends[1].report) = (old, new);
     view
 }
 
@@ -125,7 +127,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
         metrics.fleet_changed(&reporting(3, None, Some(new)));
     }
     let mut last = reporting(4, None, Some(report(&[(0, counts(4))])));
-    last.models[0].backends.remove(0);
+    Arc::make_mut(&mut last.models[0]).backends.remove(0);
     let text = scrape(&metrics, &last);
     has(&text, "cuda_graphs_evicted_total", "device=\"0\"", "9");
     has(&text, "cuda_graphs", "device=\"0\"", "4");
@@ -212,7 +214,13 @@ fn view() -> FleetView {
         remote: None,
         canary: None,
     };
-    FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: Vec::new(), host: None }
+    FleetView {
+        number: 1,
+        models: vec![Arc::new(model)],
+        canaries: Vec::new(),
+        devices: Vec::new(),
+        host: None,
+    }
 }
 
 #[test]
@@ -308,11 +316,12 @@ fn everything(metrics: &Metrics) -> FleetView {
     view.models.extend(grown.models);
     view.devices = grown.devices;
     view.host = Some(HostTotals { total: 9000, available: 4000 });
-    view.models[0].reclaims = warden_supervisor::ReclaimTotals {
+    let first = Arc::make_mut(&mut view.models[0]);
+    first.reclaims = warden_supervisor::ReclaimTotals {
         counts: vec![(warden_policies::reclaim::Outcome::Done, 1)],
         given: warden_policies::reclaim::Given { heap: 1, ..Default::default() },
     };
-    view.models[0].canary = Some(Box::new(running_canary()));
+    first.canary = Some(Box::new(running_canary()));
     view
 }
 

@@ -2,6 +2,7 @@
 //! together where nothing else is said, and can be had without asking any llama-server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::metrics::counter::Counter;
@@ -110,7 +111,7 @@ impl There {
     pub(super) fn of(pool: &Pool, view: &FleetView, now: i64) -> Self {
         let blocks = pool.context().room / BLOCK;
         // Who asks may ask by any name.
-        let all_names = |model: &ModelView| {
+        let all_names = |model: &Arc<ModelView>| {
             let aliases = model.aliases.iter().map(ToString::to_string);
             let all = std::iter::once(model.name.to_string()).chain(aliases);
             // It would be read as two.

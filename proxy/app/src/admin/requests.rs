@@ -120,7 +120,7 @@ pub(crate) fn number_of(query: Option<&str>) -> Result<Option<u64>, String> {
 /// Adds what only the fleet knows: which replica, and whether a request waits for its model.
 pub(crate) fn placed(mut requests: Vec<RequestView>, fleet: &FleetView) -> Vec<RequestView> {
     let models: BTreeMap<&str, &ModelView> =
-        fleet.models.iter().map(|model| (model.name.as_str(), model)).collect();
+        fleet.models.iter().map(|model| (model.name.as_str(), &**model)).collect();
     for request in &mut requests {
         let Some(model) = request.model.as_ref().and_then(|name| models.get(name.as_str())) else { continue };
         if request.state == RequestState::Queued && model.state != ModelState::Loaded {

@@ -145,7 +145,7 @@ fn status(args: &CanaryStatusArgs) -> Result<(), Failure> {
     let client = args.instance.client()?;
     let Some(model) = &args.model else {
         let status: Status = block_on(client.json(Method::GET, &["status"]))??;
-        let all: Vec<_> = status.fleet.models.into_iter().filter_map(|model| model.canary).collect();
+        let all: Vec<_> = status.fleet.models.iter().filter_map(|model| model.canary.as_ref()).collect();
         if args.json {
             return out::json(&all);
         }

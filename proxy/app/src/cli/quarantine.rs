@@ -1,5 +1,7 @@
 //! `quarantine list`, `quarantine release`: requests that may have killed their server.
 
+use std::sync::Arc;
+
 use clap::{Args, Subcommand};
 use reqwest::Method;
 use serde_json::json;
@@ -57,7 +59,7 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
     out::write(&table(models))
 }
 
-fn table(models: &[ModelView]) -> String {
+fn table(models: &[Arc<ModelView>]) -> String {
     let head = ["MODEL", "FINGERPRINT", "STATE", "DEATHS", "REFUSED", "FOR ANOTHER"].map(str::to_owned);
     let mut rows = vec![head.to_vec()];
     for model in models {
@@ -131,6 +133,6 @@ mod tests {
             remote: None,
             canary: None,
         };
-        insta::assert_snapshot!(table(&[model]) + "\n" + &table(&[]));
+        insta::assert_snapshot!(table(&[Arc::new(model)]) + "\n" + &table(&[]));
     }
 }

@@ -224,6 +224,7 @@ mod tests {
     use super::*;
     use crate::admin::answer::{AdviceView, Instance};
     use std::collections::BTreeMap;
+    use std::sync::Arc;
     use warden_policies::lifecycle::Phase;
     use warden_policies::reclaim::{Given, Outcome, Parts};
     use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
@@ -372,7 +373,7 @@ mod tests {
             fleet: FleetView {
                 number: 1,
                 canaries: Vec::new(),
-                models: vec![model("a", ModelState::Loaded, two), failed],
+                models: vec![Arc::new(model("a", ModelState::Loaded, two)), Arc::new(failed)],
                 devices: Vec::new(),
                 host: None,
             },

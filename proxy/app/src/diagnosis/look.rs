@@ -23,7 +23,7 @@ pub(super) async fn facts_for(admin: &Admin, kept: &Numbers, model: &ModelName, 
     let fleet = admin.fleet.view();
     let mut facts = of_fleet(&fleet);
     let known = fleet.models.iter().find(|own| own.name == *model);
-    let held = known.map(holds).unwrap_or_default();
+    let held = known.map(|known| holds(known)).unwrap_or_default();
     let (host, gpus) = admin.told.borrow().plans.get(model.as_str()).map_or((0, 0), Planned::bytes);
     facts.needs = Memory { host: held.host.max(host), gpus: held.gpus.max(gpus) };
     let folder = folder.to_owned();
@@ -48,7 +48,7 @@ pub(super) async fn facts_for(admin: &Admin, kept: &Numbers, model: &ModelName, 
 /// What the fleet does.
 fn of_fleet(fleet: &FleetView) -> Facts {
     let running = |model: &ModelView| model.backends.iter().map(|backend| backend.in_flight).sum::<u32>();
-    let own = || fleet.models.iter().filter(|model| model.remote.is_none());
+    let own = || fleet.models.iter().map(|model| &**model).filter(|model| model.remote.is_none());
     let no_process = |model: &&ModelView| model.backends.iter().all(|backend| backend.pid.is_none());
     let coming = |model: &&ModelView| model.state == ModelState::Loading;
     let moves = |model: &&ModelView| {

@@ -1,6 +1,7 @@
 //! The fleet's picture as it matters to who spreads requests over several instances. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use warden_gateway::Holds;
 use warden_policies::ModelName;
@@ -17,7 +18,7 @@ pub(crate) struct Context {
 
 /// All models. What clients cannot ask for does not count.
 pub(crate) fn facts(view: &FleetView, draining: bool, full: bool) -> Facts {
-    Facts { draining, full, models: view.models.iter().map(of_model).collect() }
+    Facts { draining, full, models: view.models.iter().map(|model| of_model(model)).collect() }
 }
 
 fn of_model(model: &ModelView) -> ModelFacts {
@@ -41,7 +42,7 @@ fn of_model(model: &ModelView) -> ModelFacts {
 /// How full the context of each model's slots is. A slot's room is what its process reported; of one that reports none nothing is said.
 /// Where the slots of a process share one context, what each of them could have is one and the same.
 pub(crate) fn contexts(view: &FleetView, held: &BTreeMap<ModelName, Holds>) -> BTreeMap<String, Context> {
-    let one = |model: &ModelView| {
+    let one = |model: &Arc<ModelView>| {
         let ready = model.backends.iter().filter(|backend| backend.phase == Phase::Ready);
         let pools = |backend: &BackendView| {
             let slots = u64::from(backend.slots?);
@@ -68,7 +69,7 @@ mod tests {
         };
         let room = |processes: Vec<BackendView>, tokens| {
             let mut view = fleet(processes);
-            view.models[0].n_ctx = Some(1000);
+            Arc::make_mut(&mut view.models[0]).n_ctx = Some(1000);
             let held = BTreeMap::from([(view.models[0].name.clone(), Holds { requests: 1, tokens })]);
             contexts(&view, &held).into_values().next()
         };

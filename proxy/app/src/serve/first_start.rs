@@ -57,6 +57,7 @@ fn told(failure: &StartFailure) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
     use warden_policies::ModelName;
     use warden_supervisor::ModelView;
 
@@ -87,7 +88,13 @@ mod tests {
             remote: None,
             canary: None,
         };
-        FleetView { number: 1, models: vec![model], canaries: Vec::new(), devices: Vec::new(), host: None }
+        FleetView {
+            number: 1,
+            models: vec![Arc::new(model)],
+            canaries: Vec::new(),
+            devices: Vec::new(),
+            host: None,
+        }
     }
 
     #[test]

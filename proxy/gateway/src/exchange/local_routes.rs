@@ -88,7 +88,7 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
     };
-    let starts: Option<Vec<u64>> = view.models.iter().map(refusing).collect();
+    let starts: Option<Vec<u64>> = view.models.iter().map(|model| refusing(model)).collect();
     let Some(next) = starts.and_then(|starts| starts.into_iter().min()) else {
         return Ok(words(&json!({ "status": "ok" })));
     };
@@ -99,7 +99,7 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
 /// `/v1/models`: every configured model that is shown, whatever its state.
 fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
-    let ollama: Vec<Value> = models().map(ollama).collect();
+    let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
     let data: Vec<Value> = models().map(|model| one(model, created)).chain(names).collect();
     words(&json!({ "models": ollama, "object": "list", "data": data }))
 }

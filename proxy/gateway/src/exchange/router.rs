@@ -10,6 +10,7 @@
 //! A client that may use a model may load and unload it. A pinned model is unloaded by operators only.
 
 use std::future::Future as _;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use http::Method;
@@ -105,8 +106,8 @@ async fn change(exchange: &mut Exchange, call: RouterCall, asked: Asked) -> Resu
     exchange.body = Some(intake.sent.clone());
     let model = model(exchange, &access, &parts, &mut intake).await;
     let changed = model.and_then(|model| match call {
-        RouterCall::Load => load(exchange, model),
-        _ => unload(exchange, &access, model),
+        RouterCall::Load => load(exchange, &model),
+        _ => unload(exchange, &access, &model),
     });
     changed.map_err(|refusal| ClientBody::behind(&intake).refused(refusal))?;
     Ok(words(&json!({ "success": true })))
@@ -118,7 +119,7 @@ async fn model(
     access: &Access,
     parts: &Parts,
     intake: &mut Intake,
-) -> Result<ModelView, Refusal> {
+) -> Result<Arc<ModelView>, Refusal> {
     let taken = intake.take_all().await;
     exchange.flight.record.bytes_in = intake.len();
     if !taken? {
@@ -132,16 +133,16 @@ async fn model(
     let view = exchange.shared.upstream.backends.view();
     match view.models.iter().find(|model| model.name == name) {
         Some(model) if model.remote.is_some() => Err(Refusal::NotThere { model: name }),
-        Some(model) => Ok(model.clone()),
+        Some(model) => Ok(Arc::clone(model)),
         // Removed in this moment.
         None => Err(access.hide(&*exchange.shared.upstream.backends, name.as_str())),
     }
 }
 
 /// As a request does it that needs no slot. Whether the model cannot be loaded at all is told at once.
-fn load(exchange: &Exchange, model: ModelView) -> Result<(), Refusal> {
-    let ModelView { name, state, .. } = model;
-    if matches!(state, ModelState::Loaded | ModelState::Loading) {
+fn load(exchange: &Exchange, model: &ModelView) -> Result<(), Refusal> {
+    let name = model.name.clone();
+    if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
         return Err(Refusal::AlreadyLoaded { model: name });
     }
     let upstream = exchange.shared.upstream.clone();
@@ -165,12 +166,12 @@ fn load(exchange: &Exchange, model: ModelView) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn unload(exchange: &Exchange, access: &Access, model: ModelView) -> Result<(), Refusal> {
-    let ModelView { name, state, pin, .. } = model;
-    if matches!(state, ModelState::Unloaded | ModelState::Failed) {
+fn unload(exchange: &Exchange, access: &Access, model: &ModelView) -> Result<(), Refusal> {
+    let name = model.name.clone();
+    if matches!(model.state, ModelState::Unloaded | ModelState::Failed) {
         return Err(Refusal::NotRunning { model: name });
     }
-    if pin.pinned && !access.is_operator() {
+    if model.pin.pinned && !access.is_operator() {
         return Err(Refusal::Pinned { model: name });
     }
     let record = &exchange.flight.record;

@@ -1,5 +1,7 @@
 //! Targets that name their model, spelled in every way.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use warden_policies::ModelName;
 
@@ -8,7 +10,8 @@ use crate::tests::unloaded;
 
 fn fleet(names: &[(&str, &[&str])]) -> FleetView {
     let one = |(name, aliases): &(&str, &[&str])| {
-        unloaded(&ModelName::new(name), aliases.iter().map(|&alias| alias.to_owned()).collect())
+        let aliases = aliases.iter().map(|&alias| alias.to_owned()).collect();
+        Arc::new(unloaded(&ModelName::new(name), aliases))
     };
     FleetView { models: names.iter().map(one).collect(), ..FleetView::default() }
 }

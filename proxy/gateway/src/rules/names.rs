@@ -57,7 +57,7 @@ mod tests {
             .into_iter()
             .zip(states)
             .map(|(name, (state, _))| ModelView { state, ..unloaded(&ModelName::new(name), Vec::new()) });
-        FleetView { models: models.collect(), ..FleetView::default() }
+        FleetView { models: models.map(Arc::new).collect(), ..FleetView::default() }
     }
 
     #[test]

@@ -317,9 +317,18 @@ impl Fleet {
         let roster = self.inner.roster.load();
         for model in view.models.iter_mut().chain(&mut view.canaries) {
             let Some(handle) = roster.get(&model.name) else { continue };
-            model.waiting = handle.leases.waiting();
-            model.quarantine = handle.leases.quarantine();
-            model.canary = self.inner.canaries.view(&model.name).map(Box::new);
+            let waiting = handle.leases.waiting();
+            let quarantine = handle.leases.quarantine();
+            let canary = self.inner.canaries.view(&model.name).map(Box::new);
+            let is_current = model.backends.is_empty()
+                && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
+            // The view of an idle model stays shared with the published one: each request reads the fleet, and a copy of
+            // 1,000 models costs more than the request.
+            if is_current {
+                continue;
+            }
+            let model = Arc::make_mut(model);
+            (model.waiting, model.quarantine, model.canary) = (waiting, quarantine, canary);
             for backend in &mut model.backends {
                 let Some(generation) = backend.generation else { continue };
                 backend.in_flight = handle.leases.in_flight(generation);

@@ -10,6 +10,7 @@ pub(crate) mod publish;
 pub mod reclaim_entry;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -36,10 +37,10 @@ pub struct FleetView {
     /// Grows with every change.
     pub number: u64,
     /// The models, in configured order.
-    pub models: Vec<ModelView>,
+    pub models: Vec<Arc<ModelView>>,
     /// The processes of builds that are tried beside a model's own, each as a model that no client can ask for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub canaries: Vec<ModelView>,
+    pub canaries: Vec<Arc<ModelView>>,
     /// The GPUs of this machine at the last reading; none where no driver tells.
     #[serde(default)]
     pub devices: Vec<DeviceView>,

@@ -23,7 +23,7 @@ struct Desk {
     /// Models that clients cannot ask for.
     canaries: Vec<ModelName>,
     /// Views that are newer than the published ones. The others are kept in the published picture only.
-    pending: HashMap<ModelName, ModelView>,
+    pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     host: Option<HostTotals>,
     /// The machine was read since the last publication.
@@ -47,17 +47,17 @@ impl Publisher {
         let published = self.view();
         let mut all = published.models.iter().chain(&published.canaries);
         let known = desk.pending.get(&view.name).or_else(|| all.find(|known| known.name == view.name));
-        let is_new = desk.machine_is_new || known.is_none_or(|known| *known != view);
+        let is_new = desk.machine_is_new || known.is_none_or(|known| **known != view);
         if is_shown && is_new {
-            desk.pending.insert(view.name.clone(), view);
+            desk.pending.insert(view.name.clone(), Arc::new(view));
             if !desk.is_paused {
                 self.publish(&mut desk);
             }
         }
     }
 
-    /// Pauses publication while many models are added, or ends the pause and publishes. Each publication copies the views of
-    /// all models, so adding 1,000 models one by one would copy 500,000 views.
+    /// Pauses publication while many models are added, or ends the pause and publishes. Each publication lists all
+    /// models, so adding 1,000 models one by one would list 500,000.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         let mut desk = lock(&self.desk);
         desk.is_paused = is_paused;
@@ -80,12 +80,12 @@ impl Publisher {
         desk.machine_is_new = false;
         let published = self.view();
         let all = published.models.iter().chain(&published.canaries);
-        let known: HashMap<&ModelName, &ModelView> = all.map(|view| (&view.name, view)).collect();
+        let known: HashMap<&ModelName, &Arc<ModelView>> = all.map(|view| (&view.name, view)).collect();
         let mut pending = std::mem::take(&mut desk.pending);
         let mut shown = |names: &[ModelName]| {
             let mut views = Vec::with_capacity(names.len());
             views.extend(names.iter().filter_map(|name| {
-                pending.remove(name).or_else(|| known.get(name).map(|view| (*view).clone()))
+                pending.remove(name).or_else(|| known.get(name).map(|view| Arc::clone(view)))
             }));
             views
         };

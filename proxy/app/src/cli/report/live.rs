@@ -1,6 +1,7 @@
 //! What a running instance says: its status, its metrics, what its processes wrote last, and what their memory did. One that does not answer in time is said
 //! not to, because that is what the report may be about.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -88,8 +89,8 @@ async fn in_time<T>(asking: impl Future<Output = Result<T, Failure>>) -> Result<
 
 /// The models that a report is likely to be about: those that fail, then those that crashed or were replaced most, then those
 /// that run.
-fn chosen(models: &[ModelView]) -> Vec<&ModelView> {
-    let mut all: Vec<&ModelView> = models.iter().collect();
+fn chosen(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
+    let mut all: Vec<&ModelView> = models.iter().map(|model| &**model).collect();
     all.sort_by_key(|model| {
         let fails = matches!(model.state, ModelState::Failed | ModelState::Backoff);
         let trouble = model.crashes + model.recycles.iter().map(|(_, times)| times).sum::<u64>();

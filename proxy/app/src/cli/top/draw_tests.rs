@@ -1,5 +1,6 @@
 //! Whole screens, as people see them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratatui_core::backend::{Backend, TestBackend};
@@ -41,7 +42,7 @@ fn model(name: &str, bytes: u64) -> ModelView {
 }
 
 fn with(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
-    let mut model = fleet(backends).models.remove(0);
+    let mut model = fleet(backends).models[0].as_ref().clone();
     (model.name, model.state) = (ModelName::new(name), state);
     model
 }
@@ -134,7 +135,7 @@ fn status(models: Vec<ModelView>) -> Status {
         state: warden_supervisor::StateView::default(),
         fleet: FleetView {
             number: 1,
-            models,
+            models: models.into_iter().map(Arc::new).collect(),
             canaries: Vec::new(),
             devices: vec![device(0, 71 * GIB), device(1, 12 * GIB)],
             host: Some(HostTotals { total: 128 * GIB, available: 90 * GIB }),
@@ -148,7 +149,7 @@ fn looked(models: Vec<ModelView>, looks: u32) -> State {
     let mut state = State { began, ..State::default() };
     let mut status = status(models);
     for second in 1..=looks {
-        for backend in status.fleet.models.iter_mut().flat_map(|model| &mut model.backends) {
+        for backend in status.fleet.models.iter_mut().flat_map(|model| &mut Arc::make_mut(model).backends) {
             backend.work.requests += 2;
             backend.work.output_tokens += 91;
             if let Some(host) = &mut backend.host {

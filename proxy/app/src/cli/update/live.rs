@@ -191,7 +191,8 @@ impl Live {
 
     /// Its models, as they are shown.
     fn own<'a>(&'a self, status: &'a Status) -> impl Iterator<Item = &'a ModelView> {
-        status.fleet.models.iter().filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
+        let all = status.fleet.models.iter().map(|model| &**model);
+        all.filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
     /// Whether all of its models are to be started as `binary`, and no process of another is left.

@@ -29,7 +29,7 @@ pub(super) fn line(view: &FleetView, in_flight: usize) -> String {
     if held > 0 {
         let _infallible = write!(text, "; {} host memory", ByteSize(held));
     }
-    if let Some(next) = view.models.iter().find_map(next) {
+    if let Some(next) = view.models.iter().find_map(|model| next(model)) {
         let _infallible = write!(text, "; next: {next}");
     }
     one_line(&text)

@@ -35,7 +35,7 @@ fn on_gpu(script: &Script, sizes: &[u64], processes: usize) {
 }
 
 fn model(rig: &Rig) -> ModelView {
-    rig.fleet.view().models[0].clone()
+    rig.fleet.view().models[0].as_ref().clone()
 }
 
 fn backend(rig: &Rig) -> BackendView {
