@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::backend::checkpoint::Checkpoint;
 use crate::body::fingerprint::parts;
 use crate::body::intake::{Intake, Passing};
+use crate::body::request_stream::RequestStream;
 use crate::body::sent::Sent;
 use crate::refusal::BodyFault;
 
@@ -157,7 +157,7 @@ impl Body for RequestBody {
 
 /// Whether nothing more can come. Over HTTP/2 the end of a stream may be a frame of its own, behind the last byte that was
 /// declared.
-fn is_done(rest: &Incoming) -> bool {
+fn is_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
 
@@ -189,7 +189,7 @@ impl Live {
                     self.last = Some(Bytes::new());
                     return self.poll_last(context, sent);
                 }
-                Some(Err(_)) => return Poll::Ready(Some(Err(BodyFault::Broken))),
+                Some(Err(fault)) => return Poll::Ready(Some(Err(fault))),
                 // Trailers of a request mean nothing to llama-server.
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(piece) => piece,

@@ -107,6 +107,14 @@ impl Held {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
+    /// No piece, but memory that something else than pieces takes; `None` if the budget is used up.
+    pub(crate) fn reserved(budget: Budget, bytes: usize) -> Option<Self> {
+        let is_taken = budget.take(bytes);
+        let mut held = Self::new(budget);
+        held.reserved = if is_taken { bytes } else { 0 };
+        is_taken.then_some(held)
+    }
+
     /// Nothing held, under the same budget.
     pub(crate) fn anew(&self) -> Self {
         Self::new(self.budget.clone())

@@ -31,6 +31,7 @@ use crate::body::fingerprint::{Printer, parts};
 use crate::body::limits::Limits;
 use crate::body::multipart::Multipart;
 use crate::body::request_copy::RequestCopy;
+use crate::body::request_stream::RequestStream;
 use crate::body::scan::{Model, Scanner};
 use crate::body::sent::Sent;
 use crate::body::splice::Edit;
@@ -41,7 +42,7 @@ use crate::refusal::{BodyFault, Refusal};
 /// A body being taken in.
 pub(crate) struct Intake {
     held: Held,
-    rest: Option<Incoming>,
+    rest: Option<RequestStream>,
     finder: Finder,
     limits: Limits,
     /// The backend must see no other model than the one that was put in.
@@ -55,7 +56,7 @@ pub(crate) struct Intake {
 /// A body that is sent once, as it passes: what of it is here, and what is still to come.
 pub(crate) struct Passing {
     pub(crate) held: Held,
-    pub(crate) rest: Option<Incoming>,
+    pub(crate) rest: Option<RequestStream>,
     /// Goes on counting images and audio clips.
     pub(crate) scanner: Option<Scanner>,
     pub(crate) limits: Limits,
@@ -88,7 +89,7 @@ impl Intake {
     /// which waits for `100 Continue` does not go on before the limits were checked. Boxed: it goes through many hands, and each would
     /// copy it.
     pub(crate) fn begin(
-        headers: &HeaderMap,
+        headers: &mut HeaderMap,
         body: Incoming,
         budget: Budget,
         limits: Limits,
@@ -97,6 +98,7 @@ impl Intake {
         if body.size_hint().lower() > limits.bytes {
             return Err(limits.refusal(BodyFault::TooLarge));
         }
+        let body = RequestStream::open(headers, body, &budget)?;
         let form = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(Multipart::of);
         Ok(Box::new(Self {
             held: Held::new(budget),
@@ -241,7 +243,7 @@ impl Intake {
                 self.seal();
                 break;
             };
-            let Ok(piece) = frame.map_err(|_| BodyFault::Broken)?.into_data() else { continue };
+            let Ok(piece) = frame?.into_data() else { continue };
             let is_last = rest.is_end_stream();
             let total = self.sent.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed) + piece.len() as u64;
             if total > self.limits.bytes {

@@ -50,6 +50,8 @@ impl Limits {
             // Where there is room, such a body is let come as slowly as others.
             BodyFault::TooSlow if self.in_slot => Refusal::Busy,
             BodyFault::TooSlow => Refusal::BodyTooSlow,
+            BodyFault::Undecodable => Refusal::BodyUndecodable,
+            BodyFault::TooDense => Refusal::BodyTooDense,
             BodyFault::TwoModels => Refusal::TwoModels,
             // Those that send bodies say more about the last two.
             BodyFault::Broken | BodyFault::Quarantined | BodyFault::Stopped => Refusal::BodyBroken,

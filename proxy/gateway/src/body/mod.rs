@@ -9,6 +9,7 @@ pub(crate) mod json_index;
 pub(crate) mod limits;
 pub(crate) mod multipart;
 pub(crate) mod request_copy;
+pub(crate) mod request_stream;
 pub(crate) mod scan;
 pub(crate) mod sent;
 pub(crate) mod spelling;

@@ -81,6 +81,8 @@ impl Sent {
             4 => Some(BodyFault::TwoModels),
             5 => Some(BodyFault::Quarantined),
             6 => Some(BodyFault::Stopped),
+            7 => Some(BodyFault::Undecodable),
+            8 => Some(BodyFault::TooDense),
             _ => None,
         }
     }

@@ -82,7 +82,7 @@ pub(super) async fn forward(exchange: &mut Exchange, asked: Asked) -> Result<For
     let budget = shared.budget.of(held, access.held());
     exchange.budget = Some(budget.clone());
     let unread = ClientBody::unread(&body);
-    let mut intake = Intake::begin(&parts.headers, body, budget, limits, printer)
+    let mut intake = Intake::begin(&mut parts.headers, body, budget, limits, printer)
         .map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let is_plain = named.is_none();

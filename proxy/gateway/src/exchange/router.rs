@@ -95,13 +95,13 @@ fn props() -> Words {
 }
 
 async fn change(exchange: &mut Exchange, call: RouterCall, asked: Asked) -> Result<Words, Refused> {
-    let Asked { parts, body, held, access, .. } = asked;
+    let Asked { mut parts, body, held, access, .. } = asked;
     let shared = exchange.shared.clone();
     let limits = Limits::of(&shared.config, exchange.route.size);
     let printer = shared.prints.begin(&parts.method, &route::plain(parts.uri.path()));
     let budget = shared.budget.of(held, access.held());
     let unread = ClientBody::unread(&body);
-    let intake = Intake::begin(&parts.headers, body, budget, limits, printer);
+    let intake = Intake::begin(&mut parts.headers, body, budget, limits, printer);
     let mut intake = intake.map_err(|refusal| unread.refused(refusal))?;
     exchange.body = Some(intake.sent.clone());
     let model = model(exchange, &access, &parts, &mut intake).await;

@@ -17,6 +17,10 @@ pub(crate) enum BodyFault {
     Quarantined = 5,
     #[error("the process that the request was for was stopped before it had the request")]
     Stopped = 6,
+    #[error("the request body cannot be decoded")]
+    Undecodable = 7,
+    #[error("the request body decodes to too many bytes for its size")]
+    TooDense = 8,
 }
 
 impl BodyFault {
@@ -28,6 +32,8 @@ impl BodyFault {
             Self::Broken => Outcome::ClientGone,
             Self::TwoModels => Outcome::Rejected("two_models"),
             Self::Quarantined => Outcome::Rejected("quarantined"),
+            Self::Undecodable => Outcome::Rejected("undecodable"),
+            Self::TooDense => Outcome::Rejected("body_too_dense"),
             Self::Stopped => Outcome::Denied("unreachable"),
         }
     }

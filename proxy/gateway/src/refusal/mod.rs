@@ -13,12 +13,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{
+    ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use serde_json::{Value, json};
 use warden_policies::quarantine::Fingerprint;
 use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
+use crate::body::request_stream::{ACCEPTED, MAX_RATIO};
 use crate::observe::Outcome;
 use crate::protocol::fault::WireFault;
 use crate::protocol::headers::EXECUTED;
@@ -90,6 +93,16 @@ pub(crate) enum Refusal {
     BodyTooSlow,
     #[error("the request body broke off")]
     BodyBroken,
+    #[error(
+        "the request body is not what its `Content-Encoding` says, or breaks off; send it plain, or as {ACCEPTED}"
+    )]
+    BodyUndecodable,
+    #[error("the request body decodes to more than {MAX_RATIO} times its size; send it plain")]
+    BodyTooDense,
+    #[error(
+        "the `Content-Encoding` of the request is not served; send the body plain, or as one of {ACCEPTED}"
+    )]
+    Coding,
     #[error(
         "too many large requests are being received at the moment (`server.buffered_bytes`); send again soon"
     )]
@@ -228,6 +241,7 @@ impl Refusal {
         match self {
             Self::Host
             | Self::BodyBroken
+            | Self::BodyUndecodable
             | Self::TwoModels
             | Self::Unreadable { .. }
             | Self::ModelTooFar { .. }
@@ -245,7 +259,8 @@ impl Refusal {
             Self::HeadTooLarge { .. } | Self::LineTooLong { .. } | Self::TooManyFields { .. } => {
                 (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID)
             }
-            Self::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
+            Self::BodyTooLarge { .. } | Self::BodyTooDense => (StatusCode::PAYLOAD_TOO_LARGE, INVALID),
+            Self::Coding => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, INVALID),
             Self::KeyThere { .. } => (StatusCode::BAD_GATEWAY, "server_error"),
             Self::NoRoute
@@ -389,6 +404,9 @@ impl Refusal {
             Self::BodyTooLarge { .. } => BodyFault::TooLarge.outcome(),
             Self::BodyTooSlow => BodyFault::TooSlow.outcome(),
             Self::BodyBroken => BodyFault::Broken.outcome(),
+            Self::BodyUndecodable => BodyFault::Undecodable.outcome(),
+            Self::BodyTooDense => BodyFault::TooDense.outcome(),
+            Self::Coding => Outcome::Rejected("coding"),
             Self::Busy => Outcome::Rejected("buffers_full"),
             Self::ModelTooFar { .. }
             | Self::NotJson { .. }
@@ -460,6 +478,9 @@ impl Refusal {
         ];
         if matches!(self, Self::Method(_)) {
             headers.push((ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")));
+        }
+        if matches!(self, Self::Coding) {
+            headers.push((ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED)));
         }
         if let Some(after) = self.retry_after(soon) {
             headers.push((RETRY_AFTER, HeaderValue::from(seconds(after))));

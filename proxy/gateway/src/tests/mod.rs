@@ -10,6 +10,7 @@ mod cancelled;
 mod choice;
 mod computation;
 mod death;
+mod encoded;
 mod goes_on;
 mod http2;
 mod http2_slow;

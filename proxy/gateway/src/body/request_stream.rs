@@ -1,0 +1,191 @@
+//! The body of a request as its client sends it: plain, or decoded as its `Content-Encoding` says. llama-server decodes
+//! nothing, and neither a model nor a rule can be read from compressed bytes.
+//!
+//! A few bytes can decode to very many, so a decoded body counts against the same limits as a plain one, must not be more
+//! than [`MAX_RATIO`] times as large as what was sent, and reserves its decoder's memory from the common budget.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
+use async_compression::zstd::DParameter;
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::io::AsyncRead;
+use tokio_util::io::{StreamReader, poll_read_buf};
+
+use crate::body::budget::{Budget, Held};
+use crate::refusal::{BodyFault, Refusal};
+
+/// How many times as large as the sent bytes a decoded body may be. Conversations come to 10 or 20.
+pub(crate) const MAX_RATIO: u64 = 200;
+
+/// Decoded bytes below which the ratio does not matter.
+const RATIO_FROM: u64 = 1 << 20;
+
+/// Bytes that are decoded at a time.
+const PIECE: usize = 16 << 10;
+
+/// The codings that are decoded, as `Accept-Encoding` lists them.
+pub(crate) const ACCEPTED: &str = "gzip, zstd, identity";
+
+/// The largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
+const ZSTD_WINDOW_LOG: u32 = 23;
+
+/// Bytes that a decoder may hold: its window, the block that it decodes, and its input.
+const GZIP_BYTES: usize = 96 << 10;
+const ZSTD_BYTES: usize = (1 << ZSTD_WINDOW_LOG) + (512 << 10);
+
+/// The body of a request.
+pub(crate) enum RequestStream {
+    /// As it is sent.
+    Plain(Incoming),
+    /// Compressed by its client.
+    Decoded(Box<DecodedStream>),
+}
+
+/// A body that is decoded while it comes.
+pub(crate) struct DecodedStream {
+    decoder: Pin<Box<dyn AsyncRead + Send>>,
+    /// Bytes that the client has sent.
+    sent: Arc<AtomicU64>,
+    decoded: u64,
+    is_over: bool,
+    /// What the decoder may hold.
+    _memory: Held,
+}
+
+impl RequestStream {
+    /// Takes the coding off the head, and undoes it while the body comes. Reads nothing yet.
+    ///
+    /// # Errors
+    /// The coding is none of [`ACCEPTED`], or there is no memory for a decoder at the moment.
+    pub(crate) fn open(headers: &mut HeaderMap, body: Incoming, budget: &Budget) -> Result<Self, Refusal> {
+        if body.is_end_stream() || !headers.contains_key(CONTENT_ENCODING) {
+            return Ok(Self::Plain(body));
+        }
+        let coding = coding(headers)?;
+        headers.remove(CONTENT_ENCODING);
+        let memory = match coding {
+            Coding::Identity => return Ok(Self::Plain(body)),
+            Coding::Gzip => GZIP_BYTES,
+            Coding::Zstd => ZSTD_BYTES,
+        };
+        let memory = Held::reserved(budget.clone(), memory).ok_or(Refusal::Busy)?;
+        let sent = Arc::new(AtomicU64::new(0));
+        let count = sent.clone();
+        let counted = body.map_err(io::Error::other).map_frame(move |frame| {
+            count.fetch_add(frame.data_ref().map_or(0, Bytes::len) as u64, Ordering::Relaxed);
+            frame
+        });
+        let reader = StreamReader::new(counted.into_data_stream());
+        // Both codings allow several members in a row; whatever else follows the first is then a fault.
+        let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == Coding::Gzip {
+            let mut decoder = GzipDecoder::new(reader);
+            decoder.multiple_members(true);
+            Box::pin(decoder)
+        } else {
+            let window = DParameter::window_log_max(ZSTD_WINDOW_LOG);
+            let mut decoder = ZstdDecoder::with_params(reader, &[window]);
+            decoder.multiple_members(true);
+            Box::pin(decoder)
+        };
+        Ok(Self::Decoded(Box::new(DecodedStream {
+            decoder,
+            sent,
+            decoded: 0,
+            is_over: false,
+            _memory: memory,
+        })))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Coding {
+    Identity,
+    Gzip,
+    Zstd,
+}
+
+fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
+    let named: Vec<&[u8]> = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii)
+        .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case(b"identity"))
+        .collect();
+    match named[..] {
+        [] => Ok(Coding::Identity),
+        [name] if name.eq_ignore_ascii_case(b"gzip") || name.eq_ignore_ascii_case(b"x-gzip") => {
+            Ok(Coding::Gzip)
+        }
+        [name] if name.eq_ignore_ascii_case(b"zstd") => Ok(Coding::Zstd),
+        _ => Err(Refusal::Coding),
+    }
+}
+
+impl DecodedStream {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyFault>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let mut piece = BytesMut::with_capacity(PIECE);
+        let read = ready!(poll_read_buf(self.decoder.as_mut(), context, &mut piece));
+        let fault = match read {
+            Ok(0) => None,
+            Ok(bytes) => {
+                self.decoded = self.decoded.saturating_add(bytes as u64);
+                let most = self.sent.load(Ordering::Relaxed).saturating_mul(MAX_RATIO);
+                if self.decoded <= most.max(RATIO_FROM) {
+                    return Poll::Ready(Some(Ok(piece.freeze())));
+                }
+                Some(BodyFault::TooDense)
+            }
+            Err(error)
+                if error.get_ref().and_then(|inner| inner.downcast_ref::<hyper::Error>()).is_some() =>
+            {
+                Some(BodyFault::Broken)
+            }
+            Err(_) => Some(BodyFault::Undecodable),
+        };
+        self.is_over = true;
+        Poll::Ready(fault.map(Err))
+    }
+}
+
+impl Body for RequestStream {
+    type Data = Bytes;
+    type Error = BodyFault;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
+        match self.get_mut() {
+            Self::Plain(body) => Pin::new(body).poll_frame(context).map_err(|_| BodyFault::Broken),
+            Self::Decoded(body) => body.poll_piece(context).map_ok(Frame::data),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Plain(body) => body.is_end_stream(),
+            Self::Decoded(body) => body.is_over,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Plain(body) => body.size_hint(),
+            Self::Decoded(_) => SizeHint::new(),
+        }
+    }
+}
