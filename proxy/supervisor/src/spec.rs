@@ -92,30 +92,24 @@ pub struct ModelSpec {
     pub quarantine: QuarantinePolicy,
     /// Added to `oom_score_adj` of the child, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
-    /// neither replaces a process.
-    pub facts: ServerFacts,
     /// It is another build of this model, tried beside it: no client can ask for it.
     pub canary_of: Option<ModelName>,
 }
 
 /// The settings of one model, shared. Configuration, fleet and the model's task each hold them; at 2.5 KiB a model, copies
-/// would cost a fleet of 1,000 models 10 MiB. A holder that changes a field copies them first.
+/// would cost a fleet of 1,000 models 10 MiB. A holder that changes a setting copies them first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SharedSpec(Arc<ModelSpec>);
-
-impl SharedSpec {
-    /// Holds the memory of `other` instead of its own, if they are equal.
-    pub(crate) fn share(&mut self, other: &Self) {
-        if self == other {
-            self.clone_from(other);
-        }
-    }
+pub struct SharedSpec {
+    settings: Arc<ModelSpec>,
+    /// What is known of how the binary behaves. What becomes known later is told by [`Fleet::learn`](crate::Fleet::learn);
+    /// neither replaces a process.
+    pub facts: ServerFacts,
 }
 
-impl From<ModelSpec> for SharedSpec {
-    fn from(spec: ModelSpec) -> Self {
-        Self(Arc::new(spec))
+impl SharedSpec {
+    /// Shares these settings.
+    pub fn new(settings: ModelSpec, facts: ServerFacts) -> Self {
+        Self { settings: Arc::new(settings), facts }
     }
 }
 
@@ -123,13 +117,13 @@ impl Deref for SharedSpec {
     type Target = ModelSpec;
 
     fn deref(&self) -> &ModelSpec {
-        &self.0
+        &self.settings
     }
 }
 
 impl DerefMut for SharedSpec {
     fn deref_mut(&mut self) -> &mut ModelSpec {
-        Arc::make_mut(&mut self.0)
+        Arc::make_mut(&mut self.settings)
     }
 }
 

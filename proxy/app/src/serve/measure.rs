@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{Door, Measured, Remembered, measure, measuring_flags, measuring_model};
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::spec::{Command, ModelSpec, SharedSpec, Socket};
+use warden_supervisor::spec::{Command, SharedSpec, Socket};
 use warden_supervisor::{Endpoint, Fleet, Solo, SoloSpec, Starter};
 
 use crate::config::resolve::Resolved;
@@ -86,7 +86,10 @@ impl Job {
         }
     }
 
-    async fn measured(&self, spec: &ModelSpec) -> Result<Measured, Box<dyn std::error::Error + Send + Sync>> {
+    async fn measured(
+        &self,
+        spec: &SharedSpec,
+    ) -> Result<Measured, Box<dyn std::error::Error + Send + Sync>> {
         let folder = private_temp::folder("lw-measure-")?;
         let model = folder.path().join("sample.gguf");
         measuring_model(&model)?;

@@ -429,7 +429,7 @@ pub(super) fn with_canaries(
     let mut config = configured.clone();
     for (model, canary) in canaries {
         let base = configured.models.iter().find(|spec| spec.name == *model);
-        config.models.extend(base.map(|base| spec_of(base, canary).into()));
+        config.models.extend(base.map(|base| SharedSpec::new(spec_of(base, canary), canary.facts)));
     }
     config
 }
@@ -441,7 +441,6 @@ fn spec_of(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     spec.aliases.clear();
     spec.canary_of = Some(base.name.clone());
     spec.command.binary.clone_from(&canary.binary);
-    spec.facts = canary.facts;
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
     // Its conversations go back to the other one.
     spec.run.warm = warden_policies::modes::Warm::Off;

@@ -510,19 +510,14 @@ impl Fleet {
         let mut change = self.inner.change.lock().await;
         let Change { config, configured, .. } = &mut *change;
         let runs_it = |spec: &&mut SharedSpec| spec.name == *model && spec.command.binary == binary;
-        let mut learned: Option<SharedSpec> = None;
         for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
-            // A write makes a copy of settings that are shared; all holders share that one copy again.
-            if spec.facts != facts {
-                spec.facts = facts;
-                spec.share(learned.get_or_insert_with(|| spec.clone()));
-            }
+            spec.facts = facts;
         }
         // Also one that leaves: its processes may still hold leases.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
-                handle.send(Control::Learn(binary.to_owned(), facts, learned.clone()));
+                handle.send(Control::Learn(binary.to_owned(), facts));
             }
         }
     }

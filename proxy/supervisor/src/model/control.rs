@@ -42,12 +42,7 @@ impl Model {
             Control::Load(places, asked) => self.take_room(places, asked),
             Control::Unload(wanted) => self.make_room_for(wanted),
             Control::Never { why, by_room } => self.never_loaded(&why, by_room),
-            Control::Learn(binary, facts, learned) => {
-                self.learn_facts(&binary, facts);
-                if let Some(learned) = learned {
-                    self.spec.share(&learned);
-                }
-            }
+            Control::Learn(binary, facts) => self.learn_facts(&binary, facts),
             Control::Point(_, reply) => drop(reply.send(false)),
             Control::HandOver(reply) => {
                 let will = self.bequeath();
@@ -169,8 +164,7 @@ impl Model {
 
     /// Processes of that binary behave so, those that run and those to come.
     fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
-        // Writing equal facts would copy the shared settings.
-        if self.spec.command.binary == binary && self.spec.facts != facts {
+        if self.spec.command.binary == binary {
             self.spec.facts = facts;
         }
         for live in self.lives() {

@@ -125,8 +125,8 @@ pub(crate) enum Control {
         why: String,
         by_room: bool,
     },
-    /// So much is known of a binary now; also the settings that the fleet keeps with it, to share them where ours are the same.
-    Learn(PathBuf, ServerFacts, Option<SharedSpec>),
+    /// How a binary behaves, as it was measured.
+    Learn(PathBuf, ServerFacts),
     /// Everything that the instance after us needs; from now on nothing is decided.
     HandOver(oneshot::Sender<Result<ModelWill, String>>),
     /// It does not come to that.

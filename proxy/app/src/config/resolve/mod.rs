@@ -180,7 +180,7 @@ pub(crate) fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Res
     for (name, model) in &loaded.models {
         rules.push(Arc::new(resolver.rules(name, model)));
         let (spec, choice, own) = resolver.model(name, model);
-        models.push(SharedSpec::from(spec));
+        models.push(SharedSpec::new(spec, ServerFacts::default()));
         choices.push(choice);
         mitigations.push(own);
     }
@@ -445,7 +445,6 @@ impl Resolver<'_> {
             lifecycle: model.lifecycle,
             recycle,
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
-            facts: ServerFacts::default(),
             admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
             quarantine: model.quarantine,
             canary_of: None,

@@ -165,12 +165,11 @@ fn spec(name: &str) -> SharedSpec {
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
-        facts: warden_policies::ServerFacts::default(),
         canary_of: None,
         quarantine: defaults.quarantine,
         admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     };
-    spec.into()
+    SharedSpec::new(spec, warden_policies::ServerFacts::default())
 }
 
 fn config(directory: &Path) -> FleetConfig {
