@@ -5,6 +5,7 @@ pub(crate) mod assemble;
 pub(crate) mod continuation;
 pub(crate) mod flight;
 pub(crate) mod interim;
+mod life_sign;
 pub(crate) mod meter;
 pub(crate) mod relay;
 pub(crate) mod remember;

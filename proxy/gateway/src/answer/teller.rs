@@ -10,12 +10,14 @@ use tokio::time::Instant;
 use warden_policies::ModelName;
 use warden_supervisor::Coming;
 
+use crate::answer::life_sign::life_sign;
 use crate::backend::backends::Backends;
+use crate::refusal::Dialect;
 
 /// How we tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// By comments, which clients skip.
+    /// By comments and events that clients skip.
     Comments,
     /// As text of reasoning, in chunks of a chat.
     Reasoning,
@@ -27,6 +29,7 @@ pub(crate) struct Teller {
     model: ModelName,
     request_id: String,
     manner: Manner,
+    dialect: Dialect,
     began: Instant,
     /// What was said last, so that nobody reads the same again and again.
     said: Option<String>,
@@ -38,9 +41,10 @@ impl Teller {
         model: ModelName,
         request_id: String,
         manner: Manner,
+        dialect: Dialect,
         began: Instant,
     ) -> Self {
-        Self { backends, model, request_id, manner, began, said: None }
+        Self { backends, model, request_id, manner, dialect, began, said: None }
     }
 
     /// A sign of life.
@@ -51,7 +55,7 @@ impl Teller {
             Manner::Comments => {
                 let far = coming.map_or_else(|| "starts".to_owned(), |coming| stage(&coming, now));
                 let waited = now.saturating_duration_since(self.began).as_secs();
-                Bytes::from(format!(": the model {far}; waited for {waited} s\n\n"))
+                life_sign(self.dialect, false, &format!("the model {far}; waited for {waited} s"))
             }
             Manner::Reasoning => {
                 let stage = coming.map_or_else(|| "starts".to_owned(), |coming| stage_at_first(&coming));

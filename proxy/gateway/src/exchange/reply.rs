@@ -181,6 +181,7 @@ pub(super) fn begin(mut exchange: Exchange, waits: Waits, busy: Busy) -> Respons
         waits.model().clone(),
         record.request_id.clone(),
         waits.manner,
+        exchange.route.dialect,
         waits.since,
     );
     let (every, dialect, conn) = (waits.every, exchange.route.dialect, exchange.conn.clone());

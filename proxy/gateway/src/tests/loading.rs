@@ -79,6 +79,26 @@ async fn a_stream_begins_before_its_model_is_loaded_and_goes_on_with_its_answer(
 }
 
 #[tokio::test]
+async fn while_it_loads_clients_of_messages_get_pings_and_those_of_responses_no_event_before_the_first() {
+    let upstream = streaming();
+    let ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+    for (path, event) in [("/v1/messages", Some(ping)), ("/v1/responses", None), ("/v1/completions", None)] {
+        let rig = loading(WhileLoading::Comment, &upstream).await;
+        let mut client = rig.client().await;
+        client.send(&post(path, ASKED)).await;
+        let mut signs = String::new();
+        for _ in 0..3 {
+            signs += &client.until(event.unwrap_or(SIGN)).await;
+        }
+        assert_eq!(signs.contains("event:"), event.is_some(), "{signs}");
+        rig.backends.room.add_permits(1);
+        client.until("data: {\"a\":1}\n\n").await;
+        drop(client);
+        rig.is_clean().await;
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_model_is_loaded() {
     let upstream = streaming();
     let mut plan = loading_plan();

@@ -8,6 +8,7 @@ use warden_policies::Work;
 
 use super::Relay;
 use crate::answer::continuation;
+use crate::answer::life_sign::life_sign;
 use crate::backend::backends::BackendLease;
 use crate::body::sent::Sent;
 use crate::observe::Outcome;
@@ -69,10 +70,17 @@ impl Relay {
         self.last_words = Some(Bytes::from(words));
     }
 
-    /// What clients skip, and proxies take for a sign of life.
+    /// A comment, which clients skip.
     pub(super) fn comment(&mut self, words: &'static str) -> Bytes {
         self.flight.passed(words.len());
         Bytes::from_static(words.as_bytes())
+    }
+
+    /// What clients skip, and take for a sign of life, as proxies do.
+    pub(super) fn life_sign(&mut self, comment: &'static str) -> Bytes {
+        let sign = life_sign(self.dialect, true, comment);
+        self.flight.passed(sign.len());
+        sign
     }
 
     /// Its backend died when the client had all that it computed.

@@ -200,7 +200,7 @@ impl Relay {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => {
                         return Poll::Ready(Some(Ok(Frame::data(
-                            self.comment(": another process is awaited\n\n"),
+                            self.life_sign("another process is awaited"),
                         ))));
                     }
                     Poll::Ready(Some((record, found))) => {
@@ -226,7 +226,7 @@ impl Relay {
                 }
             }
             if self.is_comment_due(context) {
-                let comment = self.comment(": another process is not there yet\n\n");
+                let comment = self.life_sign("another process is not there yet");
                 return Poll::Ready(Some(Ok(Frame::data(comment))));
             }
             if let Some(ahead) = self.ahead.pop_front()

@@ -1,0 +1,37 @@
+//! Signs of life in an event stream while its answer waits for a process.
+//!
+//! A comment is enough for HTTP proxies, but clients such as Codex and Claude Code count only events as life, so the
+//! streams of `/v1/messages` and `/v1/responses` get a harmless event, too.
+
+use bytes::Bytes;
+
+use crate::refusal::Dialect;
+
+/// A comment, with an event behind it where clients of this dialect wait for one. `comment` is one line. `has_begun`: the
+/// client has events of the answer.
+pub(super) fn life_sign(dialect: Dialect, has_begun: bool, comment: &str) -> Bytes {
+    let event = match dialect {
+        Dialect::Anthropic => "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        // OpenAI's own streams have it. Its client for Python (3.54) fails if the first event is another one than
+        // `response.created`, or if a second one has another id, so before the answer there is no event that is harmless.
+        Dialect::Responses if has_begun => "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n",
+        Dialect::Responses | Dialect::OpenAi => "",
+    };
+    Bytes::from(format!(": {comment}\n\n{event}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_dialect_gets_the_event_that_its_clients_count_as_life() {
+        for has_begun in [false, true] {
+            let sign = |dialect| life_sign(dialect, has_begun, "x");
+            assert_eq!(sign(Dialect::OpenAi), ": x\n\n");
+            assert_eq!(sign(Dialect::Anthropic), ": x\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\n");
+            let alive = if has_begun { "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n" } else { "" };
+            assert_eq!(sign(Dialect::Responses), format!(": x\n\n{alive}"));
+        }
+    }
+}
