@@ -164,7 +164,7 @@ impl Catalogue {
                 first.is_some_and(|first| build < first) || last.is_some_and(|last| build > last)
             })
             || sign.unless.iter().filter_map(|id| self.mitigation(id)).any(|entry| applied(entry, seen))
-            || !(sign.flags.is_empty() || sign.flags.iter().any(|flag| seen.args.contains(flag)));
+            || !(sign.flags.is_empty() || sign.flags.iter().any(|flag| is_given(flag, &seen.args)));
         if excluded {
             return None;
         }
@@ -198,6 +198,12 @@ fn shapeless(sign: &Sign, images: bool) -> Option<f64> {
         (_, true) => Some(if images { NOT_BY_IMAGE } else { ANY_REQUEST }),
         _ => Some(UNIT_UNKNOWN),
     }
+}
+
+/// Whether the arguments have the words of a flag, one behind the other.
+fn is_given(flag: &str, args: &[String]) -> bool {
+    let words: Vec<&str> = flag.split(' ').collect();
+    args.windows(words.len()).any(|given| given == words)
 }
 
 /// Whether a server runs with a mitigation, however it was told to.
@@ -287,5 +293,23 @@ mod tests {
         assert!(of(&with, "prompt-cache-ram") < of(&without, "prompt-cache-ram"), "{with:?}");
         assert!(of(&with, "cuda-graph-window") > of(&without, "cuda-graph-window"), "{with:?}");
         assert_eq!(of(&without, "mtmd-chunk-leak"), None, "no image, no leak by images");
+    }
+
+    #[test]
+    fn a_sign_with_a_flag_and_its_value_fits_no_other_value_of_that_flag() {
+        let growing = |args: &[&str]| {
+            let seen = Seen {
+                grows: vec![Memory::Host],
+                still: vec![Memory::Vram],
+                unit: Some("output_token".to_owned()),
+                build: Some(9279),
+                backend: Some("cuda".to_owned()),
+                args: args.iter().map(|&word| word.to_owned()).collect(),
+                ..Seen::default()
+            };
+            advise(&seen).iter().any(|advice| advice.leak == "tensor-split-context")
+        };
+        assert!(growing(&["-ngl", "99", "-sm", "tensor"]) && growing(&["--split-mode", "tensor"]));
+        assert!(!growing(&["-sm", "layer"]) && !growing(&["-sm", "none", "-a", "tensor"]) && !growing(&[]));
     }
 }

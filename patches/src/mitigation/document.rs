@@ -4,28 +4,15 @@ use std::fmt::Write as _;
 
 use super::catalogue::Catalogue;
 use super::entry::{Action, Memory, Mitigation};
-use super::leak::Leak;
+use super::leak::{Leak, LeakKind};
 use crate::set::Evidence;
 
 /// The whole list as Markdown, the same text for the same list.
 pub fn markdown(catalogue: &Catalogue) -> String {
     let mut text = String::from("## Leaks, and what looks like one\n\n");
-    text.push_str("| leak | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
-    for leak in catalogue.leaks() {
-        let cures: Vec<String> = leak.cures.iter().map(super::leak::Cure::short).collect();
-        line(
-            &mut text,
-            format_args!(
-                "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
-                leak.title,
-                memory(&leak.memory),
-                backends(&leak.backends),
-                builds(&leak.builds()),
-                cures.join(", "),
-                id = leak.id,
-            ),
-        );
-    }
+    table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
+    text.push_str("\n## Crashes, wedges and wrong answers\n\n");
+    table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind == LeakKind::Defect));
     text.push_str("\n## Mitigations\n\n| in `mitigations` | kind | memory | backends | what it does |\n|---|---|---|---|---|\n");
     for entry in catalogue.mitigations() {
         line(
@@ -45,11 +32,31 @@ pub fn markdown(catalogue: &Catalogue) -> String {
     for entry in catalogue.mitigations() {
         mitigation(&mut text, entry);
     }
-    text.push_str("\n## Each leak\n");
+    text.push_str("\n## Each leak and defect\n");
     for one in catalogue.leaks() {
         leak(&mut text, one);
     }
     text
+}
+
+/// One line for each leak.
+fn table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a Leak>) {
+    text.push_str("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
+    for leak in leaks {
+        let cures: Vec<String> = leak.cures.iter().map(super::leak::Cure::short).collect();
+        line(
+            text,
+            format_args!(
+                "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
+                leak.title,
+                memory(&leak.memory),
+                backends(&leak.backends),
+                builds(&leak.builds()),
+                cures.join(", "),
+                id = leak.id,
+            ),
+        );
+    }
 }
 
 fn line(text: &mut String, what: std::fmt::Arguments<'_>) {

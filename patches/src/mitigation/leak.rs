@@ -67,12 +67,19 @@ pub enum LeakKind {
     Peak,
     /// A matter of how one looks.
     Monitoring,
-    /// Builds to stay away from.
+    /// No growth: a crash, a wedge, a wrong answer, or builds to stay away from.
     Defect,
     /// A way to look.
     Diagnostic,
     /// Searched for, not found.
     NoneFound,
+}
+
+impl LeakKind {
+    /// Whether memory grows with work. Growth is never put down to anything else.
+    pub fn grows(self) -> bool {
+        matches!(self, Self::Leak | Self::Cache)
+    }
 }
 
 /// What a leak looks like in the readings of one server.
@@ -87,7 +94,7 @@ pub struct Sign {
     /// Units of work of which one pays (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); none: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
-    /// Flags of llama-server of which one has to be given; none: any command.
+    /// Flags of llama-server of which one has to be given, alone (`-md`) or with a value (`-sm tensor`); none: any command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
     /// Mitigations with which it is something else.

@@ -142,6 +142,10 @@ pub(super) fn load(file: &str, text: &str) -> Result<Loaded> {
 
 /// Ids of mitigations are checked with those of the patch sets, in the catalogue.
 fn signs(leak: &Leak) -> std::result::Result<(), String> {
+    if !leak.signs.is_empty() && !leak.kind.grows() {
+        let kind = serde_json::json!(leak.kind);
+        return Err(format!("a `{}` does not grow: it has no `signs`", kind.as_str().unwrap_or_default()));
+    }
     for sign in &leak.signs {
         if sign.grows.is_empty() || sign.still.iter().any(|memory| sign.grows.contains(memory)) {
             return Err("a sign says which memory `grows`, and names none of it in `still`".to_owned());

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::catalogue::Catalogue;
 use super::entry::{Action, Mitigation, Part};
 use super::item::Item;
+use super::leak::LeakKind;
 use super::value::ValueSpec;
 
 /// The value with which a part of a fix stays unset.
@@ -178,7 +179,8 @@ impl Catalogue {
                 [] => format!("`llama-warden mitigations show {id}` says what helps"),
                 cures => format!("what helps against it: {}", cures.join(", ")),
             };
-            return (format!("`{id}` is a leak, not a mitigation"), Some(hint));
+            let what = if leak.kind == LeakKind::Defect { "a defect" } else { "a leak" };
+            return (format!("`{id}` is {what}, not a mitigation"), Some(hint));
         }
         let near = self.nearest(id, false).map(|near| format!("the nearest is `{near}`; "));
         let hint = format!(

@@ -142,6 +142,10 @@ fn what_is_wrong_with_an_item_names_the_range_the_unit_and_the_nearest() {
         "error at 0: `cuda-graph-window` is a leak, not a mitigation | what helps against it: graph-cache-cap, \
          no-cuda-graphs, build-no-cuda-graphs, build-no-hip-graphs"
     );
+    assert_eq!(
+        told(&["vmm-reservation"]),
+        "error at 0: `vmm-reservation` is a defect, not a mitigation | what helps against it: build-no-vmm"
+    );
     let range = "a whole number from 1 to 1000 (graphs)";
     assert_eq!(
         told(&["graph-cache-cap=0"]),
@@ -212,6 +216,12 @@ fn a_broken_file_names_file_line_and_entry() {
     let leak = "[[leak]]\nid = \"l\"\ntitle = \"\"\nkind = \"leak\"\nmemory = []\nsymptom = \"\"\nreferences = []\nconfidence = \"\"\n";
     assert!(
         broken(&format!("{leak}cures = [{{ restart = true, upgrade = \"b1\" }}]")).contains("exactly one of")
+    );
+    let wedge = leak.replace("kind = \"leak\"", "kind = \"defect\"");
+    assert!(
+        broken(&format!("{wedge}cures = []\nsigns = [{{ grows = [\"host\"], confidence = 0.5 }}]"))
+            .contains("a `defect` does not grow"),
+        "growth would be put down to it"
     );
     assert!(
         broken(&format!("{leak}cures = []\nfirst = \"b20\"\nlast = \"b10\""))
@@ -291,6 +301,8 @@ fn options_backends_and_numbers_of_a_build_are_judged() {
          without it"
     );
     assert_eq!(hint, "run `llama-warden build -DGGML_SCHED_MAX_COPIES=1`");
+    let Fit::Missing { hint, .. } = fit("build-no-vmm", &cuda) else { panic!() };
+    assert_eq!(hint, "run `llama-warden build -DGGML_CUDA_NO_VMM=ON`");
     let (_dir, cpu) = build(Some(provenance("cpu", Some(&[]))), "");
     assert_eq!(
         fit("graph-cache-cap", &cpu),

@@ -160,9 +160,13 @@ struct Chosen<'a> {
 /// A build in use, and how it is called.
 type Build = (BuildFacts, String);
 
-/// What a mitigation is in a build, in a word; nothing where nothing is known of that.
-fn here(entry: &Mitigation, build: Option<&Build>) -> &'static str {
-    build.and_then(|(facts, _)| facts.standing(entry)).map_or("", |life| life.is.name())
+/// What a mitigation is in a build, and whether the build has it; nothing where nothing is known of that.
+fn here(entry: &Mitigation, build: Option<&Build>) -> String {
+    let Some((facts, _)) = build else { return String::new() };
+    let life = facts.standing(entry).map(|life| life.is.name());
+    let fixes = facts.provenance.as_ref().and_then(|provenance| provenance.fixes.as_ref());
+    let has = fixes.is_some_and(|fixes| fixes.contains(&entry.id)).then_some("built in");
+    life.into_iter().chain(has).collect::<Vec<_>>().join(", ")
 }
 
 fn entry_json(entry: &Mitigation, build: Option<&Build>) -> Value {
@@ -230,14 +234,14 @@ impl<'a> Chosen<'a> {
                 entry.title.clone(),
             ];
             if self.here.is_some() {
-                row.insert(5, here(entry, self.here).to_owned());
+                row.insert(5, here(entry, self.here));
             }
             row
         }));
         let mut text = out::table(&rows);
         text.push('\n');
         let mut rows =
-            vec![["LEAK", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
+            vec![["LEAK, DEFECT", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
         rows.extend(self.leaks.iter().map(|leak| {
             let cures: Vec<String> = leak.cures.iter().map(mitigation::Cure::short).collect();
             vec![
@@ -479,9 +483,15 @@ mod tests {
         for build in [at(8827), at(8840), at(10_587)] {
             for id in ids {
                 let entry = all().mitigation(id).unwrap();
-                told.extend([build.1.as_str(), " ", id, ": ", here(entry, Some(&build)), "\n"]);
+                told.extend([build.1.as_str(), " ", id, ": ", &here(entry, Some(&build)), "\n"]);
             }
         }
+        // What is needed and there reads differently from what is needed and missing.
+        let mut with = at(8827);
+        let fixes = Some(vec!["graph-cache-cap".to_owned()]);
+        with.0.provenance = Some(mitigation::ProvenanceFacts { fixes, ..Default::default() });
+        let id = "graph-cache-cap";
+        told.extend(["with ", id, ": ", &here(all().mitigation(id).unwrap(), Some(&with)), "\n"]);
         let build = at(10_587);
         let text = Chosen::of(all(), Some("cuda"), None).unwrap().here(Some(&build)).text();
         told.extend(

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use warden_diagnose::report::{NotTried, Switch};
-use warden_patches::mitigation::{Action, Advice, Catalogue, LeakKind, Memory, Mitigation, Seen};
+use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
 use warden_policies::experiment::Finding;
@@ -200,9 +200,7 @@ fn suits(
     if matches!(purpose, Purpose::Crash { .. }) {
         return Ok(());
     }
-    let grows = |leak: &String| {
-        list.leak(leak).is_some_and(|leak| matches!(leak.kind, LeakKind::Leak | LeakKind::Cache))
-    };
+    let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
     // Of a set of the user's own nobody knows more than what it says.
     let own = entry.own.is_some() && !entry.memory.is_empty();
     if !own && !entry.cures.iter().any(grows) {
