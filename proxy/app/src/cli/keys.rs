@@ -28,6 +28,45 @@ pub(crate) struct NewArgs {
     /// Appends the section to this file, and prints the key alone. The file is made if there is none.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// What the holder of a new key may do. Without any of it: everything but open the page.
+#[derive(Debug, Default, Args)]
+struct LimitArgs {
+    /// Models that it may use, by name, alias or pattern (`embed-*`), separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    models: Vec<String>,
+    /// Requests in a time: 60/min, 1000/h.
+    #[arg(long, value_name = "RATE")]
+    rate: Option<String>,
+    /// Tokens in a time, of prompts and answers: 200000/h.
+    #[arg(long, value_name = "RATE")]
+    tokens: Option<String>,
+    /// Requests at a time.
+    #[arg(long, value_name = "N")]
+    concurrency: Option<u32>,
+    /// Opens the page on the public listener.
+    #[arg(long)]
+    operator: bool,
+}
+
+impl LimitArgs {
+    /// The lines for the section of the key.
+    fn lines(&self) -> String {
+        let models = (!self.models.is_empty()).then(|| toml::Value::from(self.models.clone()));
+        let rate = |text: &Option<String>| text.clone().map(toml::Value::from);
+        let all = [
+            ("models", models),
+            ("rate", rate(&self.rate)),
+            ("tokens", rate(&self.tokens)),
+            ("concurrency", self.concurrency.map(toml::Value::from)),
+            ("operator", self.operator.then(|| toml::Value::from(true))),
+        ];
+        let given = all.into_iter().filter_map(|(key, value)| Some(format!("{key} = {}\n", value?)));
+        given.collect()
+    }
 }
 
 /// What `keys check` takes.
@@ -46,7 +85,7 @@ pub(crate) fn run(command: KeysCommand) -> Result<(), Failure> {
 
 fn new(args: &NewArgs) -> Result<(), Failure> {
     let key = fresh();
-    let section = section(&args.name, &key);
+    let section = section(&args.name, &key) + &args.limits.lines();
     // What would be refused in the file is refused here.
     KeyFile::parse(Path::new("keys new"), &section)?;
     let Some(file) = &args.file else {
@@ -115,6 +154,27 @@ mod tests {
         let error = append(&file, &section("bob", &fresh()), "bob").unwrap_err();
         assert_eq!(error.code(), 2);
         assert_eq!(std::fs::read(&file).unwrap(), before);
+    }
+
+    #[test]
+    fn what_a_new_key_may_do_is_written_with_it_and_what_is_no_rate_is_refused() {
+        #[derive(clap::Parser)]
+        struct Own {
+            #[command(flatten)]
+            args: NewArgs,
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("keys.toml");
+        let make = |name: &str, limits: &[&str]| {
+            let words = ["new", name, "--file", file.to_str().unwrap()];
+            let own: Own = clap::Parser::try_parse_from(words.iter().chain(limits)).unwrap();
+            new(&own.args)
+        };
+        make("alice", &["--models", "qwen,embed-*", "--rate", "60/min", "--concurrency", "4"]).unwrap();
+        make("root", &["--tokens", "200000/h", "--operator"]).unwrap();
+        let error = make("bob", &["--rate", "60 a minute"]).unwrap_err();
+        assert!(error.lines()[0].contains("is not a rate"), "{:?}", error.lines());
+        insta::assert_snapshot!(table(&KeyFile::load(&file).unwrap()));
     }
 
     #[test]
