@@ -186,19 +186,18 @@ pub(crate) fn has_browsers_marks(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// Whether a request over TCP may come from a page in a browser: such a page can reach loopback addresses, and there is
-/// no key to stop it. A page's requests carry `Origin`, or a host name of the page's own choosing.
-pub(crate) fn from_a_browser_page(headers: &HeaderMap) -> bool {
-    if has_browsers_marks(headers) {
-        return true;
-    }
+/// The host that a request names, unless that is a loopback address or `localhost`; empty where it names none.
+///
+/// Over TCP it gives a page in a browser away: such a page can reach loopback addresses under a host name of its own
+/// choosing, and there is no key to stop it.
+pub(crate) fn foreign_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((v6, _)) => v6,
         None => host.split_once(':').map_or(host, |(name, _)| name),
     };
     let loopback = name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    !(loopback || name == "localhost")
+    (!loopback && name != "localhost").then_some(host)
 }
 
 #[cfg(test)]
@@ -284,11 +283,11 @@ mod tests {
                 })
                 .collect()
         };
-        assert!(!from_a_browser_page(&headers(&[("host", "127.0.0.1:9090")])));
-        assert!(!from_a_browser_page(&headers(&[("host", "[::1]:9090")])));
-        assert!(!from_a_browser_page(&headers(&[("host", "localhost")])));
-        assert!(from_a_browser_page(&headers(&[("host", "evil.example:9090")])));
-        assert!(from_a_browser_page(&headers(&[])));
-        assert!(from_a_browser_page(&headers(&[("host", "localhost"), ("origin", "http://evil.example")])));
+        for own in ["127.0.0.1:9090", "[::1]:9090", "localhost"] {
+            assert_eq!(foreign_host(&headers(&[("host", own)])), None);
+        }
+        assert_eq!(foreign_host(&headers(&[("host", "evil.example:9090")])), Some("evil.example:9090"));
+        assert_eq!(foreign_host(&headers(&[])), Some(""));
+        assert!(has_browsers_marks(&headers(&[("host", "localhost"), ("origin", "http://evil.example")])));
     }
 }

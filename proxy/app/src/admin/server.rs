@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::{Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +25,7 @@ use warden_supervisor::{PrivateDir, instance, restore_directory};
 use super::answer::{Admin, error};
 use super::page;
 use super::query::Query;
-use super::route::{UPGRADE, from_a_browser_page, has_browsers_marks};
+use super::route::{UPGRADE, foreign_host, has_browsers_marks};
 use crate::exit::Failure;
 use crate::sync::lock;
 
@@ -320,6 +320,20 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(tokio::net::TcpSt
     }
 }
 
+/// Why a request may come from a page in a browser and is refused.
+fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
+    if has_browsers_marks(headers) {
+        let message =
+            "requests from pages in a browser are refused: use a program; for browsers there is /page/";
+        return Some(message.to_owned());
+    }
+    let host = foreign_host(headers).filter(|_| over_tcp)?;
+    Some(format!(
+        "`{host}` is not an address of this machine's loopback, and a page in a browser could choose such a name: ask for \
+         http://127.0.0.1:PORT here. A scrape from elsewhere goes to `probe.address`, which serves /metrics under every name"
+    ))
+}
+
 /// `peer`: whose it is, if it came over TCP.
 async fn connection<S>(stream: S, admin: Admin, peer: Option<IpAddr>)
 where
@@ -334,11 +348,8 @@ where
                 Err(request) => request,
             };
             // Somebody may have led the socket to an address that a browser can reach.
-            let headers = request.headers();
-            if has_browsers_marks(headers) || (peer.is_some() && from_a_browser_page(headers)) {
-                let message = "requests from pages in a browser are refused: use a program, with the loopback address as host; \
-                               for browsers there is /page/";
-                return Ok(error(StatusCode::FORBIDDEN, message));
+            if let Some(message) = refused_origin(request.headers(), peer.is_some()) {
+                return Ok(error(StatusCode::FORBIDDEN, &message));
             }
             let uri = request.uri();
             if peer.is_some() && uri.path() == UPGRADE {
@@ -443,6 +454,11 @@ mod tests {
         assert_eq!(client.get(&url).send().await.unwrap().status(), 200);
         let from_page = client.get(&url).header("origin", "http://evil.example");
         assert_eq!(from_page.send().await.unwrap().status(), 403);
+        // A scrape under another name is told the way, and not that it is a browser.
+        let scrape = client.get(&url).header("host", "warden.example:9090").send().await.unwrap();
+        assert_eq!(scrape.status(), 403);
+        let told = scrape.text().await.unwrap();
+        assert!(told.contains("`warden.example:9090`") && told.contains("`probe.address`"), "{told}");
         stop.cancel();
         serving.await.unwrap();
     }
