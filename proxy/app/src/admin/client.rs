@@ -39,12 +39,25 @@ pub(crate) struct Client {
 }
 
 /// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of, else the
-/// only one that has left word in one of `places`: it may keep its state elsewhere.
-pub(crate) fn find(named: Option<PathBuf>, state: &Path, places: &[PathBuf]) -> Result<Client, Failure> {
+/// only one that has left word in one of `places`: it may keep its state elsewhere. Of several, `address` chooses the one that
+/// serves there.
+pub(crate) fn find(
+    named: Option<PathBuf>,
+    state: &Path,
+    places: &[PathBuf],
+    address: Option<&str>,
+) -> Result<Client, Failure> {
     if let Some(socket) = named {
         return Ok(Client::new(socket));
     }
-    match instance::nearest(state, places).as_slice() {
+    choose(&instance::nearest(state, places), address)
+}
+
+fn choose(found: &[LocatedInstance], address: Option<&str>) -> Result<Client, Failure> {
+    if let Some(meant) = found.iter().find(|one| Some(one.instance.address.as_str()) == address) {
+        return Ok(Client::of(meant));
+    }
+    match found {
         [] => Err(Failure::hinted(
             "no llama-warden is running here",
             "start one with `llama-warden serve`, or name its socket with --admin-socket",
@@ -57,7 +70,7 @@ pub(crate) fn find(named: Option<PathBuf>, state: &Path, places: &[PathBuf]) -> 
             let listed: String = listed.collect();
             Err(Failure::usage(
                 format!("several llama-wardens are running:{listed}"),
-                "name one with --admin-socket",
+                "name one with --admin-socket, or its configuration with --config",
             ))
         }
     }
@@ -258,6 +271,7 @@ fn url(segments: &[&str], query: &[(&str, String)]) -> Result<Url, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::answer::Instance;
 
     #[test]
     fn a_name_with_slashes_and_spaces_is_one_segment() {
@@ -269,8 +283,26 @@ mod tests {
     #[test]
     fn with_no_instance_the_hint_says_how_to_start_one() {
         let dir = tempfile::tempdir().unwrap();
-        let Err(failure) = find(None, dir.path(), &[]) else { panic!("found one") };
+        let Err(failure) = find(None, dir.path(), &[], None) else { panic!("found one") };
         assert_eq!(failure.code(), 1);
         assert!(failure.lines()[1].contains("llama-warden serve"));
+    }
+
+    #[test]
+    fn of_several_instances_the_one_that_serves_where_the_configuration_says_is_meant() {
+        let several = ["127.0.0.1:8080", "127.0.0.1:8081"].map(|address| LocatedInstance {
+            instance: Instance {
+                address: address.to_owned(),
+                admin_socket: format!("/run/{address}"),
+                ..Instance::default()
+            },
+            owner: 1,
+        });
+        let chosen = choose(&several, Some("127.0.0.1:8081")).ok().map(|client| client.socket);
+        assert_eq!(chosen, Some(PathBuf::from("/run/127.0.0.1:8081")));
+        for unclear in [None, Some("127.0.0.1:9")] {
+            let Err(failure) = choose(&several, unclear) else { panic!("one was guessed") };
+            assert!(failure.lines()[1].contains("--config"), "{:?}", failure.lines());
+        }
     }
 }

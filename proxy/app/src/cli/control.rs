@@ -1,5 +1,6 @@
 //! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`: what an operator asks of a running instance.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -17,7 +18,7 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::describe;
 
-use super::status::table;
+use super::status::{NOTE, table};
 
 /// Which instance.
 #[derive(Clone, Debug, Args)]
@@ -35,6 +36,7 @@ impl InstanceArgs {
         self.config.load(machine, Vec::new())
     }
 
+    /// The way to the instance: by its socket, else by the configuration that is named, else the only one.
     pub(super) fn client(&self) -> Result<Client, Failure> {
         if let Some(socket) = &self.admin_socket {
             return Ok(Client::new(socket.clone()));
@@ -42,7 +44,11 @@ impl InstanceArgs {
         let machine = Machine::read();
         let loaded = self.load(&machine)?;
         let named = loaded.settings.admin.socket.as_ref().map(|path| loaded.absolute(&machine, path));
-        find(named, &loaded.dirs(&machine)?.state, &machine.meeting_places())
+        // A file that nobody named says nothing of which one is meant.
+        let server = &loaded.settings.server;
+        let address = server.host.parse().ok().filter(|_| self.config.config.is_some());
+        let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
+        find(named, &loaded.dirs(&machine)?.state, &machine.meeting_places(), address.as_deref())
     }
 }
 
@@ -129,7 +135,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     }
     let status: Status = block_on(client.json(Method::GET, &["status"]))??;
     // What a process said last may have quoted a key, and people show this to others.
-    out::write(&secrets::text(&table(&status)))
+    out::write(&secrets::text(&table(&status, out::stdout_is_terminal().then_some(NOTE))))
 }
 
 pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {

@@ -11,9 +11,11 @@ use crate::admin::answer::{Budget, Status};
 use crate::out;
 
 const HEAD: [&str; 11] =
-    ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "RESTARTS", "AGE", "NOTE"];
+    ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
-pub(crate) fn table(status: &Status) -> String {
+/// The table. `notes`: letters of a note in it, where a longer one is cut and said in full under its row; `None` cuts none,
+/// for programs that read lines.
+pub(crate) fn table(status: &Status, notes: Option<usize>) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     let mut text = format!(
@@ -32,50 +34,50 @@ pub(crate) fn table(status: &Status) -> String {
     }
     let mut rows = vec![HEAD.map(str::to_owned).to_vec()];
     // What is said under each row.
-    let mut notes = vec![Vec::new()];
+    let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
-        for (row, lines) in model_rows(model, budget) {
+        for (row, lines) in model_rows(model, budget, notes) {
             rows.push(row);
-            notes.push(lines);
+            under.push(lines);
         }
         // The drivers told of no GPU: then nothing else says that these budgets do nothing.
         let blind =
             (budget.vram_soft.is_some() || budget.vram_hard.is_some()) && status.fleet.devices.is_empty();
-        if let Some(last) = notes.last_mut().filter(|_| blind) {
+        if let Some(last) = under.last_mut().filter(|_| blind) {
             last.push("VRAM: no GPU is visible here, so the budgets on it are off".to_owned());
         }
-        if let (Some(warm), Some(last)) = (&model.warm, notes.last_mut()) {
+        if let (Some(warm), Some(last)) = (&model.warm, under.last_mut()) {
             last.push(format!("last replacement: {warm}"));
         }
-        if let (Some(pin), Some(last)) = (pin(model), notes.last_mut()) {
+        if let (Some(pin), Some(last)) = (pin(model), under.last_mut()) {
             last.push(pin);
         }
         let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
-        if let Some(last) = notes.last_mut().filter(|_| refused > 0) {
+        if let Some(last) = under.last_mut().filter(|_| refused > 0) {
             last.push(format!(
                 "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
             ));
         }
         let mitigations = status.mitigations.get(model.name.as_str());
-        if let (Some(mitigations), Some(last)) = (mitigations, notes.last_mut()) {
+        if let (Some(mitigations), Some(last)) = (mitigations, under.last_mut()) {
             last.push(format!("mitigations: {}", mitigations.join(", ")));
         }
         let advice = status.advice.get(model.name.as_str());
-        if let (Some(advice), Some(last)) = (advice, notes.last_mut()) {
+        if let (Some(advice), Some(last)) = (advice, under.last_mut()) {
             last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
         }
-        if let (Some(canary), Some(last)) = (&model.canary, notes.last_mut()) {
+        if let (Some(canary), Some(last)) = (&model.canary, under.last_mut()) {
             last.push(super::canary::line(canary));
         }
         let tried = model.canary.as_ref().map(|canary| &canary.name);
         let processes = status.fleet.canaries.iter().filter(|own| Some(&own.name) == tried);
-        for (row, lines) in processes.flat_map(|own| model_rows(own, budget)) {
+        for (row, lines) in processes.flat_map(|own| model_rows(own, budget, notes)) {
             rows.push(row);
-            notes.push(lines);
+            under.push(lines);
         }
     }
-    for (row, lines) in out::table(&rows).lines().zip(notes) {
+    for (row, lines) in out::table(&rows).lines().zip(under) {
         text.extend([row, "\n"]);
         text.extend(lines.iter().map(|line| format!("  {line}\n")));
     }
@@ -101,11 +103,12 @@ pub(crate) fn pin(model: &ModelView) -> Option<String> {
 type Row = (Vec<String>, Vec<String>);
 
 /// One row per process; a model without one has a row, too.
-fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
+fn model_rows(model: &ModelView, budget: Budget, notes: Option<usize>) -> Vec<Row> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     let whole = note(model);
-    let cut = shortened(&whole) != whole;
+    let short = notes.map_or_else(|| whole.clone(), |letters| shortened(&whole, letters));
+    let cut = short != whole;
     if with_process.is_empty() {
         let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
         lines.extend(model.outage.as_ref().map(outage));
@@ -114,7 +117,7 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
         );
         lines.extend(model.replace_note.clone().filter(|_| model.remote.is_some()));
         let endpoint = model.backends.first().filter(|_| model.remote.is_some());
-        return vec![(row(model, budget, endpoint, true), lines)];
+        return vec![(row(model, budget, endpoint, Some(&short)), lines)];
     }
     with_process
         .iter()
@@ -127,18 +130,19 @@ fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
             }
             lines.extend(growth::no_reclaim(backend, budget != Budget::default()));
             lines.extend(backend.report.as_ref().map(gpu::lines).unwrap_or_default());
-            (row(model, budget, Some(backend), index == 0), lines)
+            (row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
         })
         .collect()
 }
 
-fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, first: bool) -> Vec<String> {
+/// `note`: what the note says, in the first row of a model alone.
+fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: Option<&str>) -> Vec<String> {
     let dash = || "-".to_owned();
     let of = |value: Option<String>| value.unwrap_or_else(dash);
     let restarts: u64 = model.recycles.iter().map(|(_, count)| count).sum();
     let limit = budget.soft.or(budget.hard).map(|limit| format!(" of {limit}")).unwrap_or_default();
     let memory = |host: HostMemory| format!("{}{limit}", ByteSize(host.charged()));
-    let once = |text: String| if first { text } else { String::new() };
+    let once = |text: String| if note.is_some() { text } else { String::new() };
     let state = match backend {
         Some(backend) if model.backends.len() > 1 => backend.phase.as_str().to_owned(),
         _ => model.state.as_str().to_owned(),
@@ -161,19 +165,19 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, first: 
             format!("{restarts} (+{} crashes)", model.crashes)
         }),
         of(backend.and_then(|backend| backend.ready_for).map(age)),
-        once(shortened(&note(model))),
+        note.unwrap_or_default().to_owned(),
     ]
 }
 
-/// Letters of a note that fit into the table.
-const NOTE: usize = 60;
+/// Letters of a note that fit into the table on a terminal.
+pub(crate) const NOTE: usize = 60;
 
 /// A note for the table: a long one is cut at a word, and said in full under the row.
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= NOTE {
+fn shortened(text: &str, letters: usize) -> String {
+    if text.chars().count() <= letters {
         return text.to_owned();
     }
-    let kept: String = text.chars().take(NOTE).collect();
+    let kept: String = text.chars().take(letters).collect();
     let words = kept.rsplit_once(' ').map_or(kept.as_str(), |(words, _)| words);
     format!("{}…", words.trim_end_matches([',', ';', ':', '.']))
 }
@@ -378,16 +382,15 @@ mod tests {
                 host: None,
             },
         };
-        let text = table(&status);
+        let text = table(&status, Some(NOTE));
         insta::assert_snapshot!(text);
     }
 
     #[test]
     fn a_long_note_is_said_once_in_full_under_the_row() {
-        let sentence =
-            "the last 3 recycles did not bring memory down, so recycling by policy is off: raise the budget";
-        assert_eq!(shortened(sentence), "the last 3 recycles did not bring memory down, so recycling…");
-        assert_eq!(shortened("no such file"), "no such file");
+        let sentence = "the last 3 replacements did not bring memory down, so replacing by policy is off: raise the budget";
+        assert_eq!(shortened(sentence, NOTE), "the last 3 replacements did not bring memory down, so…");
+        assert_eq!(shortened("no such file", NOTE), "no such file");
         let mut failed = model("b", ModelState::Failed, Vec::new());
         failed.last_failure = Some(Failure {
             kind: FailureKind::Exit,
@@ -395,12 +398,15 @@ mod tests {
             lines: Vec::new(),
             failures: 1,
         });
-        let [(row, lines)] = model_rows(&failed, Budget::default()).try_into().unwrap();
+        let [(row, lines)] = model_rows(&failed, Budget::default(), Some(NOTE)).try_into().unwrap();
         assert_eq!(
             row.last().map(String::as_str),
-            Some("the last 3 recycles did not bring memory down, so recycling…")
+            Some("the last 3 replacements did not bring memory down, so…")
         );
         assert_eq!(lines, [sentence]);
+        // A program that reads lines gets the whole of it in the row.
+        let [(row, lines)] = model_rows(&failed, Budget::default(), None).try_into().unwrap();
+        assert_eq!((row.last().map(String::as_str), lines.len()), (Some(sentence), 0));
     }
 
     #[test]

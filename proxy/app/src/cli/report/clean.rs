@@ -1,5 +1,7 @@
 //! What leaves a machine in a report, without secrets: the one redactor by name, place and look, and whatever this machine's
-//! configuration and environment give as a secret, wherever it stands.
+//! configuration and environment give as a secret, wherever it stands. Names of API keys, which are people's, become numbers.
+
+use std::cell::RefCell;
 
 use serde_json::Value;
 use warden_policies::secrets::{self, Known};
@@ -7,9 +9,14 @@ use warden_policies::secrets::{self, Known};
 use crate::config::machine::Machine;
 use crate::config::source::layers::Loaded;
 
+/// What stands in front of the name of an API key, in metrics and where an operator is named, and what ends it.
+const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
+
 #[derive(Debug, Default)]
 pub(super) struct Cleaner {
     known: Known,
+    /// Names of API keys that were found, by their numbers.
+    keys: RefCell<Vec<String>>,
 }
 
 impl Cleaner {
@@ -24,12 +31,31 @@ impl Cleaner {
             variables.extend(model.env.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
         let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        Self { known: Known::of(&args, variables) }
+        Self { known: Known::of(&args, variables), keys: RefCell::default() }
     }
 
     /// Text of several lines. Known ones first: what is left of one is no secret that anything could know by its look.
     pub(super) fn text(&self, text: &str) -> String {
-        secrets::text(&self.known.hide(text.to_owned()))
+        secrets::text(&self.known.hide(self.number_keys(text)))
+    }
+
+    /// `key-1` in the place of the name of an API key, the same number for the same name throughout the report.
+    fn number_keys(&self, text: &str) -> String {
+        let mut keys = self.keys.borrow_mut();
+        KEY_NAMES.iter().fold(text.to_owned(), |text, (before, end)| {
+            let mut parts = text.split(before);
+            let mut shown = parts.next().unwrap_or_default().to_owned();
+            for part in parts {
+                let (name, rest) = part.split_at(part.find(*end).unwrap_or(part.len()));
+                let known = keys.iter().position(|known| known == name);
+                let number = known.unwrap_or_else(|| {
+                    keys.push(name.to_owned());
+                    keys.len() - 1
+                });
+                shown.extend([before, &*format!("key-{}", number + 1), rest]);
+            }
+            shown
+        })
     }
 
     /// A value, as lines that people can read.
@@ -44,7 +70,7 @@ impl Cleaner {
     /// Before it is written as JSON: there a quotation mark in a secret has another face.
     fn without_known(&self, value: Value) -> Value {
         match value {
-            Value::String(text) => self.known.hide(text).into(),
+            Value::String(text) => self.known.hide(self.number_keys(&text)).into(),
             Value::Array(items) => items.into_iter().map(|item| self.without_known(item)).collect(),
             Value::Object(fields) => {
                 let field = |(name, value)| (self.known.hide(name), self.without_known(value));

@@ -71,7 +71,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
         return out::line("nothing was written");
     }
     archive::write(&path, &archive)?;
-    out::line(&format!("{} ({size}): look through it before you send it", path.display()))
+    out::line(&format!("{} ({size}): look through it before you send it", path.display()))?;
+    out::line(
+        "Send it with an issue to the repository that you have llama-warden from; docs/operating.md says what else to tell.",
+    )
 }
 
 /// Everything, cleaned.

@@ -57,6 +57,10 @@ fn planted() -> Contents {
         "a log",
         &format!("GET https://u:hush-pw@h/x?token=hush-q with --api-key {KEY}\nHF_TOKEN={TOKEN}\n"),
     );
+    let metrics =
+        "llama_warden_key_requests_total{key=\"alice\"} 1\nllama_warden_key_requests_total{key=\"bob\"} 2\n";
+    contents.text("metrics.txt", "metrics", metrics);
+    contents.json("pin.json", "who pinned", json!({"by": "page, key bob, 10.0.0.7", "said": "key bobsled"}));
     contents.note(&format!("it said {KEY}"));
     contents.close();
     contents
@@ -78,7 +82,9 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
             "ledger.jsonl",
             "logs/a",
             "machine.txt",
+            "metrics.txt",
             "notes.txt",
+            "pin.json",
             "recordings/a-g1.jsonl",
             "status.json"
         ]
@@ -89,9 +95,15 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
         }
         assert!(!contents.table().contains(secret));
     }
+    for (name, text) in &all {
+        assert!(!text.contains("alice") && !text.contains("bob,"), "the name of a key in {name}:\n{text}");
+    }
     // What is left is of use.
     let of = |name: &str| &all[&format!("llama-warden-report/{name}")];
     assert!(of("config.toml").contains("args = [\"--api-key\", \"***\", \"-mu\", \"https://h/m?***\"]"));
+    assert!(
+        of("metrics.txt").contains("{key=\"key-2\"} 2") && of("pin.json").contains("page, key key-2, 10")
+    );
     assert!(of("events.jsonl").contains("loaded with ***") && of("logs/a").contains("https://***@h/x?***"));
     assert!(of("machine.txt").contains("llama-warden: ") && of("contents.txt").contains("events.jsonl"));
 }
