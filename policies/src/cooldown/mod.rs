@@ -109,7 +109,7 @@ impl std::fmt::Display for Held {
         match self {
             Self::TooSoon { seconds_left, rule } => write!(
                 f,
-                "the last recycle was too recent: {seconds_left} s to wait by {}; the machine itself is not short of memory",
+                "the last replacement was too recent: {seconds_left} s to wait by {}; the machine itself is not short of memory",
                 rule.words()
             ),
             Self::LongRequests { seconds_left } => write!(
@@ -121,22 +121,22 @@ impl std::fmt::Display for Held {
                 let (memory, off, cure) = match series {
                     Some(MemoryKind::Vram(gpu)) => (
                         format!("VRAM on GPU {}", gpu.0),
-                        "recycling because of it",
+                        "replacing because of it",
                         "raise the budget, give it less context or fewer layers on the GPU",
                     ),
                     Some(MemoryKind::Host) | None => {
-                        ("memory".to_owned(), "recycling by policy", "raise the budget, lower --cache-ram")
+                        ("memory".to_owned(), "replacing by policy", "raise the budget, lower --cache-ram")
                     }
                 };
                 write!(
                     f,
-                    "the last {recycles} recycles did not bring {memory} down, so {off} is off: {cure} or change the \
+                    "the last {recycles} replacements did not bring {memory} down, so {off} is off: {cure} or change the \
                      build, then `llama-warden restart` switches it on again"
                 )
             }
             Self::GrowthGoesOn { recycles, seconds } => write!(
                 f,
-                "{recycles} recycles because of growth within {} did not cure it, so growth recycles nothing any more; \
+                "{recycles} replacements because of growth within {} did not cure it, so growth replaces nothing any more; \
                  budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
                  switches it on again",
                 span(Duration::from_secs(*seconds))

@@ -121,13 +121,9 @@ fn reclaim(backend: &BackendView) -> Option<String> {
         text.push_str("; it is being asked now");
     }
     if let Some(last) = &reclaim.last {
-        text.extend([format!(
-            "; asked {} times, last at {} ({}): {}",
-            reclaim.count,
-            last.at,
-            last.reason,
-            last.words()
-        )]);
+        let times =
+            if reclaim.count == 1 { "once, at" } else { &format!("{} times, last at", reclaim.count) };
+        text.extend([format!("; asked {times} {} ({}): {}", last.at, last.reason, last.words())]);
     }
     Some(text)
 }

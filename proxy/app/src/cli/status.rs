@@ -324,6 +324,9 @@ mod tests {
             count: 3,
             last: Some(last),
         };
+        let mut once = two[1].clone();
+        once.reclaim.count = 1;
+        assert!(growth::lines(&once).iter().any(|line| line.contains("; asked once, at 2026-01")));
         failed.outage = Some(Outage {
             refusing: true,
             next_start_unix_ms: 1_800_000_000_000,

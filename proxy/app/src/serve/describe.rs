@@ -93,7 +93,7 @@ pub(crate) fn describe(kind: &EventKind) -> String {
         | EventKind::DriverLeak { message, .. } => message.clone(),
         EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
         EventKind::EndpointSilent { failure } => failure.message.clone(),
-        EventKind::PolicyOff { message } => format!("recycling by policy is off: {message}"),
+        EventKind::PolicyOff { message } => format!("replacing by policy is off: {message}"),
         EventKind::CanaryBegan { binary, share } => {
             let what = share.map_or_else(
                 || "copies of requests, and answers nobody".to_owned(),

@@ -166,7 +166,7 @@ fn models(html: &mut Html, picture: &Picture, data: &Path) {
                     });
                     let mitigations = status.mitigations.get(name).map(|all| all.join(", "));
                     tr.within("td", &[("data-title", &"Mitigations"), ("class", &"says")], |td| {
-                        td.text(mitigations.unwrap_or_else(|| "none".to_owned()));
+                        td.text(mitigations.unwrap_or_else(|| "none configured".to_owned()));
                     });
                 });
             }

@@ -135,7 +135,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
     host(&mut sheet, spec, keeps, here);
     vram(&mut sheet, spec, here);
     growth(&mut sheet, spec, here);
-    rungs(&mut sheet, spec);
+    reclaim(&mut sheet, spec);
     let recycle = &spec.recycle;
     let jitter = recycle.common.jitter * 100.0;
     if let Some(max) = recycle.max_requests {
@@ -200,7 +200,7 @@ fn of_model(spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here<'_>) -> Sheet 
         GrowthMode::Off => "",
     };
     sheet.say(
-        "illness",
+        "health",
         format!("replaced when it is wedged, answers only compute errors, or its GPU reports a fault{slow}"),
     );
     sheet
@@ -351,10 +351,10 @@ fn growth(sheet: &mut Sheet, spec: &ModelSpec, here: &Here<'_>) {
 }
 
 /// What is done before a replacement for memory, and when that is left out.
-fn rungs(sheet: &mut Sheet, spec: &ModelSpec) {
+fn reclaim(sheet: &mut Sheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     sheet.say(
-        "rungs",
+        "reclaim",
         if own.reclaim {
             format!(
                 "first the process is asked to give back what it hoards (a build with the fix reclaim-heap or reclaim-cuda; \
@@ -414,7 +414,7 @@ fn shared(shared: &SharedBudgets, here: &Here<'_>) -> String {
     {
         sheet.say("VRAM", format!("off here: {why}"));
     }
-    sheet.say("turns", "never two replicas of one model at once, one replacement for each GPU at a time");
+    sheet.say("at a time", "never two replicas of one model at once, one replacement for each GPU at a time");
     sheet.text()
 }
 

@@ -377,7 +377,7 @@ mod tests {
         };
         let policy = Outcome {
             reasons: vec![("growth".to_owned(), 10), ("host_soft".to_owned(), 2)],
-            held: vec!["the last recycle was too recent".to_owned()],
+            held: vec!["the last replacement was too recent".to_owned()],
             ..outcome("policy", 12, 0)
         };
         let report = Report {

@@ -98,12 +98,12 @@ impl Pen<'_> {
         }
         let mut x = 0;
         for (key, what) in keys {
-            let needed = u16::try_from(key.len() + what.len() + 2).unwrap_or(width);
-            if x + needed > width + 1 {
+            let needed = u16::try_from(key.len() + what.len() + 1).unwrap_or(width);
+            if x + needed > width {
                 break;
             }
-            x = self.text(x, y, width - x, key, Look::strong());
-            x = self.text(x, y, width.saturating_sub(x), what, Look::bar()) + 1;
+            x = self.text(x, y, width - x, key, Look::strong()) + 1;
+            x = self.text(x, y, width.saturating_sub(x), what, Look::bar()) + 2;
         }
     }
 

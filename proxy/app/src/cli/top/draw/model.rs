@@ -16,13 +16,13 @@ use super::plot::{self, Plot};
 
 const KEYS: [(&str, &str); 9] = [
     ("Esc", "Back"),
-    ("Tab", "Next memory"),
+    ("Tab", "Next"),
     ("t", "Time"),
     ("l", "Log"),
     ("r", "Restart"),
     ("d", "Drain"),
     ("c", "Reclaim"),
-    ("pu", "Pin"),
+    ("p", "Pin"),
     ("q", "Quit"),
 ];
 const FILM: [(&str, &str); 6] = [

@@ -14,7 +14,7 @@ const HELP: [(&str, &str); 20] = [
     ("arrows, j k, PgUp PgDn", "choose a model, or scroll"),
     ("Enter", "the memory of the model; Esc goes back"),
     ("F4, /", "filter by name, state or verdict"),
-    ("F6, > <", "sort; I the other way round"),
+    ("F6, > <", "sort; I reverses the order"),
     ("l", "the log of the model"),
     ("Tab", "its next memory (host, GPUs, replicas)"),
     ("t", "its last hour, its last day, since this screen began"),

@@ -10,7 +10,7 @@ use super::super::state::{Over, State};
 use super::super::text::{rate, tame};
 use super::{Pen, columns, machine};
 
-const KEYS: [(&str, &str); 9] = [
+const KEYS: [(&str, &str); 8] = [
     ("F1", "Help"),
     ("F4", "Filter"),
     ("F6", "Sort"),
@@ -18,7 +18,6 @@ const KEYS: [(&str, &str); 9] = [
     ("l", "Log"),
     ("F9", "Actions"),
     ("r", "Restart"),
-    ("I", "Turn"),
     ("q", "Quit"),
 ];
 const FILM: [(&str, &str); 6] = [
