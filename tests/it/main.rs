@@ -33,6 +33,7 @@ mod idle;
 mod import;
 mod keys;
 mod layout;
+mod links;
 mod loading;
 mod many_models;
 mod measured;
