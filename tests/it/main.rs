@@ -12,6 +12,7 @@ mod canary_under;
 mod cancel;
 mod clients;
 mod continued;
+mod control_groups;
 mod crash;
 mod cure;
 mod dependencies;

@@ -15,25 +15,25 @@ const BACKGROUND: &str = "setsid \"$fake\" \"$@\" &\nexit 0";
 /// The same with a leader that stays and passes no signal on.
 const FOREGROUND: &str = "setsid \"$fake\" \"$@\" &\nwait";
 /// As daemons do: a child of a child.
-const TWICE: &str = "setsid sh -c '\"$0\" \"$@\" & exit 0' \"$fake\" \"$@\"\nexit 0";
+pub(crate) const TWICE: &str = "setsid sh -c '\"$0\" \"$@\" & exit 0' \"$fake\" \"$@\"\nexit 0";
 /// Stays in the group and is left behind.
 const IN_GROUP: &str = "\"$fake\" \"$@\" &\nexit 0";
 
 /// Memory is read often.
 const OFTEN: &str = "sensors.interval = \"50ms\"";
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A warden whose model is started by a script. What it left running is killed at the end of a test that fails.
-struct Wrapped {
-    warden: Warden,
-    servers: Servers,
+pub(crate) struct Wrapped {
+    pub(crate) warden: Warden,
+    pub(crate) servers: Servers,
 }
 
-struct Servers(PathBuf);
+pub(crate) struct Servers(pub(crate) PathBuf);
 
 impl Servers {
     /// The servers of this home, wherever they are: they were told to listen in it.
-    fn all(&self) -> Vec<ProcessId> {
+    pub(crate) fn all(&self) -> Vec<ProcessId> {
         let fake = |process: procfs::process::Process| {
             let line = process.cmdline().ok()?;
             let is_fake = Path::new(line.first()?).file_name()? == "fake-llama";
@@ -41,6 +41,18 @@ impl Servers {
             (is_fake && Path::new(&script).starts_with(&self.0)).then(|| ProcessId::of(process.pid()))?
         };
         all_processes().into_iter().flatten().flatten().filter_map(fake).collect()
+    }
+
+    /// Processes of this home that were started as `sleep 4321`.
+    fn helpers(&self) -> Vec<ProcessId> {
+        let all = all_processes().into_iter().flatten().flatten();
+        let is_helper = |process: &procfs::process::Process| {
+            let environ = process.environ().unwrap_or_default();
+            let script = environ.get(std::ffi::OsStr::new("FAKE_LLAMA_SCRIPT"));
+            script.is_some_and(|script| Path::new(script).starts_with(&self.0))
+                && process.cmdline().is_ok_and(|line| line.contains(&"4321".to_owned()))
+        };
+        all.filter(is_helper).filter_map(|process| ProcessId::of(process.pid())).collect()
     }
 
     async fn one_but(&self, old: Option<ProcessId>) -> Result<ProcessId, Trouble> {
@@ -51,7 +63,7 @@ impl Servers {
         .await
     }
 
-    async fn until_none(&self) -> Outcome {
+    pub(crate) async fn until_none(&self) -> Outcome {
         wait_until("no server runs", SOON, async || self.all().is_empty()).await
     }
 }
@@ -74,14 +86,25 @@ fn wrapper(setup: &Setup, body: &str) -> Result<PathBuf, Trouble> {
 }
 
 async fn start(body: &str, script: &Value, toml: &str) -> Result<Wrapped, Trouble> {
-    let setup = Setup::new()?.top(OFTEN).fake("m", script, toml)?;
-    let program = wrapper(&setup, body)?;
+    start_as(&binaries::llama_warden()?, Setup::new()?, body, script, toml).await
+}
+
+/// The same with a program that is llama-warden.
+pub(crate) async fn start_as(
+    program: &Path,
+    setup: Setup,
+    body: &str,
+    script: &Value,
+    toml: &str,
+) -> Result<Wrapped, Trouble> {
+    let setup = setup.top(OFTEN).fake("m", script, toml)?;
+    let wrapper = wrapper(&setup, body)?;
     let fake = format!("binary = '{}'", binaries::fake_llama()?.display());
-    let config = setup.config().replace(&fake, &format!("binary = '{}'", program.display()));
+    let config = setup.config().replace(&fake, &format!("binary = '{}'", wrapper.display()));
     let servers = Servers(setup.home.path().to_owned());
     let file = setup.home.file("warden.toml", config)?;
-    let warden = setup.start_with(&["serve".into(), "--config".into(), file.into()]).await?;
-    Ok(Wrapped { warden, servers })
+    let args = ["serve".into(), "--config".into(), file.into()];
+    Ok(Wrapped { warden: setup.start_program(program, &args).await?, servers })
 }
 
 impl Wrapped {
@@ -90,7 +113,7 @@ impl Wrapped {
         backends.as_array().and_then(|all| all.first()).cloned().context("no process")
     }
 
-    async fn until_ready(&self, old: Option<ProcessId>) -> Result<ProcessId, Trouble> {
+    pub(crate) async fn until_ready(&self, old: Option<ProcessId>) -> Result<ProcessId, Trouble> {
         let server = self.servers.one_but(old).await?;
         wait_until("the model is ready", SOON, async || {
             self.backend().await.is_ok_and(|backend| backend["phase"] == "ready")
@@ -99,7 +122,7 @@ impl Wrapped {
         Ok(server)
     }
 
-    async fn until_measured(&self, at_least: u64) -> Outcome {
+    pub(crate) async fn until_measured(&self, at_least: u64) -> Outcome {
         wait_until("its memory is measured", SOON, async || {
             let backend = self.backend().await.unwrap_or_default();
             backend["host"]["anon"].as_u64().is_some_and(|bytes| bytes >= at_least)
@@ -107,7 +130,7 @@ impl Wrapped {
         .await
     }
 
-    async fn serves(&self, id: &str) -> Outcome {
+    pub(crate) async fn serves(&self, id: &str) -> Outcome {
         let answer = self.warden.http.post(CHAT, &chat(id, "m", "hi", 4, false)).await?.answer()?;
         assert!(answer.is_whole(), "{answer:?}");
         Ok(())
@@ -115,7 +138,12 @@ impl Wrapped {
 }
 
 async fn is_measured_and_stopped(body: &str, toml: &str) -> Outcome {
-    let mut wrapped = start(body, &json!({"base_mib": 64}), toml).await?;
+    let wrapped = start(body, &json!({"base_mib": 64}), toml).await?;
+    until_measured_and_stopped(wrapped).await
+}
+
+/// Its server, of 64 MiB, is measured, replaced and stopped.
+pub(crate) async fn until_measured_and_stopped(mut wrapped: Wrapped) -> Outcome {
     let old = wrapped.until_ready(None).await?;
     wrapped.until_measured(64 * MIB).await?;
     assert_eq!(wrapped.backend().await?["memory"]["unmeasured"], Value::Null);
@@ -273,17 +301,8 @@ async fn helpers_that_a_wrapper_left_behind_end_with_its_server_and_no_zombie_st
     let body = "setsid sleep 4321 &\n(setsid true &)\nexec \"$fake\" \"$@\"";
     let wrapped = start(body, &json!({}), "").await?;
     let old = wrapped.until_ready(None).await?;
-    let helpers = || {
-        let all = all_processes().into_iter().flatten().flatten();
-        let is_helper = |process: &procfs::process::Process| {
-            let environ = process.environ().unwrap_or_default();
-            let script = environ.get(std::ffi::OsStr::new("FAKE_LLAMA_SCRIPT"));
-            script.is_some_and(|script| Path::new(script).starts_with(&wrapped.servers.0))
-                && process.cmdline().is_ok_and(|line| line.contains(&"4321".to_owned()))
-        };
-        all.filter(is_helper).filter_map(|process| ProcessId::of(process.pid())).collect::<Vec<_>>()
-    };
-    let first = wait_for("the helper runs", SOON, async || helpers().first().copied()).await?;
+    let first =
+        wait_for("the helper runs", SOON, async || wrapped.servers.helpers().first().copied()).await?;
     wrapped.warden.restart("m", 1).await?;
     wrapped.until_ready(Some(old)).await?;
     wait_until("the old helper is gone", SOON, async || !first.is_alive()).await?;

@@ -25,6 +25,7 @@
 //! | [`clients`] | packages of other people, and programs that use them |
 //! | [`storm`] | everything at once, drawn from a seed by [`dice`], and the books afterwards |
 //! | [`scarcity`] | no threads, a disk that hangs, a disk that is full |
+//! | [`control_group`] | a control group in which a llama-warden may make its own, or may not |
 //! | [`ports`] | ports for programs that have to be given one |
 //! | [`words`] | what fake-llama says to a request |
 //! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
@@ -34,6 +35,7 @@
 pub mod binaries;
 pub mod browser;
 pub mod clients;
+pub mod control_group;
 pub mod dice;
 pub mod fake;
 pub mod home;

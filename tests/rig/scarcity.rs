@@ -186,6 +186,6 @@ fn does(program: &str, flags: &[&str], on: &Path) -> bool {
 }
 
 #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     eprintln!("skipped: {why}");
 }

@@ -1,7 +1,8 @@
 //! What the control group (version 2) of a backend tells: memory in use, out-of-memory events, pressure stalls.
 //!
-//! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. Where a backend shares
-//! its group with others, these figures are the group's, and [`CgroupMemory::own`] says so.
+//! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. A group without memory
+//! controller is charged to the next one above that has it: those are its figures. Where a backend shares that group with
+//! others, [`CgroupMemory::own`] says so.
 
 use std::fs;
 use std::path::Path;
@@ -13,9 +14,9 @@ use crate::SensorError;
 /// The group of a backend; each part is `None` where the kernel has no such file for the group, or forbids to read it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// The group, as `/proc/<pid>/cgroup` names it.
+    /// The group that memory is charged to, as `/proc/<pid>/cgroup` names groups.
     pub path: String,
-    /// The group is another one than ours: the backend does not share it with llama-warden.
+    /// llama-warden is not in that group: the backend does not share it with us.
     pub own: bool,
     /// `memory.current`: bytes charged to the group, file pages included.
     pub current: Option<u64>,
@@ -68,12 +69,15 @@ fn read(proc: &Path, root: &Path, pid: u32) -> Result<CgroupMemory, SensorError>
     let ours = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
     // A path with `..` is outside of what our namespace of groups shows.
     let inside = !path.split('/').any(|part| part == "..");
+    let folder = |path: &str| root.join(path.trim_start_matches('/'));
+    let mut above = Path::new(path).ancestors().filter_map(Path::to_str);
+    let is_charged = |path: &&str| folder(path).join("memory.current").exists();
+    let path = if inside { above.find(is_charged).unwrap_or(path) } else { path };
     let file = |name: &str| {
-        let folder = root.join(path.trim_start_matches('/'));
-        if inside { fs::read_to_string(folder.join(name)).ok() } else { None }
+        if inside { fs::read_to_string(folder(path).join(name)).ok() } else { None }
     };
     Ok(CgroupMemory {
-        own: second_version(&ours) != Some(path),
+        own: !second_version(&ours).is_some_and(|ours| Path::new(ours).starts_with(path)),
         current: file("memory.current").and_then(|text| text.trim().parse().ok()),
         events: file("memory.events").as_deref().and_then(events),
         pressure: file("memory.pressure").as_deref().and_then(pressure),
@@ -162,6 +166,20 @@ mod tests {
         let group = of(&root);
         assert!(!group.own);
         assert_eq!((group.current, group.events, group.pressure), (None, None, None));
+    }
+
+    #[test]
+    fn a_group_without_memory_controller_has_the_figures_of_the_one_that_is_charged() {
+        let root = tree(&[
+            ("proc/self/cgroup", "0::/unit\n"),
+            ("proc/7/cgroup", "0::/unit/child\n"),
+            ("cg/unit/child/memory.pressure", "\n"),
+            ("cg/unit/memory.current", "4096\n"),
+            ("cg/unit/memory.events", "low 0\nhigh 0\nmax 0\noom 0\noom_kill 2\n"),
+        ]);
+        let group = of(&root);
+        assert_eq!((group.path.as_str(), group.own, group.current), ("/unit", false, Some(4096)));
+        assert_eq!(group.events.unwrap().oom_kill, 2);
     }
 
     #[test]

@@ -39,7 +39,7 @@ use crate::model::context::{Context, Since};
 use crate::model::{Control, Message, Model};
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
-use crate::process::{World, directories};
+use crate::process::{World, control_group, directories};
 use crate::remote::Remote;
 use crate::spec::{CanarySpec, Common, FleetConfig, RemoteSpec, SharedSpec, Watch};
 use crate::state::StateWriter;
@@ -50,6 +50,7 @@ use crate::view::ledger::{Ledger, LedgerEntry};
 use crate::view::log::{LogRing, LogTail};
 use crate::view::pin_entry::PinView;
 use crate::view::reclaim_entry::ReclaimEntry;
+use crate::worker_threads::{WorkKind, run_job};
 
 /// Digits of a fingerprint that are enough to name it.
 const FINGERPRINT_SHOWN: usize = 8;
@@ -93,11 +94,15 @@ struct Change {
 
 impl Fleet {
     /// Makes the directories, opens the ledger and starts a task for each model. Preloading begins in the background.
+    /// What an instance that was killed left in its control groups is ended before: it may hold memory that we count.
     ///
     /// # Errors
     ///
     /// A directory cannot be made or is somebody else's, the ledger cannot be opened, or names are taken twice.
     pub async fn start(config: FleetConfig, nursery: NurseryHandle) -> Result<Self, FleetError> {
+        if let Err(error) = run_job(WorkKind::Kernel, control_group::end_abandoned).await {
+            tracing::warn!(%error, "what a llama-warden that was killed left running was not looked for");
+        }
         Self::start_in(config, Arc::new(Host::new(nursery))).await
     }
 

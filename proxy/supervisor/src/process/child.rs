@@ -27,6 +27,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use warden_sensors::Relative;
 
 use crate::error::SpawnError;
+use crate::process::control_group::ControlGroup;
 use crate::process::group::{Exit, Group};
 use crate::process::kinship::{self, ChildState, Kinship, LOOK_LIMIT};
 use crate::process::root::ask::ChildId;
@@ -75,11 +76,11 @@ impl Child {
     /// Registers with the current runtime. `mark`: `NAME=VALUE` in its environment that nobody else has; without one,
     /// what leaves its group is nobody's.
     pub(crate) fn watch(spawned: Spawned, mark: Option<String>) -> Result<Self, SpawnError> {
-        let Spawned { group, stdout, stderr } = spawned;
+        let Spawned { group, control, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
         let pid = group.id();
         let pidfd = pidfd.map_err(|errno| SpawnError::Watch { pid, source: errno.into() })?;
-        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), mark)
+        Self::new(Leader::Ours(group), pidfd, stdout.zip(stderr), Kinship::new(pid, mark, control))
     }
 
     /// One of the root's. Registers with the current runtime.
@@ -91,7 +92,9 @@ impl Child {
     ) -> Result<Self, SpawnError> {
         let handed_over = AtomicBool::new(false);
         let leader = Leader::Roots { child, exit: Mutex::default(), handed_over };
-        let child = Self::new(leader, pidfd, output, mark)?;
+        let pid = leader.pid();
+        let control = ControlGroup::of_child(pid).map(Arc::new);
+        let child = Self::new(leader, pidfd, output, Kinship::new(pid, mark, control))?;
         if child.leader_has_ended() {
             // Behind a leader that ended before the hand-over.
             let kinship = Arc::clone(&child.kinship);
@@ -106,7 +109,7 @@ impl Child {
         leader: Leader,
         pidfd: OwnedFd,
         output: Option<(OwnedFd, OwnedFd)>,
-        mark: Option<String>,
+        kinship: Kinship,
     ) -> Result<Self, SpawnError> {
         let pid = leader.pid();
         let failed = |source| SpawnError::Watch { pid, source };
@@ -122,8 +125,7 @@ impl Child {
             )),
             None => None,
         };
-        let kinship = Arc::new(Kinship::new(pid, mark));
-        Ok(Self { leader, pidfd, kinship, output: Mutex::new(output) })
+        Ok(Self { leader, pidfd, kinship: Arc::new(kinship), output: Mutex::new(output) })
     }
 
     /// Its process id, which is also that of its process group.
@@ -324,7 +326,7 @@ impl Child {
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
-            let relatives = self.relatives().await;
+            let relatives = self.look(Kinship::killed_relatives).await;
             // As above: these are its relatives only if it was not reaped while they were looked for.
             if let Some(exit) = group.known() {
                 return exit;
@@ -403,12 +405,16 @@ impl Child {
 
     /// What belongs to it beside its leader.
     async fn relatives(&self) -> Vec<Relative> {
+        self.look(Kinship::relatives).await
+    }
+
+    async fn look(&self, look: fn(&Kinship) -> Vec<Relative>) -> Vec<Relative> {
         if !self.kinship.has_relatives() {
             return Vec::new();
         }
         let kinship = Arc::clone(&self.kinship);
         // Some small reads of /proc: not for a runtime thread.
-        kinship::found_in_time(self.pid(), run_job(WorkKind::Kernel, move || kinship.relatives())).await
+        kinship::found_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
     }
 }
 
@@ -436,7 +442,7 @@ impl Drop for Child {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
             // Nobody can wait here, and the leader must not be reaped before.
-            let left = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.relatives());
+            let left = run_briefly(WorkKind::Kernel, LOOK_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }
     }

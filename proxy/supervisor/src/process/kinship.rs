@@ -1,6 +1,7 @@
 //! What belongs to a child beside its process group, and what is known of its server. The child's own task asks and
 //! acts; here is the state that others look at.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use warden_sensors::{
     Ancestry, Relative, StartedProcess, children_of, marked_below, process_tree, relatives,
 };
 
+use crate::process::control_group::ControlGroup;
 use crate::process::group::Exit;
 use crate::process::instance;
 use crate::process::server_place::{AskedToEnd, KnownServer, LeftBehind, Server, is_handed_to_us};
@@ -39,6 +41,7 @@ pub(crate) struct Kinship {
     started: Option<u64>,
     /// `NAME=VALUE`. A child without one has no relatives: the instance after us, whose children are its own.
     mark: Option<String>,
+    control: Option<Arc<ControlGroup>>,
     state: watch::Sender<ChildState>,
     /// The leader has ended, and what it left behind runs.
     is_outlived: AtomicBool,
@@ -53,12 +56,13 @@ pub(crate) fn mark_of(command: &Command) -> Option<String> {
 }
 
 impl Kinship {
-    pub(crate) fn new(leader: u32, mark: Option<String>) -> Self {
+    pub(crate) fn new(leader: u32, mark: Option<String>, control: Option<Arc<ControlGroup>>) -> Self {
         let started = StartedProcess::with_pid(leader).map(|leader| leader.started);
         Self {
             leader,
             started,
             mark,
+            control,
             state: watch::Sender::default(),
             is_outlived: AtomicBool::default(),
             is_terminated_outside: AtomicBool::default(),
@@ -105,7 +109,7 @@ impl Kinship {
     }
 
     /// The server, where its own end counts: it is outside of the group, or its leader has ended.
-    pub(crate) fn watched_server(&self) -> Option<std::sync::Arc<WatchedProcess>> {
+    pub(crate) fn watched_server(&self) -> Option<Arc<WatchedProcess>> {
         match self.server()? {
             Server::Outside { server, .. } => Some(server),
             Server::Member(server) if self.is_outlived() => Some(server),
@@ -117,24 +121,37 @@ impl Kinship {
     pub(crate) fn relatives(&self) -> Vec<Relative> {
         let Some(mark) = &self.mark else { return Vec::new() };
         let mut all = relatives(Ancestry { leader: self.leader, reaper: instance::id(), mark });
+        all.extend(self.members());
         if let Some(Server::Outside { server, is_relative: false }) = self.server() {
             let found = process_tree(server.process());
             all.extend(found.into_iter().filter(|one| one.process.pid != self.leader));
-            all.sort_by_key(|one| one.process);
-            all.dedup_by_key(|one| one.process);
         }
+        all.sort_by_key(|one| one.process);
+        all.dedup_by_key(|one| one.process);
         all
     }
 
-    /// The processes that are measured beside the leader and its group; none as long as the server is among those.
-    /// Reads `/proc`, as above.
-    pub(crate) fn measured_outside(&self) -> Vec<u32> {
-        if self.watched_server().is_none() {
-            return Vec::new();
+    /// The same after SIGKILL to whatever is in the control group, so that nothing can start another process meanwhile.
+    pub(crate) fn killed_relatives(&self) -> Vec<Relative> {
+        if let Some(control) = &self.control {
+            control.kill();
         }
+        self.relatives()
+    }
+
+    /// The members of the control group but for the leader.
+    fn members(&self) -> Vec<Relative> {
+        let all = self.control.as_ref().map(|control| control.members()).unwrap_or_default();
+        all.into_iter().filter(|one| one.process.pid != self.leader).collect()
+    }
+
+    /// The processes that are measured beside the leader and its group: all of the control group, and where the server is
+    /// not in the process group, all relatives. Reads `/proc`, as above.
+    pub(crate) fn measured_outside(&self) -> Vec<u32> {
+        let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
         // Below a leader that has ended, its group is not found from the top.
         let whole = self.is_outlived();
-        let all = self.relatives().into_iter().filter(|one| !one.is_zombie);
+        let all = found.into_iter().filter(|one| !one.is_zombie);
         all.filter(|one| whole || one.group != self.leader).map(|one| one.process.pid).collect()
     }
 

@@ -7,6 +7,7 @@
 //! | `root`, `instance` | the process that forks for those that follow us; the process id that they keep |
 //! | `heir` | what a process is to whoever goes on with it |
 //! | `kinship`, `server_place`, `server_search`, `watched_process` | what has left a child's group: found, watched, stopped with it |
+//! | `control_group` | where the kernel allows it, a group of version 2 for each child, that nothing leaves |
 //! | `own_port` | nothing is sent to another program that has come by the child's port |
 //! | `host` | this machine: children, probes, readings |
 //! | `backend_http`, `backend_slots`, `hints` | how a backend is asked, and what its command says of that |
@@ -23,6 +24,7 @@
 pub(crate) mod backend_http;
 pub(crate) mod backend_slots;
 pub(crate) mod child;
+pub(crate) mod control_group;
 pub(crate) mod directories;
 pub(crate) mod discreet;
 pub(crate) mod endpoint;

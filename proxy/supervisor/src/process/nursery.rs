@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::error::SpawnError;
 use crate::process::child::Child;
+use crate::process::control_group::ControlGroups;
 use crate::process::group::Exit;
 use crate::process::kinship::{self, Orphans};
 use crate::process::root::ask::Program;
@@ -93,18 +94,28 @@ impl Nursery {
     /// ends, not when this returns. What has left their groups is killed before this returns: the kernel ties only the
     /// children themselves to us.
     pub fn run(self) {
-        let mut orphans = Orphans::default();
+        let (mut orphans, mut groups) = (Orphans::default(), ControlGroups::default());
         loop {
             // A caller that left meanwhile drops the child, which kills it.
             match self.orders.recv_timeout(REAP_INTERVAL) {
-                Ok(Order::Spawn(request, reply)) => drop(reply.send(spawn(&request))),
+                Ok(Order::Spawn(request, reply)) => {
+                    groups.remove_unused();
+                    // What has no mark is no model: the instance after us has children of its own.
+                    let is_marked = kinship::mark_of(&request.command).is_some();
+                    let control = if is_marked { groups.make() } else { None };
+                    drop(reply.send(spawn(&request, control)));
+                }
                 Ok(Order::Succeed(next, reply)) => drop(reply.send(spawn_successor(&next.0, &next.1))),
-                Err(RecvTimeoutError::Timeout) if self.is_root => orphans.reap(),
+                Err(RecvTimeoutError::Timeout) if self.is_root => {
+                    orphans.reap();
+                    groups.remove_unused();
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         if self.is_root {
+            groups.end();
             kinship::kill_all_marked();
         }
     }

@@ -1,7 +1,8 @@
 //! Creates one process: the only file of the program with `unsafe` code (the library that it carries is another matter).
 //!
 //! The child leads a process group of its own, dies by SIGKILL when the forking thread dies, starts with an empty signal
-//! mask and SIGHUP ignored, and inherits no file but its three standard ones. Must be called on a thread that lives as long as we do.
+//! mask and SIGHUP ignored, and inherits no file but its three standard ones. It runs in its control group, if it gets one,
+//! before its program does. Must be called on a thread that lives as long as we do.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
@@ -9,12 +10,14 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal};
 use warden_policies::own_variables::is_ours_alone;
 
 use crate::error::SpawnError;
+use crate::process::control_group::ControlGroup;
 use crate::process::group::Group;
 use crate::process::root::ask::Program;
 use crate::spec::SpawnRequest;
@@ -23,6 +26,8 @@ use crate::spec::SpawnRequest;
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pub(crate) group: Group,
+    /// Whatever it starts stays in there.
+    pub(crate) control: Option<Arc<ControlGroup>>,
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
 }
@@ -41,7 +46,7 @@ pub(crate) fn spawn_successor(program: &Program, files: &[OwnedFd; 2]) -> Result
     inherit(&mut command, own, [root, handover]);
     let failed = |source| SpawnError::Exec { binary: program.binary.clone(), source };
     let child = command.stdin(Stdio::null()).spawn().map_err(failed)?;
-    Ok(Spawned { group: Group::new(Pid::from_child(&child)), stdout: None, stderr: None })
+    Ok(Spawned { group: Group::new(Pid::from_child(&child)), control: None, stdout: None, stderr: None })
 }
 
 #[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
@@ -121,7 +126,10 @@ unsafe fn take(file: RawFd) -> Option<UnixStream> {
 }
 
 /// Forks and executes; returns when the new program runs or could not be run.
-pub(crate) fn spawn(request: &SpawnRequest) -> Result<Spawned, SpawnError> {
+pub(crate) fn spawn(
+    request: &SpawnRequest,
+    control: Option<Arc<ControlGroup>>,
+) -> Result<Spawned, SpawnError> {
     let what = &request.command;
     let mut command = Command::new(&what.binary);
     command.args(&what.args);
@@ -138,7 +146,11 @@ pub(crate) fn spawn(request: &SpawnRequest) -> Result<Spawned, SpawnError> {
     if let Some(directory) = &what.directory {
         command.current_dir(directory);
     }
-    prepare(&mut command, rustix::process::getpid());
+    prepare(
+        &mut command,
+        rustix::process::getpid(),
+        control.as_ref().and_then(|group| group.entrance().ok()),
+    );
 
     let mut child = command.spawn().map_err(|source| match &what.directory {
         Some(directory) if !directory.is_dir() => {
@@ -150,24 +162,29 @@ pub(crate) fn spawn(request: &SpawnRequest) -> Result<Spawned, SpawnError> {
     adjust_oom_score(pid, request.oom_score_adj);
     Ok(Spawned {
         group: Group::new(pid),
+        control,
         stdout: child.stdout.take().map(OwnedFd::from),
         stderr: child.stderr.take().map(OwnedFd::from),
     })
 }
 
 #[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
-fn prepare(command: &mut Command, parent: Pid) {
+fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
     // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. It makes system
     // calls alone, allocates nothing and takes no lock: the error values are plain numbers.
     unsafe {
-        command.pre_exec(move || before_exec(parent));
+        command.pre_exec(move || before_exec(parent, control.as_ref()));
     }
 }
 
 /// Runs in the child between fork and exec: system calls only.
 #[expect(unsafe_code, reason = "libc's signal() has no safe wrapper")]
-fn before_exec(parent: Pid) -> io::Result<()> {
+fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     die_with(parent)?;
+    if let Some(control) = control {
+        // Where the kernel refuses, the child is started as without a group.
+        let _outside = rustix::io::write(control, b"0");
+    }
     // What rotates our log may send SIGHUP to every process of a service, and llama-server would die of it. It handles
     // INT and TERM alone, so an ignored HUP, which is inherited through exec, stays ignored.
     // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.

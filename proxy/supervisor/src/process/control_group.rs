@@ -1,0 +1,396 @@
+//! A control group (version 2) for each child: whatever the child starts stays in it, also in another session, behind a
+//! parent that has ended and with another environment.
+//!
+//! ```text
+//!   <the group that we run in>/
+//!     llama-warden-<pid of the root>-<number>/     one child and what it started; flocked by the root while that lives
+//! ```
+//!
+//! The root makes, locks and removes the groups; its successors only read them. A group that nobody holds was left by an
+//! instance that was killed: the next start ends what lives in it. A lock says so across process and mount namespaces,
+//! and no number that is used again can be mistaken. Groups are used for membership alone: no controller is enabled, so
+//! memory is charged and limited as without them. Where no group can be made, children are started without one.
+//!
+//! Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst`; systemd's `CGROUP_DELEGATION.md`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use tokio::time::Instant;
+use warden_sensors::Relative;
+
+use crate::process::{instance, watched_process};
+
+const PREFIX: &str = "llama-warden-";
+/// The file that lists the processes of a group, and takes new ones.
+const MEMBERS: &str = "cgroup.procs";
+/// Controllers that would part the processor or the disk among groups instead of processes.
+const SHARING: [&str; 2] = ["cpu", "io"];
+/// The extended attributes with which systemd marks a group that it has given away.
+const DELEGATED: [&str; 2] = ["user.delegate", "trusted.delegate"];
+/// Names that are tried: a group of an earlier process with our number may be left.
+const NAME_ATTEMPTS: usize = 16;
+/// Groups below one of ours, of a container tool for instance, that are looked into.
+const DEPTH_LIMIT: usize = 8;
+/// How long killed processes may take until their group is empty.
+const EMPTY_LIMIT: Duration = Duration::from_secs(5);
+/// The pause between two tries to remove a group.
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
+
+/// The control group of one child.
+#[derive(Debug)]
+pub(crate) struct ControlGroup {
+    path: PathBuf,
+    /// `None` in a successor of the root.
+    _lock: Option<OwnedFd>,
+}
+
+impl ControlGroup {
+    /// Makes a group in this one and locks it.
+    fn make(own: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        for _ in 0..NAME_ATTEMPTS {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = own.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            // Nobody else may open the group: a lock of theirs would keep it from us.
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
+            // `None`: an instance that has just started took it for one that was left.
+            if let Some(made) = Self::claim(path)? {
+                return Ok(made);
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Takes a group that nobody holds; `None` if somebody does, or it is gone or another user's.
+    fn claim(path: PathBuf) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            opened => File::from(opened?),
+        };
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let held = lock.metadata()?;
+        let is_there = fs::metadata(&path).is_ok_and(|now| now.ino() == held.ino());
+        let is_ours = held.uid() == rustix::process::geteuid().as_raw();
+        Ok((is_there && is_ours).then(|| Self { path, _lock: Some(lock.into()) }))
+    }
+
+    /// The group that the root made for a child, in a successor of the root.
+    pub(crate) fn of_child(leader: u32) -> Option<Self> {
+        let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
+        let group = second_version(&listed)?;
+        let is_made_for_us = maker(Path::new(group).file_name()?.to_str()?) == Some(instance::id());
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let path = directories(&mounts, group).into_iter().find(|path| path.join(MEMBERS).exists())?;
+        is_made_for_us.then_some(Self { path, _lock: None })
+    }
+
+    /// The file through which a process enters the group, by writing `0`.
+    pub(crate) fn entrance(&self) -> io::Result<OwnedFd> {
+        Ok(File::options().write(true).open(self.path.join(MEMBERS))?.into())
+    }
+
+    /// Its processes; zombies are in no group. Reads `/proc`: not for a runtime thread.
+    pub(crate) fn members(&self) -> Vec<Relative> {
+        let before = self.pids();
+        let found: Vec<Relative> = before.into_iter().filter_map(Relative::with_pid).collect();
+        // A number may have become a stranger's before it was looked at: what is still listed was it, then.
+        let still = self.pids();
+        found.into_iter().filter(|one| still.contains(&one.process.pid)).collect()
+    }
+
+    fn pids(&self) -> BTreeSet<u32> {
+        let listed = below(&self.path).into_iter().map(|group| fs::read_to_string(group.join(MEMBERS)));
+        let texts: Vec<String> = listed.filter_map(Result::ok).collect();
+        // A process that has no number in our namespace is listed as 0.
+        texts
+            .iter()
+            .flat_map(|text| text.lines())
+            .filter_map(|pid| pid.parse().ok())
+            .filter(|pid| *pid > 0)
+            .collect()
+    }
+
+    /// Sends SIGKILL to all its processes: at once where the kernel can (Linux 5.14), one by one otherwise.
+    pub(crate) fn kill(&self) {
+        if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
+            self.kill_members();
+        }
+    }
+
+    fn kill_members(&self) {
+        self.members().into_iter().for_each(|one| watched_process::kill(one.process));
+    }
+
+    /// Removes it with the groups below; whether it is gone. One with processes stays.
+    fn remove(&self) -> bool {
+        for group in below(&self.path).iter().rev() {
+            let _busy = fs::remove_dir(group);
+        }
+        !self.path.exists()
+    }
+
+    /// Kills what is in it until it can be removed; whether that was possible until then.
+    #[expect(clippy::disallowed_methods, reason = "a thread that nobody is served by")]
+    fn end(&self, until: Instant) -> bool {
+        loop {
+            self.kill();
+            if self.remove() {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(REMOVE_PAUSE);
+        }
+    }
+}
+
+/// The groups that the root has made and not yet removed.
+#[derive(Debug, Default)]
+pub(crate) struct ControlGroups {
+    made: Vec<Arc<ControlGroup>>,
+}
+
+impl ControlGroups {
+    /// A new group for a child; `None` where none can be made.
+    pub(crate) fn make(&mut self) -> Option<Arc<ControlGroup>> {
+        let made = own_group().map_err(io::Error::other).and_then(|own| ControlGroup::make(&own));
+        match made {
+            Ok(group) => {
+                tracing::debug!(group = %group.path.display(), "a child gets a control group of its own");
+                let group = Arc::new(group);
+                self.made.push(Arc::clone(&group));
+                Some(group)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a child is started without a control group of its own");
+                None
+            }
+        }
+    }
+
+    /// Removes those whose child is over and reaped, as far as they are empty.
+    pub(crate) fn remove_unused(&mut self) {
+        self.made.retain(|group| {
+            let is_used = Arc::strong_count(group) > 1;
+            if !is_used {
+                group.kill();
+            }
+            is_used || !group.remove()
+        });
+    }
+
+    /// Kills what is in them and removes them.
+    pub(crate) fn end(self) {
+        let until = Instant::now() + EMPTY_LIMIT;
+        self.made.iter().for_each(|group| group.kill());
+        for group in &self.made {
+            if !group.end(until) {
+                tell_of_rest(group);
+            }
+        }
+    }
+}
+
+/// Ends what an instance that was killed left in groups of the one that we run in, and removes them. Groups of instances
+/// that live, in whatever process they go on, are left alone.
+pub(crate) fn end_abandoned() {
+    let Ok(own) = own_group() else { return };
+    let until = Instant::now() + EMPTY_LIMIT;
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(maker).is_none() {
+            continue;
+        }
+        let Ok(Some(group)) = ControlGroup::claim(entry.path()) else { continue };
+        let pids = group.pids();
+        let is_removed = group.end(until);
+        if !pids.is_empty() {
+            tracing::warn!(
+                group = %group.path.display(),
+                ?pids,
+                "processes of a llama-warden that was killed were still running: they are killed"
+            );
+        }
+        if !is_removed {
+            tell_of_rest(&group);
+        }
+    }
+}
+
+fn tell_of_rest(group: &ControlGroup) {
+    tracing::error!(
+        group = %group.path.display(),
+        pids = ?group.pids(),
+        "a control group cannot be removed: its processes do not end although they were killed"
+    );
+}
+
+/// The process id in the name of a group that we make.
+fn maker(name: &str) -> Option<u32> {
+    let (pid, number) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    pid.parse().ok()
+}
+
+/// The line `0::/path` of `/proc/PID/cgroup`.
+fn second_version(groups: &str) -> Option<&str> {
+    groups.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+/// Where this group may be in the file system, by the mounts of `/proc/self/mountinfo`.
+fn directories(mounts: &str, group: &str) -> Vec<PathBuf> {
+    let is_outside = |path: &str| path.split('/').any(|part| part == "..");
+    let directory = |line: &str| {
+        let (mount, source) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        // An escaped character stands in no path of ours.
+        let is_known = source.starts_with("cgroup2 ")
+            && !place.contains('\\')
+            && !is_outside(root)
+            && !is_outside(group);
+        let inside = Path::new(group).strip_prefix(root).ok().filter(|_| is_known)?;
+        Some(Path::new(place).join(inside))
+    };
+    mounts.lines().filter_map(directory).collect()
+}
+
+/// The directory of the group that we run in, if groups for children may be made in it; otherwise why not.
+fn own_group() -> Result<PathBuf, String> {
+    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
+    let groups = read("/proc/self/cgroup")?;
+    let group = second_version(&groups).ok_or("the kernel has no control groups of version 2")?;
+    let own = std::process::id().to_string();
+    let is_ours = |path: &PathBuf| {
+        fs::read_to_string(path.join(MEMBERS)).is_ok_and(|members| members.lines().any(|pid| pid == own))
+    };
+    let found = directories(&read("/proc/self/mountinfo")?, group).into_iter().find(is_ours);
+    let path = found.ok_or("our control group is mounted nowhere")?;
+    let content = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
+    refusal(&content("cgroup.type"), &content("cgroup.subtree_control")).map_or(Ok(()), Err)?;
+    if Path::new("/run/systemd/system").exists() && !is_delegated(&path) {
+        return Err("systemd manages our control group and has not delegated it (`Delegate=yes`)".to_owned());
+    }
+    Ok(path)
+}
+
+/// Why a group of this `cgroup.type` and `cgroup.subtree_control` is not to have children of ours. The root has no type.
+fn refusal(kind: &str, controllers: &str) -> Option<String> {
+    if !matches!(kind.trim(), "" | "domain") {
+        return Some(format!("our control group is {}", kind.trim()));
+    }
+    let sharing = controllers.split_ascii_whitespace().find(|name| SHARING.contains(name))?;
+    Some(format!("`{sharing}` is parted among the groups in ours, so a group would change a child's share"))
+}
+
+fn is_delegated(path: &Path) -> bool {
+    let has = |name: &str| {
+        let mut value = [0_u8; 8];
+        let length = rustix::fs::getxattr(path, name, &mut value);
+        length.is_ok_and(|length| value.get(..length).is_some_and(|value| value == b"1"))
+    };
+    DELEGATED.into_iter().any(has)
+}
+
+/// A group and those below it, each before those in it.
+fn below(group: &Path) -> Vec<PathBuf> {
+    let mut all = vec![group.to_owned()];
+    let mut level = 0..1;
+    for _ in 0..DEPTH_LIMIT {
+        let inner: Vec<PathBuf> = all[level.clone()].iter().flat_map(|group| groups_in(group)).collect();
+        level = all.len()..all.len() + inner.len();
+        all.extend(inner);
+    }
+    all
+}
+
+fn groups_in(group: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(group).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 1 0:20 / /proc rw,relatime - proc proc rw
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw
+42 31 0:38 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw
+43 31 0:38 /../other /mnt/other rw - cgroup2 cgroup2 rw
+44 31 0:38 / /mnt/a\\040b rw - cgroup2 cgroup2 rw
+45 31 0:39 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+";
+
+    #[test]
+    fn a_group_is_looked_for_in_each_mount_that_shows_it() {
+        let found = |group| {
+            let all = directories(MOUNTS, group).into_iter();
+            all.map(|path| path.to_string_lossy().into_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(found("/docker/x/y"), ["/sys/fs/cgroup/unified/docker/x/y", "/sys/fs/cgroup/y"]);
+        assert_eq!(found("/a"), ["/sys/fs/cgroup/unified/a"]);
+        assert_eq!(found("/../../a"), [""; 0]);
+        assert_eq!(second_version("4:memory:/a\n0::/b\n"), Some("/b"));
+        assert_eq!(second_version("4:memory:/a\n1:name=systemd:/b\n"), None);
+    }
+
+    #[test]
+    fn only_names_of_ours_are_taken_for_groups_of_ours() {
+        assert_eq!(maker("llama-warden-12-3"), Some(12));
+        for other in
+            ["llama-warden-12", "llama-warden-x-3", "llama-warden-12-3-4", "llama-warden.service", "12-3"]
+        {
+            assert_eq!(maker(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_threaded_group_and_one_whose_children_share_the_processor_get_no_groups() {
+        for (kind, controllers) in [("", ""), ("domain\n", "\n"), ("", "memory pids\n")] {
+            assert_eq!(refusal(kind, controllers), None, "{kind} {controllers}");
+        }
+        assert_eq!(refusal("threaded\n", "").unwrap(), "our control group is threaded");
+        assert!(refusal("", "cpuset cpu memory\n").unwrap().starts_with("`cpu` is parted"));
+        assert_eq!(refusal("", "cpuset\n"), None);
+    }
+
+    /// With real groups, where the kernel gives some.
+    #[test]
+    fn a_group_that_is_held_is_nobody_elses_and_its_processes_are_killed_one_by_one_too() {
+        let Ok(own) = own_group() else { return };
+        let Ok(group) = ControlGroup::make(&own) else { return };
+        assert!(ControlGroup::claim(group.path.clone()).unwrap().is_none(), "it is held");
+        let inner = group.path.join("inner");
+        fs::create_dir(&inner).unwrap();
+        let sleeper = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let (mut one, mut other) = (sleeper(), sleeper());
+        fs::write(group.path.join(MEMBERS), one.id().to_string()).unwrap();
+        fs::write(inner.join(MEMBERS), other.id().to_string()).unwrap();
+        let pids: Vec<u32> = group.members().iter().map(|member| member.process.pid).collect();
+        assert!(pids.len() == 2 && pids.contains(&one.id()) && pids.contains(&other.id()), "{pids:?}");
+        assert!(!group.remove(), "it is in use");
+        group.kill_members();
+        assert!(group.end(Instant::now() + EMPTY_LIMIT), "zombies are in nobody's way");
+        assert!(!one.wait().unwrap().success() && !other.wait().unwrap().success());
+        assert!(ControlGroup::claim(group.path.clone()).unwrap().is_none(), "it is gone");
+    }
+}
