@@ -1,5 +1,6 @@
-//! Promise: where the kernel lets llama-warden make control groups, whatever a wrapper started ends with its server, also
-//! what hides from its process group, session and environment; and what a killed llama-warden left ends at the next start.
+//! Promise: where the kernel lets llama-warden make control groups, whatever a wrapper started ends with its server,
+//! also what hides from its process group, session and environment; and what a killed llama-warden left ends at the
+//! next start.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,9 @@ use warden_rig::{Outcome, Trouble, binaries, wait_until};
 use crate::wrappers::{MIB, TWICE, Wrapped, start_as, until_measured_and_stopped};
 
 /// A daemon with another environment, beside a server that stays: nothing but a control group tells whose it is.
-const BESIDE: &str = "(setsid env -i FAKE_LLAMA_SCRIPT=\"$FAKE_LLAMA_SCRIPT\" \"$fake\" -m \"$2\" --host \"$HOME/beside-$$.sock\" &)\nexec \"$fake\" \"$@\"";
+const BESIDE: &str = "\
+(setsid env -i FAKE_LLAMA_SCRIPT=\"$FAKE_LLAMA_SCRIPT\" \"$fake\" -m \"$2\" --host \"$HOME/beside-$$.sock\" &)
+ exec \"$fake\" \"$@\"";
 const SIZE: u64 = 64;
 
 /// A home, a group to be in, and the program that is started in it.

@@ -70,7 +70,7 @@ impl Servers {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        for server in self.all() {
+        for server in self.all().into_iter().chain(self.helpers()) {
             server.signal(Signal::KILL);
         }
     }

@@ -49,11 +49,13 @@ impl OuterGroup {
     /// # Errors
     /// It cannot be written.
     pub fn program(&self, home: &Home, rights: GroupRights) -> Result<PathBuf, Trouble> {
-        let read_only = "grep \" - cgroup2 \" /proc/self/mountinfo | while read -r _ _ _ _ place _; do mount -o remount,bind,ro \"$place\"; done\n";
+        let read_only = "grep \" - cgroup2 \" /proc/self/mountinfo | while read -r _ _ _ _ place _; do \
+                         mount -o remount,bind,ro \"$place\"; done\n";
         let name = if rights == GroupRights::Read { "warden-without-groups" } else { "warden-with-groups" };
         let limits = if rights == GroupRights::Read { read_only } else { "" };
         let text = format!(
-            "#!/bin/sh\nexec unshare -m sh -c 'set -e\n{MOUNT}\necho $$ > \"$0/{}/cgroup.procs\"\n{limits}exec \"{}\" \"$@\"' '{}' \"$@\"\n",
+            "#!/bin/sh\nexec unshare -m sh -c 'set -e\n{MOUNT}\necho $$ > \"$0/{}/cgroup.procs\"\n\
+             {limits}exec \"{}\" \"$@\"' '{}' \"$@\"\n",
             self.name,
             binaries::llama_warden()?.display(),
             self.mount.path().display(),
@@ -88,7 +90,8 @@ impl OuterGroup {
 
 impl Drop for OuterGroup {
     fn drop(&mut self) {
-        let script = "cd \"$0/$1\" && echo 1 > cgroup.kill; for n in 1 2 3 4 5 6 7 8 9 10; do find . -mindepth 1 -depth -type d -exec rmdir {} +; \
+        let script = "cd \"$0/$1\" && echo 1 > cgroup.kill; for n in 1 2 3 4 5 6 7 8 9 10; do \
+                      find . -mindepth 1 -depth -type d -exec rmdir {} +; \
                       cd \"$0\" && rmdir \"$1\" && break; sleep 0.1; cd \"$0/$1\"; done";
         let _removed = self.shell(script);
     }

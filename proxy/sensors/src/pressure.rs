@@ -1,8 +1,8 @@
 //! What the control group (version 2) of a backend tells: memory in use, out-of-memory events, pressure stalls.
 //!
-//! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. A group without memory
-//! controller is charged to the next one above that has it: those are its figures. Where a backend shares that group with
-//! others, [`CgroupMemory::own`] says so.
+//! `memory.current` counts the page cache of a mapped model too, so it is shown and never judged. A group without
+//! memory controller is charged to the next one above that has it: those are its figures. Where a backend shares that
+//! group with others, [`CgroupMemory::own`] says so.
 
 use std::fs;
 use std::path::Path;

@@ -6,9 +6,9 @@
 //!     llama-warden-<pid of the root>-<number>/     one child and what it started; flocked by the root while that lives
 //! ```
 //!
-//! The root makes, locks and removes the groups; its successors only read them. A group that nobody holds was left by an
-//! instance that was killed: the next start ends what lives in it. A lock says so across process and mount namespaces,
-//! and no number that is used again can be mistaken. Groups are used for membership alone: no controller is enabled, so
+//! The root makes, locks and removes the groups; its successors only read them. A group that nobody holds was left by
+//! an instance that was killed: the next start ends what lives in it. A lock says so across process and mount
+//! namespaces, and no number that is used again can be mistaken. Groups are used for membership alone: no controller is enabled, so
 //! memory is charged and limited as without them. Where no group can be made, children are started without one.
 //!
 //! Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst`; systemd's `CGROUP_DELEGATION.md`.
@@ -207,8 +207,8 @@ impl ControlGroups {
     }
 }
 
-/// Ends what an instance that was killed left in groups of the one that we run in, and removes them. Groups of instances
-/// that live, in whatever process they go on, are left alone.
+/// Ends what an instance that was killed left in groups of the one that we run in, and removes them. Groups of
+/// instances that live, in whatever process they go on, are left alone.
 pub(crate) fn end_abandoned() {
     let Ok(own) = own_group() else { return };
     let until = Instant::now() + EMPTY_LIMIT;
@@ -289,7 +289,8 @@ fn own_group() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Why a group of this `cgroup.type` and `cgroup.subtree_control` is not to have children of ours. The root has no type.
+/// Why a group of this `cgroup.type` and `cgroup.subtree_control` is not to have children of ours. The root has no
+/// type.
 fn refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));

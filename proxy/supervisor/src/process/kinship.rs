@@ -145,8 +145,8 @@ impl Kinship {
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
     }
 
-    /// The processes that are measured beside the leader and its group: all of the control group, and where the server is
-    /// not in the process group, all relatives. Reads `/proc`, as above.
+    /// The processes that are measured beside the leader and its group: all of the control group, and where the server
+    /// is not in the process group, all relatives. Reads `/proc`, as above.
     pub(crate) fn measured_outside(&self) -> Vec<u32> {
         let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
         // Below a leader that has ended, its group is not found from the top.

@@ -1,8 +1,8 @@
 //! Creates one process: the only file of the program with `unsafe` code (the library that it carries is another matter).
 //!
 //! The child leads a process group of its own, dies by SIGKILL when the forking thread dies, starts with an empty signal
-//! mask and SIGHUP ignored, and inherits no file but its three standard ones. It runs in its control group, if it gets one,
-//! before its program does. Must be called on a thread that lives as long as we do.
+//! mask and SIGHUP ignored, and inherits no file but its three standard ones. It enters its control group, if it gets
+//! one, before its program runs. Must be called on a thread that lives as long as we do.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
