@@ -98,5 +98,5 @@ pub use kind::Kind;
 pub use machine::Needs;
 pub use plan::{AmxKernels, Arch, ArchWish, Backend, BackendWish, Plan};
 pub use source::{Found, Source};
-pub use store::{BuildId, Choices, Decided, Keep, Move, NoSuccessor, Provenance, Store, Sweep};
+pub use store::{BuildId, Choices, Decided, Keep, Move, NoSuccessor, Provenance, Store, Sweep, succeeds};
 pub use verify::{Computed, ComputedTrial, HttpThreads, Measured, StreamHead, Verified, verify};

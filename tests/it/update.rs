@@ -246,6 +246,39 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
 }
 
 #[tokio::test]
+async fn what_is_older_is_nothing_new_unless_it_is_named_and_what_would_not_start_is_refused() -> Outcome {
+    if std::env::var_os(SERVER_VARIABLE).is_some() {
+        return Ok(());
+    }
+    // The flag of the one is gone in the other.
+    let planted = [sets("HELP", "old"), sets("HELP", "new")];
+    let renewed = Renewed::new(&[&planted[0], &planted[1]], "update.track = \"b9000\"\n").await?;
+    let old = renewed.serves().context("a process of the first build")?;
+    let at_once = ["--unproved", "--no-canary"];
+    let gone = ["--to", "b9001", "--set", "models.m.args=['-np', '8', '--mlock']"];
+    let ran = renewed.warden.home().warden(renewed.words(&[&at_once[..], &gone].concat()), LONG).await?;
+    assert!(ran.code != 0 && ran.stderr.contains("cannot be used as it is configured"), "{}", ran.all());
+    assert!(ran.stderr.contains("has no flag `--mlock`"), "{}", ran.all());
+    assert_eq!(renewed.serves().as_ref(), Some(&old), "{}", ran.all());
+    let (ran, report) = renewed.update(&[&at_once[..], &["--to", "b9001"]].concat()).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("in_use")), "{}", ran.all());
+    let new = renewed.serves();
+    for more in [&["--plan"][..], &at_once] {
+        let (ran, report) = renewed.update(more).await?;
+        assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+        assert_eq!(report["reasons"], json!(["it is an ancestor of the revision in use"]), "{}", ran.all());
+        assert_eq!(renewed.serves(), new, "{}", ran.all());
+    }
+    let git = renewed.history.folder.to_string_lossy();
+    let ran = renewed.warden.home().warden(renewed.words(&["--git", &git]), LONG).await?;
+    assert!(ran.code == 0 && ran.stdout.contains("name it with `--to`"), "{}", ran.all());
+    let (ran, report) = renewed.update(&[&at_once[..], &["--to", "b9000"]].concat()).await?;
+    assert_eq!((ran.code, &report["outcome"]), (0, &json!("in_use")), "{}", ran.all());
+    assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_that_nobody_heard_goes_no_further()
 -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {

@@ -31,6 +31,19 @@ pub struct RevisionInfo {
     pub subject: String,
 }
 
+/// How old a commit is beside another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RelativeAge {
+    /// It descends from the other.
+    Descendant,
+    /// It is the other, or an ancestor of it.
+    Ancestor,
+    /// Neither descends from the other, and it was made before the other.
+    Earlier,
+    /// Neither descends from the other, and it was made at the same time or later.
+    Later,
+}
+
 /// One step back along first parents.
 struct Step {
     id: Oid,
@@ -103,6 +116,24 @@ impl Repository {
             }
             None => Err(fault("begins where the history that is here does not reach").into()),
         }
+    }
+
+    /// How old a commit is beside another one, both given as 40 digits; `None` where one is not here.
+    pub fn age(&self, commit: &str, beside: &str) -> Option<RelativeAge> {
+        let (one, other) = (self.id(commit).ok()?, self.id(beside).ok()?);
+        let repo = self.lock();
+        let seconds = |id| repo.find_commit(id).map(|commit| commit.time().seconds()).ok();
+        let (its, others) = (seconds(one)?, seconds(other)?);
+        let descends = |one, from| repo.graph_descendant_of(one, from).unwrap_or(false);
+        Some(if descends(one, other) {
+            RelativeAge::Descendant
+        } else if one == other || descends(other, one) {
+            RelativeAge::Ancestor
+        } else if its < others {
+            RelativeAge::Earlier
+        } else {
+            RelativeAge::Later
+        })
     }
 
     /// What is told of the newest `count` commits of a line, the oldest of them first.

@@ -37,7 +37,7 @@ mod repository;
 pub use check::check_range;
 pub use commit_tree::CommitTree;
 pub use fault::Fault;
-pub use history::RevisionInfo;
+pub use history::{RelativeAge, RevisionInfo};
 pub use location::{Location, Named};
 pub(crate) use obtain::obtain;
 pub use obtain::{Obtained, Request};

@@ -60,7 +60,7 @@ struct Origin {
 ///
 /// # Errors
 /// Why not. A revision whose age is not known counts as newer: it was made on purpose.
-pub(super) fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
+pub fn succeeds(in_use: &Plan, new: &Plan) -> Result<(), NoSuccessor> {
     continues(&in_use.source, &new.source)?;
     if in_use.recipe.backend.has_gpu() && !new.recipe.backend.has_gpu() {
         return Err(NoSuccessor::NoGpu);

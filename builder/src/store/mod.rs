@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 pub use chosen::{Choices, Decided, Move};
 pub use gc::{Keep, Sweep};
 pub use id::{BuildId, NotAnId};
-pub use lineage::NoSuccessor;
+pub use lineage::{NoSuccessor, succeeds};
 pub use provenance::{Binary, Host, Provenance, SCHEMA, Timings};
 
 use crate::error::{Error, Result, io_error};

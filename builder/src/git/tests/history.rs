@@ -3,7 +3,7 @@
 use git2::Oid;
 
 use super::Made;
-use crate::git::{Repository, RevisionInfo};
+use crate::git::{RelativeAge, Repository, RevisionInfo};
 
 fn range(made: &Made, from: &str, to: &str, every: usize) -> crate::Result<Vec<RevisionInfo>> {
     Repository::open(made.path()).unwrap().range(from, to, every)
@@ -89,4 +89,23 @@ fn where_history_is_cut_off_nothing_is_counted_and_no_range_is_made_up() {
     assert!(error.to_string().contains("does not reach"), "{error}");
     assert_eq!(repository.revision(&line[3].to_string()).unwrap().build_number, None);
     assert_eq!(repository.revision(&line[4].to_string()).unwrap().build_number, Some(1000));
+}
+
+#[test]
+fn a_commit_is_older_by_its_place_in_the_history_and_without_one_by_its_time() {
+    let made = Made::new();
+    let main = made.line(3);
+    let first = made.llama(&[], &[main[0]]);
+    let side = made.llama(&[], &[first]);
+    let merge = made.llama(&[], &[main[2], side]);
+    made.branch("main", merge);
+    let repository = Repository::open(made.path()).unwrap();
+    let age = |one: Oid, beside: Oid| repository.age(&one.to_string(), &beside.to_string());
+    assert_eq!(age(main[2], main[1]), Some(RelativeAge::Descendant));
+    assert_eq!(age(main[1], main[2]), Some(RelativeAge::Ancestor));
+    assert_eq!(age(main[1], main[1]), Some(RelativeAge::Ancestor));
+    assert_eq!(age(side, merge), Some(RelativeAge::Ancestor), "it was merged");
+    assert_eq!(age(main[1], side), Some(RelativeAge::Earlier));
+    assert_eq!(age(side, main[1]), Some(RelativeAge::Later));
+    assert_eq!(repository.age(&main[0].to_string(), &"1".repeat(40)), None);
 }

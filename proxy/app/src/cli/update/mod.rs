@@ -216,6 +216,10 @@ impl Run<'_> {
         if plan.id == old.id {
             return Ok(report.ends(Outcome::NothingNew));
         }
+        if let Some(why) = new.nothing_new(&old, &plan) {
+            report.reasons.push(why);
+            return Ok(report.ends(Outcome::NothingNew));
+        }
         if let Some(decided) = self.store.choices()?.rejected(&plan.id).filter(|_| !self.args.again) {
             report.reasons.push(format!("{}: {}", decided.at, decided.why));
             return Ok(report.ends(Outcome::WasRejected));

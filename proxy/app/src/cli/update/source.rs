@@ -1,7 +1,7 @@
 //! What is new: the commit or the archive that a build would be made of, and what lies between it and the build in use.
 
-use warden_builder::git::{Named, Request as Commits, RevisionInfo};
-use warden_builder::{Builder, Provenance, Source};
+use warden_builder::git::{Named, RelativeAge, Request as Commits, RevisionInfo};
+use warden_builder::{Builder, NoSuccessor, Plan, Provenance, Source, succeeds};
 use warden_policies::defaults::Build;
 
 use super::UpdateArgs;
@@ -15,6 +15,30 @@ pub(super) struct New {
     pub(super) follows: String,
     /// The commits since the build in use, the oldest first; `None` where that cannot be told.
     pub(super) commits: Option<Vec<RevisionInfo>>,
+    /// How old its commit is beside that of the build in use, where one repository has both.
+    age: Option<RelativeAge>,
+    /// The revision itself was named, so that it may be an older one.
+    is_named: bool,
+}
+
+impl New {
+    /// Why a build of it, by this plan, is no newer than the build in use; `None` if it is, if its age is not known, or
+    /// if this revision was asked for.
+    pub(super) fn nothing_new(&self, old: &Provenance, plan: &Plan) -> Option<String> {
+        if self.is_named {
+            return None;
+        }
+        let why = match self.age {
+            Some(RelativeAge::Descendant) => return None,
+            Some(RelativeAge::Ancestor) => "it is an ancestor of the revision in use".to_owned(),
+            Some(RelativeAge::Earlier) => "it was made before the revision in use".to_owned(),
+            Some(RelativeAge::Later) | None => match succeeds(&old.plan, plan) {
+                Err(older @ NoSuccessor::Older { .. }) => older.to_string(),
+                _ => return None,
+            },
+        };
+        Some(why)
+    }
 }
 
 /// Asks the source what is new.
@@ -27,7 +51,8 @@ pub(super) async fn newest(
 ) -> Result<New, Failure> {
     if let Some(path) = &args.source {
         let source = Source::at(path)?;
-        return Ok(New { source, follows: path.display().to_string(), commits: None });
+        let follows = path.display().to_string();
+        return Ok(New { source, follows, commits: None, age: None, is_named: true });
     }
     if args.sdist {
         let pin = build::pin(numbers);
@@ -37,7 +62,8 @@ pub(super) async fn newest(
             builder.newest_sdist(&pin).await?
         };
         let source = Source::at(&archive)?;
-        return Ok(New { source, follows: format!("llama-cpp-python {version}"), commits: None });
+        let follows = format!("llama-cpp-python {version}");
+        return Ok(New { source, follows, commits: None, age: None, is_named: false });
     }
     let named = Named::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
     let wanted = args.to.as_deref().unwrap_or(track);
@@ -71,11 +97,12 @@ pub(super) async fn newest(
         None if before == Some(commit.as_str()) => Some(Vec::new()),
         None => None,
     };
+    let age = before.and_then(|before| repository.age(&commit, before));
     let follows = format!("{name} of {}", repository.shown());
     let source = Source::Commit {
         repository: repository.path().to_owned(),
         shown: repository.shown().to_owned(),
         commit,
     };
-    Ok(New { source, follows, commits })
+    Ok(New { source, follows, commits, age, is_named: args.to.is_some() })
 }

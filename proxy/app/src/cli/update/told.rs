@@ -15,7 +15,7 @@ use crate::out;
 pub(super) enum Outcome {
     /// It is in use.
     InUse,
-    /// The build in use is what would be built.
+    /// The build in use is what would be built, or newer.
     NothingNew,
     /// Somebody only wanted to know.
     Planned,
@@ -130,10 +130,22 @@ impl UpdateReport {
         let (old, new) = (&self.old, &self.new);
         let mut text = match self.outcome {
             Some(Outcome::NothingNew) => {
-                let mut text = format!(
-                    "nothing is new: build {} is what {} gives ({})",
-                    old.build, self.follows, old.revision
-                );
+                let mut text = if self.reasons.is_empty() {
+                    format!(
+                        "nothing is new: build {} is what {} gives ({})",
+                        old.build, self.follows, old.revision
+                    )
+                } else {
+                    format!(
+                        "nothing is new: {} gives {}, and build {}, which is in use, is of {}: {}; to go back to it \
+                         all the same, name it with `--to` or `--source`",
+                        self.follows,
+                        new.revision,
+                        old.build,
+                        old.revision,
+                        self.why()
+                    )
+                };
                 text.extend(self.notes.iter().map(|note| format!(". {note}")));
                 return text;
             }
