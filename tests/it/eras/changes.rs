@@ -14,6 +14,8 @@ const BACKEND: &str = "ggml/src/ggml-cuda/ggml-cuda.cu";
 const COMMON: &str = "ggml/src/ggml-cuda/common.cuh";
 const QUEUE: &str = "tools/server/server-queue.cpp";
 const COMPUTE: &str = "ggml_backend_cuda_graph_compute";
+const CAPTURE: &str = "ggml_cuda_graph_evaluate_and_capture";
+const UPDATE: &str = "ggml_cuda_graph_update_executable";
 
 /// One invented change.
 struct Change {
@@ -30,7 +32,15 @@ const fn refused(what: &'static str, edit: fn(&Path) -> Outcome, words: &'static
     Change { what, edit, set: "cuda-memory", status: "refused", words }
 }
 
-const CHANGES: [Change; 16] = [
+const fn unverified(
+    what: &'static str,
+    edit: fn(&Path) -> Outcome,
+    words: &'static [&'static str],
+) -> Change {
+    Change { what, edit, set: "cuda-memory", status: "unverified", words }
+}
+
+const CHANGES: [Change; 20] = [
     refused(
         "a member has another name",
         |tree| {
@@ -86,12 +96,10 @@ const CHANGES: [Change; 16] = [
             "`ggml_backend_cuda_graph_run` in line ",
         ],
     ),
-    Change {
-        what: "a statement of a struct is another one",
-        edit: |tree| swap(tree, COMMON, "int curr_stream_no = 0;", "int curr_stream_no = 1;"),
-        set: "cuda-memory",
-        status: "unverified",
-        words: &[
+    unverified(
+        "a statement of a struct is another one",
+        |tree| swap(tree, COMMON, "int curr_stream_no = 0;", "int curr_stream_no = 1;"),
+        &[
             "ggml/src/ggml-cuda/common.cuh:",
             "seam `context`: struct `ggml_backend_cuda_context` is a version that nobody has looked at (",
             "against b10528",
@@ -99,7 +107,55 @@ const CHANGES: [Change; 16] = [
             "`int curr_stream_no = 1;`",
             "1 of its ",
         ],
-    },
+    ),
+    unverified(
+        "graphs are launched on a stream of their own",
+        |tree| {
+            let (on_ours, on_another) = (", cuda_ctx->stream()));", ", ggml_cuda_graph_stream()));");
+            let launch = |on: &str| format!("CUDA_CHECK(cudaGraphLaunch(graph->instance{on}");
+            swap_in(tree, BACKEND, CAPTURE, &launch(on_ours), &launch(on_another))
+        },
+        &[
+            "seam `capture`: function `ggml_cuda_graph_evaluate_and_capture` is a version",
+            "graph->instance, ggml_cuda_graph_stre",
+        ],
+    ),
+    unverified(
+        "the counter of captures never falls",
+        |tree| {
+            swap_in(
+                tree,
+                BACKEND,
+                CAPTURE,
+                "ggml_cuda_lock_counter.fetch_sub(1",
+                "ggml_cuda_lock_counter.fetch_sub(0",
+            )
+        },
+        &["seam `capture`: function `ggml_cuda_graph_evaluate_and_capture` is a version", "1 of its "],
+    ),
+    unverified(
+        "a graph is renewed in another way",
+        |tree| swap_in(tree, BACKEND, UPDATE, "cudaGraphExecDestroy(", "ggml_cuda_graph_retire("),
+        &[
+            "seam `update`: function `ggml_cuda_graph_update_executable` is a version",
+            "ggml_cuda_graph_retire(",
+        ],
+    ),
+    refused(
+        "another function launches graphs",
+        |tree| {
+            let end = "static void ggml_backend_cuda_graph_optimize(";
+            let other = "static void ggml_backend_cuda_graph_replay(cudaGraphExec_t instance, cudaStream_t stream) {\n    \
+                         CUDA_CHECK(cudaGraphLaunch(instance, stream));\n}\n\nstatic void ggml_backend_cuda_graph_optimize(";
+            swap(tree, BACKEND, end, other)
+        },
+        &[
+            "ggml/src/ggml-cuda/ggml-cuda.cu:",
+            "probe `graph-launches`",
+            "found: 1, in line ",
+            "look at its stream and its lock",
+        ],
+    ),
     refused(
         "the pools are a map",
         |tree| {
