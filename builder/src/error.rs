@@ -35,6 +35,9 @@ pub enum Error {
     /// More bytes or entries than a source has.
     #[error("{path} was not unpacked: it holds more than {limit}")]
     ArchiveTooLarge { path: PathBuf, limit: String },
+    /// A folder with more bytes or files than a source has.
+    #[error("{path} is no source: what belongs to it is more than {limit}")]
+    SourceTooLarge { path: PathBuf, limit: String },
     /// A program that has to be there is not.
     #[error("not found: {program}")]
     MissingProgram {
@@ -202,6 +205,7 @@ impl Error {
             | Self::NoLlamaCpp { .. }
             | Self::UnsafeArchive { .. }
             | Self::ArchiveTooLarge { .. }
+            | Self::SourceTooLarge { .. }
             | Self::Option { .. }
             | Self::Target { .. }
             | Self::NoSuchBuild { .. }
@@ -254,6 +258,11 @@ impl Error {
             Self::NoLlamaCpp { .. } => {
                 "llama.cpp is told by CMakeLists.txt, ggml/ and tools/server or examples/server side by side, \
                  at most four folders deep"
+                    .into()
+            }
+            Self::SourceTooLarge { .. } => {
+                "give llama.cpp's own folder, without models and data in it; a clone is given with --git, which takes what \
+                 is committed"
                     .into()
             }
             Self::MissingProgram { package, .. } => format!("install it: apt install {package}"),

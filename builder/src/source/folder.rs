@@ -14,8 +14,9 @@ use warden_patches::Revision;
 
 use super::tree::{DEEPEST, Located, Search, join};
 use super::{Found, file_sha256, is_source, revision};
-use crate::archive::stays_inside;
+use crate::archive::{Bounds, stays_inside};
 use crate::error::{Error, Result, io_error};
+use crate::event::{Event, Reporter};
 
 /// Folders that are never searched for a tree: they are large, and a tree in them is somebody's work copy.
 const SKIPPED: [&str; 4] = [".git", "node_modules", "target", "build"];
@@ -27,7 +28,7 @@ const LARGEST_EVIDENCE: u64 = 4 << 20;
 pub(super) fn examine(path: &Path, cancel: &CancellationToken) -> Result<Found> {
     let (tree, revision) = locate(path, cancel)?;
     let root = path.join(&tree.root);
-    let items = items(&root, cancel)?;
+    let items = items(&root, cancel)?.kept;
     if items.is_empty() {
         // All of it is left out, so that two of its kind would be taken for the same source.
         return Err(Error::NoLlamaCpp { path: path.to_owned(), top: Vec::new() });
@@ -104,13 +105,25 @@ enum Item {
     Link(PathBuf, PathBuf),
 }
 
+/// What belongs to the source, sorted, and what is too large for that, with its bytes.
+#[derive(Default)]
+struct Items {
+    kept: Vec<Item>,
+    large: Vec<(PathBuf, u64)>,
+}
+
+/// The largest file of a source: the largest of llama.cpp but for models has some MiB.
+const LARGEST_FILE: u64 = 64 << 20;
+/// Files that are named in a note.
+const SHOWN: usize = 3;
+
 /// What cmake leaves in the root of a source that was built in itself; the rest of it cannot be told from the source.
 const LEFT_BY_CMAKE: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
 
-/// Everything that belongs to the source, sorted. Folders below the root that cmake builds in are left out, as are links
-/// that lead outside.
-fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
-    let mut found = Vec::new();
+/// Everything that belongs to the source. Folders below the root that cmake builds in are left out, as are links that lead
+/// outside.
+fn items(root: &Path, cancel: &CancellationToken) -> Result<Items> {
+    let (mut found, mut bytes) = (Items::default(), 0);
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         if cancel.is_cancelled() {
@@ -134,17 +147,38 @@ fn items(root: &Path, cancel: &CancellationToken) -> Result<Vec<Item>> {
             if kind.is_dir() {
                 folders.push(name);
             } else if kind.is_file() {
-                found.push(Item::File(name));
+                let size = entry.metadata().map_err(io_error("reading", entry.path()))?.len();
+                if size > LARGEST_FILE {
+                    found.large.push((name, size));
+                } else {
+                    bytes += size;
+                    found.kept.push(Item::File(name));
+                }
             } else if kind.is_symlink() {
                 let target = fs::read_link(entry.path()).map_err(io_error("reading", entry.path()))?;
                 if stays_inside(&name.to_string_lossy(), &target.to_string_lossy()) {
-                    found.push(Item::Link(name, target));
+                    found.kept.push(Item::Link(name, target));
                 }
             }
+            within_bounds(root, bytes, found.kept.len())?;
         }
     }
-    found.sort();
+    found.kept.sort();
+    found.large.sort();
     Ok(found)
+}
+
+/// The bounds of an archive, because a folder is copied as one is unpacked.
+fn within_bounds(root: &Path, bytes: u64, files: usize) -> Result<()> {
+    let Bounds { bytes: most_bytes, entries: most_files } = Bounds::SOURCE;
+    let limit = if bytes > most_bytes {
+        format!("{} GiB", most_bytes >> 30)
+    } else if files as u64 > most_files {
+        format!("{most_files} files")
+    } else {
+        return Ok(());
+    };
+    Err(Error::SourceTooLarge { path: root.to_owned(), limit })
 }
 
 /// sha256 over the items' names and contents, in their order. Files are hashed on all cores.
@@ -190,8 +224,20 @@ fn hash(root: &Path, items: &[Item], cancel: &CancellationToken) -> Result<Strin
 }
 
 /// Copies what belongs to the source. The original is never built in: cmake and patches write into their tree.
-pub(super) fn copy(root: &Path, into: &Path, cancel: &CancellationToken) -> Result<()> {
-    for item in items(root, cancel)? {
+pub(super) fn copy(root: &Path, into: &Path, reporter: &Reporter, cancel: &CancellationToken) -> Result<()> {
+    let Items { kept, large } = items(root, cancel)?;
+    if !large.is_empty() {
+        let named =
+            large.iter().take(SHOWN).map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
+        let more = large.len().saturating_sub(SHOWN);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        reporter.tell(Event::Note(format!(
+            "{}{more}: left out of the source, as files of more than {} MiB are",
+            named.collect::<Vec<_>>().join(", "),
+            LARGEST_FILE >> 20
+        )));
+    }
+    for item in kept {
         if cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }

@@ -7,7 +7,7 @@
 //! | source | identity | costs |
 //! |---|---|---|
 //! | archive | sha256 of its bytes | one read, then remembered by path, size, time and inode |
-//! | folder | sha256 over sorted names and contents, without `.git`, models and build folders | one read each time |
+//! | folder | sha256 over sorted names and contents, without what is no source | one read each time |
 //! | commit | its 40 digits | a few look-ups |
 
 mod archive_facts;
@@ -138,7 +138,7 @@ impl Source {
         cancel: &CancellationToken,
     ) -> Result<()> {
         match self {
-            Self::Directory(path) => folder::copy(&path.join(&found.root), into, cancel),
+            Self::Directory(path) => folder::copy(&path.join(&found.root), into, reporter, cancel),
             Self::Archive(path) => {
                 archive::unpack(path, &found.root, into, Bounds::SOURCE, cancel, &is_source)
             }
@@ -149,11 +149,17 @@ impl Source {
     }
 }
 
-/// Whether a file, by its name relative to the tree, belongs to what is built. Git metadata would make cmake ask
-/// git for a version that we know better; the models are for tests and are half of an archive's bytes.
+/// Endings of files with weights: those of the tree are for tests and are half of an archive's bytes.
+const WEIGHTS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
+/// Folders of no source, wherever they are. Git's metadata would make cmake ask git for a version that we know better;
+/// npm brings its modules itself.
+const NO_SOURCE: [&str; 2] = [".git", "node_modules"];
+
+/// Whether a file, by its name relative to the tree, belongs to what is built.
 pub(crate) fn is_source(name: &str) -> bool {
-    let model = Path::new(name).extension().is_some_and(|extension| extension == "gguf");
-    !model && name.split('/').all(|part| part != ".git")
+    let ending = Path::new(name).extension().and_then(|ending| ending.to_str());
+    !ending.is_some_and(|ending| WEIGHTS.contains(&ending))
+        && name.split('/').all(|part| !NO_SOURCE.contains(&part))
 }
 
 /// sha256 of a file's bytes, in hexadecimal digits. Blocks.

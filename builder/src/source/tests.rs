@@ -4,6 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::archive::tests::{Made, tar_gz};
+use crate::event::Event;
 
 const COMMIT: &str = "0c1e570980000000000000000000000000000abc";
 
@@ -76,7 +77,7 @@ fn a_source_that_was_built_in_itself_is_not_the_hash_of_nothing() {
     assert_ne!(identity(), clean);
     let copy = folder.path().join("copy");
     fs::create_dir(&copy).unwrap();
-    folder::copy(&root, &copy, &CancellationToken::new()).unwrap();
+    folder::copy(&root, &copy, &Reporter::silent(), &CancellationToken::new()).unwrap();
     assert!(copy.join("src/llama.cpp").exists() && !copy.join("CMakeCache.txt").exists());
 }
 
@@ -92,6 +93,48 @@ fn a_copied_tree_has_the_identity_of_its_original() {
     Source::at(&root).unwrap().place(&found, &copy, &Reporter::silent(), &CancellationToken::new()).unwrap();
     assert_eq!(examine(&copy).unwrap().identity, found.identity);
     assert!(!copy.join("ggml/out").exists());
+}
+
+/// A file of so many bytes that takes no room on the disk.
+fn sparse(root: &Path, name: &str, bytes: u64) {
+    put(root, name, "");
+    fs::File::options().write(true).open(root.join(name)).unwrap().set_len(bytes).unwrap();
+}
+
+#[test]
+fn weights_modules_and_files_larger_than_any_source_are_no_source_and_no_identity() {
+    let folder = tempfile::tempdir().unwrap();
+    let (root, copy) = (folder.path().join("given"), folder.path().join("copy"));
+    tree(&root);
+    let identity = examine(&root).unwrap().identity;
+    put(&root, "tools/ui/node_modules/left-pad/index.js", "module");
+    put(&root, "models/x.safetensors", "weights");
+    sparse(&root, "dump.core", 70 << 20);
+    let found = examine(&root).unwrap();
+    assert_eq!(found.identity, identity);
+    fs::create_dir(&copy).unwrap();
+    let (reporter, mut events) = Reporter::channel();
+    Source::at(&root).unwrap().place(&found, &copy, &reporter, &CancellationToken::new()).unwrap();
+    for left in ["tools/ui/node_modules", "models", "dump.core"] {
+        assert!(!copy.join(left).exists(), "{left}");
+    }
+    assert!(copy.join("src/llama.cpp").exists());
+    let Ok(Event::Note(note)) = events.try_recv() else { panic!("nothing is told of it") };
+    assert!(note.contains("dump.core (70 MiB)") && note.contains("left out"), "{note}");
+    assert!(events.try_recv().is_err(), "the rest is no news");
+}
+
+#[test]
+fn a_folder_with_more_than_any_source_has_is_refused_before_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("given");
+    tree(&root);
+    for number in 0..40 {
+        sparse(&root, &format!("data/{number}"), 60 << 20);
+    }
+    let error = examine(&root).unwrap_err();
+    assert!(error.to_string().contains("more than 2 GiB"), "{error}");
+    assert!(error.hint().is_some(), "{error}");
 }
 
 #[test]
