@@ -120,7 +120,7 @@ inline settings read_settings() {
     s.graph_cap          = number("LLAMA_WARDEN_GRAPH_CACHE_CAP", 1, 1000000, 0);
     s.idle_trim_ms       = number("LLAMA_WARDEN_GRAPH_IDLE_TRIM_S", 1, 86400, 0) * 1000;
     s.pool_budget        = number("LLAMA_WARDEN_POOL_BUDGET_MIB", 1, 1 << 24, 0) << 20;
-    s.pool_interval_ms   = number("LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS", 1, 3600000, s.pool_interval_ms);
+    s.pool_interval_ms   = number("LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS", 0, 3600000, s.pool_interval_ms);
     s.cublas_every       = number("LLAMA_WARDEN_CUBLAS_RESET_EVERY", 1, 1000000000, 0);
     s.cublas_interval_ms = number("LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S", 1, 86400, s.cublas_interval_ms / 1000) * 1000;
     s.report             = path_of("LLAMA_WARDEN_REPORT");
@@ -615,6 +615,8 @@ struct state {
     uint64_t last_use = 0, last_write = 0, last_purge = 0, last_reset = 0, computes_at_reset = 0;
     uint64_t purge_interval = 0;
     uint64_t watched = 0; // computations that are still looked at for what they need after a purge
+    uint64_t pooled  = 0; // bytes of the pools after the last computation
+    uint64_t need    = 0; // the most that one computation has added to them since they were empty
     bool     trimmed = false;
 
     uint64_t command = 0; // request that was looked at last
@@ -918,6 +920,7 @@ template <class C> bool purge_pools(C & context, state & st) {
     ggml_cuda_set_device(context.device); // a pool's destructor may have chosen another
     st.values[v_purges] += 1;
     st.values[v_purged_bytes] += before.bytes;
+    st.pooled = st.need = 0;
     return true;
 }
 
@@ -926,11 +929,20 @@ inline bool purge_is_due(const state & st, uint64_t bytes, uint64_t now) {
     return config().pool_budget && bytes > config().pool_budget && now - st.last_purge >= st.purge_interval;
 }
 
+// Whether the pools hold half as much again as any computation has needed: sizes that none uses any more. However often
+// that comes, it is no demand, so only the configured interval counts.
+inline bool is_hoard(const state & st, uint64_t bytes, uint64_t now) {
+    return config().pool_budget && bytes > std::max(config().pool_budget, st.need + st.need / 2) &&
+           now - st.last_purge >= config().pool_interval_ms;
+}
+
 // When what comes next fills the pools above the budget again, that is what it needs, and to purge more often would only
 // cost time: the interval doubles, up to ten seconds. After a purge at the end of a computation that is the next one; after
 // one while idle, one of the first of the next request.
 constexpr uint64_t watched_after_idle = 16;
 inline void note_demand(state & st, uint64_t bytes) {
+    st.need   = std::max(st.need, bytes - std::min(bytes, st.pooled));
+    st.pooled = bytes;
     if (st.watched == 0) {
         return;
     }
@@ -1426,7 +1438,7 @@ class compute_guard {
             const uint64_t bytes    = ask_pools(context).bytes;
             st.values[v_pool_peak] = std::max(st.values[v_pool_peak], bytes);
             note_demand(st, bytes);
-            purge = purge_is_due(st, bytes, now);
+            purge = purge_is_due(st, bytes, now) || is_hoard(st, bytes, now);
         }
         bool reset   = reset_is_due(context, st, now);
         bool changed = false;

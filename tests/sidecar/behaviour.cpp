@@ -761,6 +761,46 @@ static void purge() {
     nothing_lives();
 }
 
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=1: each micro-batch of a long prompt needs a little
+// more than the one before, as copies of a quantised KV cache do, and a pool keeps each size that it ever had.
+static void hoard() {
+    auto *  context = new context_t(1);
+    state & st      = *state_of(*context);
+    auto    batch   = [&](size_t key, size_t need) { // 100 ms after the one before
+        st.last_purge -= std::min<uint64_t>(st.last_purge, 100);
+        compute(*context, key, { need, false, {} });
+    };
+    size_t need = 2 << 20;
+    for (size_t i = 1; i <= 60; ++i) {
+        need += 128 << 10;
+        batch(i, need);
+        CHECK(counter(*context, v_pool_peak) <= 3 * need);
+    }
+    // Where each needs the same, nothing is hoarded, and to give it back would only cost time.
+    const uint64_t purges = counter(*context, v_purges);
+    for (size_t i = 0; i < 60; ++i) {
+        batch(100, need);
+    }
+    CHECK(counter(*context, v_purges) <= purges + 2);
+    free_backend(context);
+    nothing_lives();
+}
+
+// LLAMA_WARDEN_POOL_BUDGET_MIB=1, LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS=0: after each micro-batch above the budget.
+static void every_batch() {
+    auto * context = new context_t(1);
+    for (size_t i = 1; i <= 20; ++i) {
+        compute(*context, 1, { 4 << 20, false, {} });
+        CHECK(counter(*context, v_purges) == i && mock::bytes() < 1 << 20);
+    }
+    for (size_t i = 0; i < 20; ++i) { // tokens
+        compute(*context, 2, { 512 << 10, false, {} });
+    }
+    CHECK(counter(*context, v_purges) == 20);
+    free_backend(context);
+    nothing_lives();
+}
+
 // LLAMA_WARDEN_CUBLAS_RESET_EVERY=10, LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S=1
 static void cublas() {
     auto * one = new context_t(0);
@@ -1481,6 +1521,7 @@ int main(int count, char ** arguments) {
     pools_are_vmm          = count > 2 && std::string(arguments[2]) == "vmm";
     const std::map<std::string, void (*)()> all = {
         { "inert", inert }, { "everything", everything }, { "purge", purge }, { "cublas", cublas },
+        { "hoard", hoard }, { "every_batch", every_batch },
         { "report", report }, { "same_address", same_address }, { "report_cut", report_cut },
         { "report_held", report_held }, { "cublas_low_memory", cublas_low_memory }, { "reclaim_busy", reclaim_busy },
 #if SHAPE_HAS_MAP

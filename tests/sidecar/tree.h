@@ -70,6 +70,7 @@ cudaError_t    cudaEventDestroy(cudaEvent_t);
 cudaError_t    cudaFree(void *);
 cudaError_t    cudaGraphDestroy(cudaGraph_t);
 cudaError_t    cudaGraphExecDestroy(cudaGraphExec_t);
+cudaError_t    cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 cudaError_t    cudaStreamCreateWithFlags(cudaStream_t *, int);
 cudaError_t    cudaMemGetInfo(size_t *, size_t *);
 cudaError_t    cudaStreamDestroy(cudaStream_t);

@@ -359,6 +359,20 @@ fn what_may_start_a_server_is_in_the_list_with_a_value_and_is_no_build_option() 
     assert!(done.effects.iter().all(|one| one.flags.len() + one.set.len() == 1), "one switch each");
 }
 
+/// What other words do to a switch is shown in tests/it/sidecar.rs.
+#[test]
+fn the_text_of_a_switch_names_the_words_that_its_code_takes() {
+    let all = crate::Catalogue::embedded().unwrap();
+    let fixes = all.sets().iter().flat_map(|set| &set.fixes);
+    let is_switch = |variable: &&Variable| matches!(variable.kind, VariableKind::Flag);
+    let texts: Vec<&str> =
+        fixes.flat_map(|fix| fix.variables.iter().filter(is_switch).map(|one| one.text.as_str())).collect();
+    assert!(!texts.is_empty());
+    for text in texts {
+        assert!(text.contains('1') && text.contains('0') && !text.contains("anything but"), "{text}");
+    }
+}
+
 #[test]
 fn the_documentation_is_made_from_the_list() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");

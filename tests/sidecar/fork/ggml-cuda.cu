@@ -102,6 +102,9 @@ static void evaluate_and_capture_cuda_graph(ggml_backend_cuda_context * cuda_ctx
     if (--ggml_cuda_lock_counter == 0 && graph != nullptr) {
         ggml_cuda_lock_cv.notify_all();
     }
+    if (graph->instance != nullptr) {
+        warden_ignore(cudaGraphLaunch(graph->instance, cuda_ctx->stream()));
+    }
 }
 
 static enum ggml_status ggml_backend_cuda_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
