@@ -484,6 +484,7 @@ mod tests {
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
         let command = Command {
+            wrapper: Vec::new(),
             binary: "x".into(),
             args: Vec::new(),
             env: Vec::new(),

@@ -1,6 +1,7 @@
 //! What the supervisor is told: models, how to run them, and where to keep its things. Plain data, comparable, so that
 //! a reload can tell which models changed.
 
+use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +25,11 @@ use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 use crate::origin::Origin;
 
 /// How to run llama-server for one model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Command {
+    /// Words put before the binary: a program that ends in running it, such as `nice -n 5`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub wrapper: Vec<String>,
     /// The llama-server binary.
     pub binary: PathBuf,
     /// Its arguments, without any for listening: `--host` is the supervisor's.
@@ -37,6 +41,33 @@ pub struct Command {
     pub env_remove: Vec<String>,
     /// Working directory; ours if `None`.
     pub directory: Option<PathBuf>,
+}
+
+/// Name of llama.cpp's one program for all purposes, and the subcommand that makes a llama-server of it.
+const UNIFIED: (&str, &str) = ("llama", "serve");
+
+impl Command {
+    /// A binary alone: no wrapper, no arguments, our environment and directory.
+    pub fn bare(binary: PathBuf) -> Self {
+        Self {
+            wrapper: Vec::new(),
+            binary,
+            args: Vec::new(),
+            env: Vec::new(),
+            env_remove: Vec::new(),
+            directory: None,
+        }
+    }
+
+    /// The words before `args`: wrapper, binary, and `serve` where the binary is llama.cpp's one program for all purposes.
+    pub fn program_words(&self) -> Vec<OsString> {
+        let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
+        words.push(self.binary.clone().into_os_string());
+        if self.binary.file_name().is_some_and(|name| name == UNIFIED.0) {
+            words.push(UNIFIED.1.into());
+        }
+        words
+    }
 }
 
 /// What to run.

@@ -21,6 +21,7 @@ fn start() -> (NurseryHandle, JoinHandle<()>) {
 fn sh(script: &str) -> SpawnRequest {
     SpawnRequest {
         command: Command {
+            wrapper: Vec::new(),
             binary: PathBuf::from("/bin/sh"),
             args: vec!["-c".to_owned(), script.to_owned()],
             env: vec![("GIVEN".to_owned(), "value".to_owned()), ("BOTH".to_owned(), "value".to_owned())],
@@ -159,6 +160,21 @@ async fn what_cannot_be_run_is_named() {
     request.command.directory = Some(PathBuf::from("/nowhere"));
     let error = handle.spawn(request).await.unwrap_err();
     assert!(matches!(error, SpawnError::Directory { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_wrapper_runs_the_binary_with_its_arguments() {
+    let (handle, _thread) = start();
+    let mut request = sh("echo $0 $FROM_WRAPPER; exit 3");
+    request.command.wrapper = ["env", "FROM_WRAPPER=yes"].map(str::to_owned).to_vec();
+    let child = handle.spawn(request).await.unwrap();
+    let (mut stdout, _stderr) = child.take_output().unwrap();
+    assert_eq!(line(&mut stdout).await, "/bin/sh yes");
+    assert_eq!(wait(&child).await, Exit::Code(3));
+    let mut request = sh("true");
+    request.command.wrapper = vec!["/nowhere/nice".to_owned()];
+    let error = handle.spawn(request).await.unwrap_err().to_string();
+    assert!(error.contains("/nowhere/nice") && !error.contains("/bin/sh"), "{error}");
 }
 
 #[tokio::test]

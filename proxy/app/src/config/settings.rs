@@ -155,6 +155,11 @@ pub(crate) struct Model {
     /// `llama-server` in PATH.
     #[schemars(schema_with = "schema::path")]
     pub(crate) binary: Option<PathBuf>,
+    /// Words put before the binary, of a program that ends in running it: `["nice", "-n", "5"]`, `["numactl", "-N", "0"]`. llama-warden asks
+    /// the binary (`--version`, `--help`) through it, too.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) wrapper: Vec<String>,
     /// A build of the store, by its id or the beginning of it.
     pub(crate) build: Option<String>,
     /// llama-server's own flags. Those for listening are ours.

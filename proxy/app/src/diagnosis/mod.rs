@@ -225,6 +225,7 @@ impl Diagnoses {
         }
         admin.fleet.note_asked(Some(model), "diagnose", by);
         let command = Command {
+            wrapper: Vec::new(),
             // Whatever lies at our path by now.
             binary: PathBuf::from(format!("/proc/{}/exe", std::process::id())),
             args,

@@ -128,6 +128,7 @@ fn command(own: &Command, model: &Path) -> Command {
         std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_flag(name));
     let flags = measuring_flags(model).into_iter();
     Command {
+        wrapper: own.wrapper.clone(),
         binary: own.binary.clone(),
         args: flags.map(|word| word.to_string_lossy().into_owned()).collect(),
         env: env.into_iter().collect(),

@@ -91,6 +91,9 @@ impl About {
         // Without another name a model has that of its address.
         self.model = secrets::addresses(&self.model);
         self.binary = command.binary.display().to_string();
+        if !command.wrapper.is_empty() {
+            self = self.with_tool(&command.wrapper);
+        }
         self.args = secrets::arguments(&command.args);
         self.env = command.env.iter().map(|(name, value)| secrets::variable(name, value)).collect();
         self
@@ -99,7 +102,9 @@ impl About {
     /// Fills in the words of a tool that was put before the command, without their secrets.
     #[must_use]
     pub fn with_tool(mut self, words: &[String]) -> Self {
-        self.under = Some(secrets::tool(words).iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
+        let words = secrets::tool(words);
+        let all = self.under.take().into_iter().chain(words.iter().map(|word| quoted(word)));
+        self.under = Some(all.collect::<Vec<_>>().join(" "));
         self
     }
 

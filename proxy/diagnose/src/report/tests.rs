@@ -60,6 +60,7 @@ pub(super) fn outcome() -> Outcome {
 
 pub(super) fn report() -> Report {
     let command = Command {
+        wrapper: Vec::new(),
         binary: "/opt/llama-server".into(),
         args: ["-m", "a b.gguf", "--api-key", "hush"].map(str::to_owned).to_vec(),
         env: vec![("HF_TOKEN".to_owned(), "hush".to_owned()), ("A".to_owned(), "1".to_owned())],

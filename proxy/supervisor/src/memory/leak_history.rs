@@ -463,6 +463,7 @@ fn key_of(
     };
     let binary = command.binary.to_string_lossy();
     add(&binary);
+    command.wrapper.iter().for_each(|word| add(word));
     let mut written = false;
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
@@ -534,6 +535,7 @@ mod tests {
     fn what_a_diagnosis_measured_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
         let directory = tempfile::tempdir().unwrap();
         let command = Command {
+            wrapper: Vec::new(),
             binary: directory.path().join("llama-server"),
             args: vec!["-c".to_owned(), "4096".to_owned()],
             env: Vec::new(),
@@ -589,6 +591,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let binary = directory.path().join("llama-server");
         let command = |arg: &str| Command {
+            wrapper: Vec::new(),
             binary: binary.clone(),
             args: vec![arg.to_owned()],
             env: Vec::new(),
@@ -607,6 +610,7 @@ mod tests {
     fn another_model_in_the_old_place_and_variables_that_reach_the_server_make_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let command = |env: &[(&str, &str)], removed: &[&str]| Command {
+            wrapper: Vec::new(),
             binary: "/opt/llama-server".into(),
             args: vec!["-m".to_owned(), "model.gguf".to_owned()],
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),

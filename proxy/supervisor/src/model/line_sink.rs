@@ -56,6 +56,7 @@ mod tests {
     fn command() -> Command {
         let directory = None;
         Command {
+            wrapper: Vec::new(),
             binary: "/bin/true".into(),
             args: Vec::new(),
             env: Vec::new(),

@@ -302,6 +302,7 @@ mod tests {
 
     fn command(args: &[&str]) -> Command {
         Command {
+            wrapper: Vec::new(),
             binary: "/opt/llama-server".into(),
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             env: Vec::new(),

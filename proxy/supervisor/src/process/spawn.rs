@@ -131,8 +131,10 @@ pub(crate) fn spawn(
     control: Option<Arc<ControlGroup>>,
 ) -> Result<Spawned, SpawnError> {
     let what = &request.command;
-    let mut command = Command::new(&what.binary);
-    command.args(&what.args);
+    let mut words = what.program_words().into_iter();
+    let program = words.next().unwrap_or_default();
+    let mut command = Command::new(&program);
+    command.args(words).args(&what.args);
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(is_ours_alone) {
             command.env_remove(name);
@@ -156,7 +158,7 @@ pub(crate) fn spawn(
         Some(directory) if !directory.is_dir() => {
             SpawnError::Directory { binary: what.binary.clone(), directory: directory.clone(), source }
         }
-        _ => SpawnError::Exec { binary: what.binary.clone(), source },
+        _ => SpawnError::Exec { binary: program.into(), source },
     })?;
     let pid = Pid::from_child(&child);
     adjust_oom_score(pid, request.oom_score_adj);

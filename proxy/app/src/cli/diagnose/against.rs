@@ -109,10 +109,8 @@ async fn prove(
     out::error_line(&format!("old: {}", old.program()));
     out::error_line(&format!("new: {}", new.program()));
     let timeout = new.resolved.child.version_timeout;
-    let flags = tokio::join!(
-        flags::known(&old.spec.command.binary, timeout),
-        flags::known(&new.spec.command.binary, timeout)
-    );
+    let flags =
+        tokio::join!(flags::known(&old.spec.command, timeout), flags::known(&new.spec.command, timeout));
     let flags = flags.0.zip(flags.1);
     if flags.is_none() {
         out::error_line("warning: one of them does not list its flags (`--help`), so they are not compared");

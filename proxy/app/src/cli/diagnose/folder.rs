@@ -6,6 +6,7 @@ use std::process::Stdio;
 use warden_diagnose::proof::Sent;
 use warden_diagnose::report::Folder;
 use warden_diagnose::{Outcome, Recording, Report};
+use warden_supervisor::Command;
 
 use super::target::Target;
 use crate::exit::Failure;
@@ -42,7 +43,7 @@ pub(super) fn write(
 
 /// The machine and its software, a line each.
 pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, String)> {
-    let mut all = vec![("llama-server says".to_owned(), version(&target.spec.command.binary).await)];
+    let mut all = vec![("llama-server says".to_owned(), version(&target.spec.command).await)];
     let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
     all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
@@ -52,9 +53,10 @@ pub(super) async fn system(target: &Target, outcome: &Outcome) -> Vec<(String, S
 }
 
 /// What it says to `--version`, in one line.
-async fn version(binary: &Path) -> String {
-    let mut command = tokio::process::Command::new(binary);
-    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+async fn version(server: &Command) -> String {
+    let mut words = server.program_words().into_iter();
+    let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
+    command.args(words).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
     let limit = warden_policies::defaults().child.version_timeout;
     let Ok(Ok(output)) = tokio::time::timeout(limit, command.output()).await else { return String::new() };
     let text = [output.stdout, output.stderr].concat();

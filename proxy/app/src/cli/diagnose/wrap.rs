@@ -159,6 +159,7 @@ mod tests {
     fn the_servers_arguments_stay_and_only_its_binary_becomes_a_script() {
         let wrap = Wrap::prepare("sh -c 'echo it''s'").unwrap();
         let mut command = Command {
+            wrapper: Vec::new(),
             binary: "/opt/llama server".into(),
             args: vec!["-m".into(), "a b".into()],
             env: Vec::new(),

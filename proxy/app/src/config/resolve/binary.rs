@@ -4,6 +4,7 @@
 //! turns "it exits with code 127" at the first request into an error of the configuration.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -71,8 +72,8 @@ impl Found {
     }
 
     /// What is known of how it behaves: by its provenance, by what was measured before, or by its own word.
-    async fn behaves(&self, cache: &Path, version: &str, timeout: Duration) -> Known {
-        let help = help(self.path(), timeout).await;
+    async fn behaves(&self, asked: &Command, cache: &Path, version: &str, timeout: Duration) -> Known {
+        let help = help(asked, timeout).await;
         let slot_files = help.as_deref().and_then(slot_files_in);
         let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
         match self {
@@ -106,7 +107,7 @@ pub(crate) async fn fill(
     builds: FindBuild<'_>,
 ) -> Result<(), Problems> {
     let mut problems = Vec::new();
-    let mut known: HashMap<Choice, Option<(BuildFacts, Known)>> = HashMap::new();
+    let mut known: HashMap<(Choice, Command), Option<(BuildFacts, Known)>> = HashMap::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut unmeasured: Vec<Unmeasured> = Vec::new();
     let mut judge = Judge::default();
@@ -115,21 +116,27 @@ pub(crate) async fn fill(
     let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
     let models = models.zip(&resolved.cancel).zip(resolved.builds.iter_mut().zip(&mut resolved.flags));
     for ((((spec, (choice, place)), mitigations), cancel), (build, flags)) in models {
-        if !known.contains_key(choice) {
-            let tried = match find(choice, place, machine, builds) {
-                Ok(found) => match try_version(found.path(), timeout, place, machine).await {
-                    Ok(version) => {
-                        let behaves = found.behaves(&resolved.dirs.cache, &version, timeout).await;
-                        Ok((found.facts(&version), behaves))
+        let asked = asking(&spec.command);
+        let key = (choice.clone(), asked.clone());
+        if !known.contains_key(&key) {
+            let tried = match find(choice, runs_elsewhere(&asked), place, machine, builds) {
+                Ok(found) => {
+                    let asked = Command { binary: found.path().to_owned(), ..asked };
+                    match try_version(&asked, timeout, place, machine).await {
+                        Ok(version) => {
+                            let behaves =
+                                found.behaves(&asked, &resolved.dirs.cache, &version, timeout).await;
+                            Ok((found.facts(&version), behaves))
+                        }
+                        Err(problem) => Err(problem),
                     }
-                    Err(problem) => Err(problem),
-                },
+                }
                 Err(problem) => Err(problem),
             };
             let facts = tried.map_err(|problem| problems.push(problem)).ok();
-            known.insert(choice.clone(), facts);
+            known.insert(key.clone(), facts);
         }
-        if let Some(Some((facts, behaves))) = known.get(choice) {
+        if let Some(Some((facts, behaves))) = known.get(&key) {
             let name = spec.name.as_str();
             let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
             spec.command.binary.clone_from(&facts.binary);
@@ -199,10 +206,11 @@ pub(crate) async fn tried(
         let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
         format!("{}{hint}", problem.message)
     };
-    let found = find(choice, &Place::Nowhere, machine, builds).map_err(told)?;
-    let version = try_version(found.path(), timeout, &Place::Nowhere, machine).await.map_err(told)?;
-    let Known { measured, slot_files, .. } = found.behaves(cache, &version, timeout).await;
+    let found = find(choice, false, &Place::Nowhere, machine, builds).map_err(told)?;
     let binary = found.path().to_owned();
+    let nothing = Command::bare(binary.clone());
+    let version = try_version(&nothing, timeout, &Place::Nowhere, machine).await.map_err(told)?;
+    let Known { measured, slot_files, .. } = found.behaves(&nothing, cache, &version, timeout).await;
     let build = match (&found, choice) {
         (Found::Built(_), Choice::Build(id)) => {
             let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
@@ -212,13 +220,6 @@ pub(crate) async fn tried(
         _ => None,
     };
     // What depends on the flags of a model is the same for its own server.
-    let nothing = Command {
-        binary: binary.clone(),
-        args: Vec::new(),
-        env: Vec::new(),
-        env_remove: Vec::new(),
-        directory: None,
-    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut facts = ServerFacts { slot_files, ..server_facts::of(measured, &nothing, cores) };
     if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
@@ -262,11 +263,36 @@ impl Resolved {
     }
 }
 
-fn find(choice: &Choice, place: &Place, machine: &Machine, builds: FindBuild<'_>) -> Result<Found, Problem> {
+/// Programs that run the words behind them in another system, a container for example: the files of this one say nothing of it.
+const ELSEWHERE: [&str; 7] =
+    ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
+
+/// Whether the wrapper of a command runs it in another system.
+fn runs_elsewhere(command: &Command) -> bool {
+    let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
+    program.is_some_and(|name| ELSEWHERE.contains(&name))
+}
+
+/// The command that asks a model's binary: through the wrapper, which may set up what the binary needs, and with the model's variables of
+/// the loader.
+pub(in crate::config) fn asking(own: &Command) -> Command {
+    let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
+    Command { wrapper: own.wrapper.clone(), env, ..Command::bare(own.binary.clone()) }
+}
+
+/// `elsewhere`: a bare name is not this system's.
+fn find(
+    choice: &Choice,
+    elsewhere: bool,
+    place: &Place,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<Found, Problem> {
     let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
     let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
     match choice {
         Choice::Path(path) => Ok(Found::Foreign(path.clone())),
+        Choice::InPath(name) if elsewhere => Ok(Found::Foreign(name.clone())),
         Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
             Some(path) => Ok(Found::Foreign(path)),
             None => fail(
@@ -294,24 +320,29 @@ fn find(choice: &Choice, place: &Place, machine: &Machine, builds: FindBuild<'_>
 
 /// What it says to `--version`, if it is a llama-server.
 async fn try_version(
-    path: &Path,
+    asked: &Command,
     timeout: Duration,
     place: &Place,
     machine: &Machine,
 ) -> Result<String, Problem> {
     let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let path = asked.binary.as_path();
     let shown = path.display();
     let hint = "give the path of a llama-server, or build one with `llama-warden build`";
-    if !path.exists() {
+    let elsewhere = runs_elsewhere(asked);
+    if !elsewhere && !path.exists() {
         return fail(format!("there is no file {shown}"), hint);
     }
-    if !is_executable(path) {
+    if !elsewhere && !is_executable(path) {
         return fail(format!("{shown} is not an executable file"), "`chmod +x` it, or choose another file");
     }
     if path.canonicalize().ok() == machine.exe {
         return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
     }
-    match tokio::time::timeout(timeout, ask(path, "--version")).await {
+    let words = asked.program_words();
+    let shown = words.join(OsStr::new(" "));
+    let shown = shown.display();
+    match tokio::time::timeout(timeout, ask(asked, "--version")).await {
         Err(_) => {
             fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
         }
@@ -336,12 +367,14 @@ async fn try_version(
 ///
 /// One that was just written may be "busy" for a moment: a child that another thread forks at that time holds a copy of the
 /// open file until it runs its own program. So that error is waited out, for at most [`BUSY`].
-pub(in crate::config) async fn ask(path: &Path, flag: &str) -> io::Result<String> {
+pub(in crate::config) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
     let given_up = Instant::now() + BUSY;
     loop {
-        let mut command = tokio::process::Command::new(path);
+        let mut words = asked.program_words().into_iter();
+        let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
+        command.envs(asked.env.iter().map(|(name, value)| (name, value)));
         // A Ctrl-C is for us: what the program says of it is no answer.
-        command.arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        command.args(words).arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(is_ours_alone) {
                 command.env_remove(name);
@@ -365,8 +398,8 @@ const BUSY: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 /// What it says to `--help`; `None` if it says nothing in time.
-async fn help(path: &Path, timeout: Duration) -> Option<String> {
-    tokio::time::timeout(timeout, ask(path, "--help")).await.ok()?.ok()
+async fn help(asked: &Command, timeout: Duration) -> Option<String> {
+    tokio::time::timeout(timeout, ask(asked, "--help")).await.ok()?.ok()
 }
 
 /// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
@@ -387,7 +420,8 @@ mod tests {
     }
 
     async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
-        let found = try_version(path, timeout, &Place::Nowhere, &Machine::read()).await;
+        let asked = Command::bare(path.to_owned());
+        let found = try_version(&asked, timeout, &Place::Nowhere, &Machine::read()).await;
         found
             .map(drop)
             .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
@@ -412,12 +446,52 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_binary_is_asked_through_its_wrapper_and_with_the_variables_of_the_loader() {
+        let dir = tempfile::tempdir().unwrap();
+        let needy = "[ \"$NEEDED$LD_FOUND\" = 12 ] || { echo 'error while loading shared libraries'; exit 1; }\n\
+                     echo \"version: 1 ($1)\"";
+        let binary = script(dir.path(), "needy", needy);
+        let own = Command {
+            wrapper: ["env", "NEEDED=1"].map(str::to_owned).to_vec(),
+            env: vec![("LD_FOUND".to_owned(), "2".to_owned()), ("OTHER".to_owned(), "3".to_owned())],
+            ..Command::bare(binary.clone())
+        };
+        let asked = Command { binary: binary.clone(), ..asking(&own) };
+        let (wait, machine) = (Duration::from_secs(20), Machine::read());
+        let told = try_version(&asked, wait, &Place::Nowhere, &machine).await;
+        assert_eq!(told.unwrap(), "version: 1 (--version)\n");
+        let gone = Command { wrapper: vec!["no-such-wrapper".to_owned()], ..asked.clone() };
+        let told = try_version(&gone, wait, &Place::Nowhere, &machine).await.unwrap_err();
+        assert!(
+            told.message.contains("no-such-wrapper") && told.message.contains("cannot be run"),
+            "{told:?}"
+        );
+        // In a container there is another file of that name, or none.
+        let wrapper = script(dir.path(), "toolbox", "[ $3 = llama-server ] && echo 'version: 2 (in)'");
+        let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
+        let asked = Command { wrapper: words, ..Command::bare("llama-server".into()) };
+        let choice = Choice::InPath("llama-server".into());
+        let found = find(&choice, runs_elsewhere(&asked), &Place::Nowhere, &machine, &|_| Ok(None)).unwrap();
+        assert_eq!(found.path(), Path::new("llama-server"));
+        assert!(try_version(&asked, wait, &Place::Nowhere, &machine).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_one_program_of_llama_cpp_is_asked_as_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let body = "[ \"$1\" = serve ] && echo \"version: 0.2.0 ($2)\" || echo 'Usage: llama <command>'";
+        let asked = Command::bare(script(dir.path(), "llama", body));
+        assert_eq!(ask(&asked, "--help").await.unwrap(), "version: 0.2.0 (--help)\n");
+    }
+
+    #[tokio::test]
     async fn a_binary_that_is_being_written_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
+        let asked = Command::bare(path.clone());
         let writer = std::fs::File::options().append(true).open(&path).unwrap();
         // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
-        let (told, ()) = tokio::join!(biased; ask(&path, "--version"), async { drop(writer) });
+        let (told, ()) = tokio::join!(biased; ask(&asked, "--version"), async { drop(writer) });
         assert_eq!(told.unwrap(), "version: 1 (abc)\n");
     }
 
@@ -428,14 +502,15 @@ mod tests {
         let mut machine = Machine::read();
         machine.env = vec![("PATH".into(), dir.path().into())];
         let find = |built: Option<StoreBuild>| {
-            find(&Choice::Newest, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
+            find(&Choice::Newest, false, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
         };
         let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
         let built = StoreBuild { facts, measured: Measured::default() };
         assert_eq!(find(Some(built.clone())), Found::Built(built));
         assert_eq!(find(None), Found::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
-        let error = super::find(&Choice::Newest, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
+        let error =
+            super::find(&Choice::Newest, false, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
+use warden_supervisor::Command;
 
-use super::binary::ask;
+use super::binary::{ask, asking};
 use super::mitigations::Mitigations;
 use crate::config::problem::{Place, Problem, alike};
 use crate::config::resolve::Resolved;
@@ -21,17 +22,18 @@ const ALIKE: f64 = 0.85;
 /// The flags of all models that their llama-servers do not know, and values that these builds have not. The binaries are filled in; each is
 /// asked once. One that does not answer says nothing: whether it can be run was tried before.
 pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem> {
-    let mut lists: HashMap<&Path, Option<FlagList>> = HashMap::new();
+    let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
     let mut problems = Vec::new();
     let models =
         loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
     for ((((name, model), spec), mitigations), build) in models {
         let binary = spec.command.binary.as_path();
-        if !lists.contains_key(binary) {
-            lists.insert(binary, known(binary, resolved.child.version_timeout).await);
+        let key = (spec.command.wrapper.as_slice(), binary);
+        if !lists.contains_key(&key) {
+            lists.insert(key, known(&spec.command, resolved.child.version_timeout).await);
         }
         let check =
-            Check { name, binary, list: lists.get(binary).and_then(Option::as_ref), build: build.as_ref() };
+            Check { name, binary, list: lists.get(&key).and_then(Option::as_ref), build: build.as_ref() };
         for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let place = |index: usize| loaded.item_place(&path, index);
@@ -105,9 +107,9 @@ impl Check<'_> {
     }
 }
 
-/// All flags of a llama-server, by its help; `None` if it tells none.
-pub(crate) async fn known(binary: &Path, timeout: Duration) -> Option<FlagList> {
-    let help = tokio::time::timeout(timeout, ask(binary, "--help")).await.ok()?.ok()?;
+/// All flags of a command's llama-server, by its help; `None` if it tells none.
+pub(crate) async fn known(command: &Command, timeout: Duration) -> Option<FlagList> {
+    let help = tokio::time::timeout(timeout, ask(&asking(command), "--help")).await.ok()?.ok()?;
     FlagList::parse(&help)
 }
 

@@ -420,6 +420,7 @@ impl Resolver<'_> {
             name: ModelName::new(name),
             aliases: model.aliases.clone(),
             command: Command {
+                wrapper: model.wrapper.clone(),
                 binary: PathBuf::new(),
                 args,
                 env,

@@ -148,6 +148,7 @@ fn spec(name: &str) -> SharedSpec {
         name: ModelName::new(name),
         aliases: Vec::new(),
         command: Command {
+            wrapper: Vec::new(),
             binary: "/opt/llama-server".into(),
             args: vec!["-m".to_owned(), format!("{name}.gguf")],
             env: Vec::new(),

@@ -110,8 +110,8 @@ pub(crate) fn look(command: &Command, running: Option<u32>) -> Sight {
 /// See [`Kin`]. `None`: not all that the answers depend on can be found.
 fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin> {
     let mut hasher = DefaultHasher::new();
-    let Command { binary: program, args, env, env_remove, directory } = command;
-    (program, args, env, env_remove, directory).hash(&mut hasher);
+    let Command { wrapper, binary: program, args, env, env_remove, directory } = command;
+    (wrapper, program, args, env, env_remove, directory).hash(&mut hasher);
     let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(libraries);
     paths.insert(binary(command)?);
@@ -123,7 +123,7 @@ fn kin(command: &Command, files: &[Need], libraries: Vec<PathBuf>) -> Option<Kin
         stamp(&path).map(|Stamp { inode, bytes, modified, .. }| (inode, bytes, modified)).hash(&mut hasher);
     }
     let mut hasher_of_rest = DefaultHasher::new();
-    (args, env, env_remove, directory).hash(&mut hasher_of_rest);
+    (wrapper, args, env, env_remove, directory).hash(&mut hasher_of_rest);
     let mut rest: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     rest.extend(named(command));
     for path in rest {

@@ -82,6 +82,7 @@ mod tests {
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
         let command = Command {
+            wrapper: Vec::new(),
             binary: "/bin/true".into(),
             args: vec!["-m".to_owned(), "m.gguf".to_owned()],
             env: Vec::new(),
