@@ -84,7 +84,7 @@ pub use protocol::query::percent_decoded;
 pub use pulse::Pulse;
 pub use requests::{Holds, NotCancelled, RequestState, RequestView, Requests, Told};
 pub use route::paths;
-pub use rules::{ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
+pub use rules::{Listing, ModelRules, Name, RequestRules, SystemMode, SystemPrompt};
 pub use trace::{Kind as PartKind, Part, Peer, Trace};
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod changes;
+mod listing;
 pub(crate) mod machine;
 pub(crate) mod model_files;
 pub(crate) mod named;

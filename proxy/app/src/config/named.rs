@@ -28,9 +28,16 @@ pub(crate) struct Named {
     #[serde(default)]
     #[schemars(schema_with = "schema::choose")]
     pub(crate) choose: Choose,
+    /// Whether what the models' own `request` says holds under this name, too. Default: `true`.
+    #[serde(default = "yes")]
+    pub(crate) inherit: bool,
     /// What is changed in requests under this name, in the place of what the model's own `request` says of the same.
     #[serde(default)]
     pub(crate) request: Request,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Resolver<'_> {
@@ -76,7 +83,7 @@ impl Resolver<'_> {
                     self.no_such_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
-                let request = over(&rules.request, &own);
+                let request = if named.inherit { over(&rules.request, &own) } else { own.clone() };
                 models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
             }
             if !models.is_empty() {

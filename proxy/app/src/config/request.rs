@@ -101,6 +101,7 @@ impl Resolver<'_> {
             upstream_model: model.upstream_model.clone(),
             remote: false,
             timeout: None,
+            listing: self.listing(name, &model.listing),
         }
     }
 

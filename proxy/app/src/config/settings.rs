@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use warden_policies::defaults;
 
+use super::listing::Listing;
 use super::named::Named;
 use super::policy::{Policy, Shared, optional_duration};
 use super::remote::RemoteModel;
@@ -187,6 +188,10 @@ pub(crate) struct Model {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) aliases: Vec<String>,
+    /// What lists of models say of it.
+    #[serde(default)]
+    #[schemars(with = "Listing")]
+    pub(crate) listing: Listing,
     /// The numbers and modes that have defaults.
     #[serde(flatten)]
     #[schemars(with = "Of<defaults::Model>")]

@@ -1,6 +1,7 @@
 //! The routes that are ours: health, the models and their processes.
 //! What is listed is what `shown` says: a client sees the models that it may use.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,8 +16,10 @@ use warden_supervisor::{FleetView, ModelState, ModelView, ResolveError};
 use super::{ClientBody, Exchange, Refused, dropin, naming};
 use crate::access::keys::Access;
 use crate::clock;
+use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::route::{self, LocalRoute, target};
+use crate::rules::Listing;
 
 /// Whether a model is listed.
 type Shown<'a> = &'a dyn Fn(&ModelView) -> bool;
@@ -45,9 +48,12 @@ pub(super) fn answer(
         LocalRoute::Health if exchange.drop_in && dropin::is_loading(shared) => Err(Refusal::Loading),
         LocalRoute::Health => health(&backends.view()),
         LocalRoute::Models => {
-            let names = naming::shown(live, access);
-            let names = names.filter_map(|name| renamed(&view, name, &resolve(name).ok()?, shared.started));
-            Ok(models(&view, shared.started, &shown, names.collect()))
+            let names = naming::shown(live, access).filter_map(|name| {
+                let model = resolve(name).ok().filter(|model| !listing(live, model).hidden)?;
+                renamed(&view, live, name, &model, shared.started)
+            });
+            let listed = |model: &ModelView| shown(model) && !listing(live, &model.name).hidden;
+            Ok(models(&view, live, shared.started, &listed, names.collect()))
         }
         LocalRoute::Running => Ok(running(&backends.view(), &shown)),
         LocalRoute::Bare(name) => naming::in_path(resolve(name), exchange, access).map(|_| {
@@ -55,9 +61,9 @@ pub(super) fn answer(
         }),
         LocalRoute::Model(name) => resolve(name).and_then(|resolved| {
             let model = if live.by_name.contains_key(name) {
-                renamed(&view, name, &resolved, shared.started).map(|entry| words(&entry))
+                renamed(&view, live, name, &resolved, shared.started).map(|entry| words(&entry))
             } else {
-                model(&view, resolved.as_str(), shared.started)
+                model(&view, live, &resolved, shared.started)
             };
             model.ok_or_else(|| {
                 ResolveError::Unknown { name: name.clone(), known: access.known(backends) }.into()
@@ -97,10 +103,10 @@ fn health(view: &FleetView) -> Result<Words, Refusal> {
 }
 
 /// `/v1/models`: every configured model that is shown, whatever its state.
-fn models(view: &Arc<FleetView>, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
+fn models(view: &FleetView, live: &Live, created: u64, shown: Shown<'_>, names: Vec<Value>) -> Words {
     let models = || view.models.iter().filter(|model| shown(model));
     let ollama: Vec<Value> = models().map(|model| ollama(model)).collect();
-    let data: Vec<Value> = models().map(|model| one(model, created)).chain(names).collect();
+    let data: Vec<Value> = models().map(|model| one(model, live, created)).chain(names).collect();
     words(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
@@ -133,12 +139,17 @@ fn redirect(location: &str) -> Words {
 }
 
 /// `/v1/models/{id}`, by name or alias.
-fn model(view: &Arc<FleetView>, name: &str, created: u64) -> Option<Words> {
-    view.models.iter().find(|model| model.name.as_str() == name).map(|model| words(&one(model, created)))
+fn model(view: &FleetView, live: &Live, name: &ModelName, created: u64) -> Option<Words> {
+    view.models.iter().find(|model| model.name == *name).map(|model| words(&one(model, live, created)))
+}
+
+/// What the configuration says of a model in lists.
+fn listing<'a>(live: &'a Live, model: &ModelName) -> Cow<'a, Listing> {
+    live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
 /// As llama-server lists a model, and with its state as llama-server's router does.
-fn one(model: &ModelView, created: u64) -> Value {
+fn one(model: &ModelView, live: &Live, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
         "object": "model",
@@ -160,12 +171,13 @@ fn one(model: &ModelView, created: u64) -> Value {
     if matches!(model.state, ModelState::Backoff | ModelState::Failed) {
         entry["status"]["failed"] = json!(true);
     }
+    listing(live, &model.name).describe(&mut entry);
     entry
 }
 
 /// A name that means this model now.
-fn renamed(view: &FleetView, name: &str, model: &ModelName, created: u64) -> Option<Value> {
-    let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, created);
+fn renamed(view: &FleetView, live: &Live, name: &str, model: &ModelName, created: u64) -> Option<Value> {
+    let mut entry = one(view.models.iter().find(|shown| shown.name == *model)?, live, created);
     (entry["id"], entry["aliases"], entry["means"]) = (json!(name), json!([]), json!(model));
     Some(entry)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warden_policies::ModelName;
+use warden_policies::{ModelName, is_pattern, pattern_matches};
 use warden_supervisor::ResolveError;
 
 use super::Exchange;
@@ -10,7 +10,7 @@ use crate::access::keys::Access;
 use crate::backend::backends::Backends;
 use crate::live::Live;
 use crate::refusal::Refusal;
-use crate::rules::ModelRules;
+use crate::rules::{ModelRules, Name};
 
 impl Exchange {
     /// The model that a name means for this client.
@@ -33,11 +33,19 @@ pub(super) fn resolve(
     backends: &dyn Backends,
     name: Option<&str>,
 ) -> Result<(ModelName, Option<Arc<ModelRules>>), Refusal> {
-    let Some((name, meant)) = name.and_then(|name| Some((name, live.by_name.get(name)?))) else {
-        return match access.resolve(backends, name) {
-            Ok(model) => Ok((model, None)),
-            Err(refusal) => Err(with_names(refusal, live, access)),
-        };
+    let exact = name.and_then(|name| live.by_name.get_key_value(name));
+    let (name, meant) = match exact {
+        Some(exact) => exact,
+        None => match access.resolve(backends, name) {
+            Ok(model) => return Ok((model, None)),
+            Err(refusal) => {
+                let unknown = matches!(refusal, Refusal::Resolve(ResolveError::Unknown { .. }));
+                match name.filter(|_| unknown).and_then(|name| by_pattern(live, name)) {
+                    Some(meant) => meant,
+                    None => return Err(with_names(refusal, live, access)),
+                }
+            }
+        },
     };
     // A key may have a right to the name or to models behind it.
     let by_name = access.may_use(&ModelName::new(name));
@@ -51,6 +59,12 @@ pub(super) fn resolve(
         Some((model, rules)) => Ok((model.clone(), Some(Arc::clone(rules)))),
         None => Err(with_names(access.hide(backends, name), live, access)),
     }
+}
+
+/// The pattern for a name that nothing else has: of several the one with the most letters.
+fn by_pattern<'a>(live: &'a Live, name: &str) -> Option<(&'a String, &'a Name)> {
+    let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
+    patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
 /// The model that stands in a path, in the same way: a name that is not the key's is no name there.
@@ -72,10 +86,10 @@ pub(super) fn known(exchange: &Exchange, access: &Access) -> Vec<String> {
     known
 }
 
-/// The names without a process of their own that this client may know of.
+/// The names without a process of their own that this client may know of, without patterns.
 pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Item = &'a String> {
     let may_use = |model: &ModelName| access.may_use(model);
-    let names = live.by_name.iter();
+    let names = live.by_name.iter().filter(|(name, _)| !is_pattern(name));
     let shown = names.filter(move |(name, meant)| {
         may_use(&ModelName::new(name)) || meant.models.iter().any(|(model, _)| may_use(model))
     });

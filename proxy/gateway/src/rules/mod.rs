@@ -8,7 +8,7 @@ mod plan;
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use warden_policies::modes::{OnDeath, WhileLoading};
 
 pub(crate) use apply::apply;
@@ -32,6 +32,34 @@ pub struct ModelRules {
     pub remote: bool,
     /// How long an answer may take in all; `None`: as long as every other.
     pub timeout: Option<Duration>,
+    /// What lists of models say of it.
+    pub listing: Listing,
+}
+
+/// What lists of models say of one, beyond what its process reports. [`Default`] is: nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listing {
+    /// Lists leave it out; requests for it are served.
+    pub hidden: bool,
+    /// Members of its entry. A table is merged into the one that is there, and what a process reports stays.
+    pub fields: Map<String, Value>,
+}
+
+impl Listing {
+    /// Adds the fields to an entry of `/v1/models`.
+    pub(crate) fn describe(&self, entry: &mut Value) {
+        for (name, value) in &self.fields {
+            match (value, entry.get_mut(name)) {
+                (Value::Object(more), Some(Value::Object(there))) => {
+                    more.iter().for_each(|(key, value)| {
+                        there.entry(key).or_insert_with(|| value.clone());
+                    });
+                }
+                (value, None) => entry[name] = value.clone(),
+                _ => {}
+            }
+        }
+    }
 }
 
 impl ModelRules {

@@ -8,7 +8,7 @@ use warden_policies::QuickMap;
 use warden_policies::modes::Choose;
 
 use super::*;
-use crate::{KeyHash, KeySpec, Keys, Live, ModelRules, Name, RequestRules};
+use crate::{KeyHash, KeySpec, Keys, Listing, Live, ModelRules, Name, RequestRules};
 
 fn echo() -> Upstream {
     Upstream::answering(|head, body| {
@@ -211,6 +211,65 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     assert!(head.starts_with("HTTP/1.1 200 ") && one.contains(r#""id":"brief""#), "{one}");
     let (head, none) = rig.ask(&post("/v1/chat/completions", r#"{"model":"none"}"#)).await;
     assert!(head.starts_with("HTTP/1.1 404 ") && none.contains("`any`, `brief`"), "{none}");
+}
+
+#[tokio::test]
+async fn a_pattern_means_its_model_for_each_name_that_nothing_else_has() {
+    let upstream = echo();
+    let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
+    let name = |model: &str, tokens| Name {
+        models: vec![(ModelName::new(model), Arc::new(most(tokens)))],
+        choose: Choose::Loaded,
+    };
+    let named = [("claude-*", "b", 7), ("claude-haiku-*", "a", 8), ("exact", "a", 9)];
+    let mut by_name = BTreeMap::from(named.map(|(own, model, tokens)| (own.to_owned(), name(model, tokens))));
+    rig.control.update(Live { by_name: by_name.clone(), ..Live::default() });
+    let body =
+        |asked: &str| post("/v1/chat/completions", &format!(r#"{{"model":"{asked}","max_tokens":90}}"#));
+    for (asked, tokens) in
+        [("claude-x", "7"), ("claude-haiku-4", "8"), ("exact", "9"), ("b", "90"), ("alias-of-b", "90")]
+    {
+        let (_, answer) = rig.ask(&body(asked)).await;
+        assert!(answer.contains(&format!(r#""max_tokens":{tokens}}}"#)), "{asked}: {answer}");
+    }
+    let (head, none) = rig.ask(&body("gpt-5")).await;
+    assert!(head.starts_with("HTTP/1.1 404 ") && none.contains("`exact`") && !none.contains('*'), "{none}");
+    let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(list.contains("exact") && !list.contains('*'), "{list}");
+    by_name.insert("*".to_owned(), name("a", 5));
+    rig.control.update(Live { by_name, ..Live::default() });
+    let (_, answer) = rig.ask(&body("gpt-5")).await;
+    assert!(answer.contains(r#""max_tokens":5}"#), "{answer}");
+}
+
+#[tokio::test]
+async fn lists_of_models_say_what_the_configuration_says_of_them() {
+    let upstream = echo();
+    let rig = Rig::with(Plan { models: vec!["a", "b"], ..Plan::default() }, &[&upstream]).await;
+    let fields =
+        json!({ "name": "Big A", "tags": ["x"], "id": "never", "meta": { "llamaswap": { "size": 7 } } });
+    let fields = fields.as_object().unwrap().clone();
+    let rules = |listing| Arc::new(ModelRules { listing, ..ModelRules::default() });
+    let models = QuickMap::from_iter([
+        (ModelName::new("a"), rules(Listing { hidden: false, fields })),
+        (ModelName::new("b"), rules(Listing { hidden: true, ..Listing::default() })),
+    ]);
+    let of =
+        |model: &str| Name { models: vec![(ModelName::new(model), Arc::default())], choose: Choose::Loaded };
+    let by_name = BTreeMap::from([("of-a".to_owned(), of("a")), ("of-b".to_owned(), of("b"))]);
+    rig.control.update(Live { models, by_name, ..Live::default() });
+    let (_, list) = rig.ask(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!((ids, list["models"].as_array().unwrap().len()), (vec![&json!("a"), &json!("of-a")], 1));
+    for entry in list["data"].as_array().unwrap() {
+        assert_eq!((&entry["name"], &entry["meta"]["llamaswap"]["size"]), (&json!("Big A"), &json!(7)));
+    }
+    // One that is hidden can be asked for by its name, and serves.
+    let (head, one) = rig.ask(b"GET /v1/models/b HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && one.contains(r#""id":"b""#), "{one}");
+    let (head, _) = rig.ask(&post("/v1/chat/completions", r#"{"model":"b"}"#)).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
 }
 
 #[tokio::test]

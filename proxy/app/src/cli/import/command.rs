@@ -1,9 +1,11 @@
 //! A command that starts llama-server, as it is or in a container: what it comes to as a model.
 
+use std::path::Path;
+
 use crate::config::arguments::{self, Listening};
 use crate::exit::Failure;
 
-use super::{Imported, Model, container};
+use super::{Imported, Model, container, shell};
 
 /// A command, taken apart.
 #[derive(Debug, Default)]
@@ -16,6 +18,51 @@ pub(super) struct Taken {
     /// What has no equal, and the nearest thing.
     pub(super) left: Vec<(String, String)>,
 }
+
+/// Programs that are put before a server and then run it.
+const WRAPPERS: [&str; 21] = [
+    "taskset",
+    "nice",
+    "ionice",
+    "chrt",
+    "numactl",
+    "setsid",
+    "stdbuf",
+    "time",
+    "timeout",
+    "prlimit",
+    "setarch",
+    "cgexec",
+    "schedtool",
+    "systemd-run",
+    "toolbox",
+    "distrobox",
+    "distrobox-enter",
+    "flatpak-spawn",
+    "gamemoderun",
+    "caffeinate",
+    "firejail",
+];
+const CONTAINERS: [&str; 2] = ["docker", "podman"];
+/// Beginnings of programs whose words say nothing of a llama-server that follows.
+const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
+/// Wrappers that run the server in a container, which has a file system of its own.
+const INTO_CONTAINERS: [&str; 4] = ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn"];
+const OTHER_USER: &str = "runs it as another user, who cannot use the socket that llama-warden gives it: run llama-warden as that user";
+const OTHER_MACHINE: &str =
+    "runs it on another machine: run llama-warden there, and name it here in `[remotes]`";
+/// Programs before a server that cannot be kept, and why.
+const REFUSED: [(&str, &str); 9] = [
+    ("sudo", OTHER_USER),
+    ("doas", OTHER_USER),
+    ("su", OTHER_USER),
+    ("runuser", OTHER_USER),
+    ("pkexec", OTHER_USER),
+    ("ssh", OTHER_MACHINE),
+    ("kubectl", OTHER_MACHINE),
+    ("wsl", "is a program of Windows: run llama-warden within WSL"),
+    ("wsl.exe", "is a program of Windows: run llama-warden within WSL"),
+];
 
 /// One command as a whole configuration.
 pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> {
@@ -52,6 +99,12 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
         imported.left(what, nearest);
     }
     let mut model = taken.model;
+    if imported.port.is_none() {
+        model.notes.push(
+            "it names no port: here it is 8080, where builds of llama-server from late 2026 on take 9931"
+                .to_owned(),
+        );
+    }
     let mut names = arguments::aliases(&model.args).into_iter();
     model.name = names.next().unwrap_or_else(|| name_of(&model));
     model.aliases.extend(names);
@@ -63,7 +116,7 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
 /// By its file, without folder and ending, or its repository.
 fn name_of(model: &Model) -> String {
     let file = model.model.as_deref().or_else(|| arguments::model(&model.args));
-    let stem = file.and_then(|file| std::path::Path::new(file).file_stem()).and_then(|stem| stem.to_str());
+    let stem = file.and_then(|file| Path::new(file).file_stem()).and_then(|stem| stem.to_str());
     stem.or_else(|| arguments::remote_model(&model.args)).unwrap_or("default").to_owned()
 }
 
@@ -71,48 +124,166 @@ fn name_of(model: &Model) -> String {
 pub(super) fn take(words: &[String]) -> Result<Taken, String> {
     let mut taken = Taken::default();
     let mut rest = words;
-    // Variables before the command, and what only hands over to it.
+    // Variables before the command, what only hands over to it, and what is put before it.
     loop {
         match rest {
-            [word, more @ ..] if word == "env" || word == "exec" || word == "nohup" => rest = more,
+            [word, more @ ..] if word == "exec" || is_program(word, &["nohup"]) => rest = more,
             [word, more @ ..] if is_assignment(word) => {
                 let (name, value) = word.split_once('=').unwrap_or_default();
                 taken.model.env.push((name.to_owned(), value.to_owned()));
                 rest = more;
             }
-            [shell, flag, script]
-                if is_program(shell, &["sh", "bash"]) && matches!(flag.as_str(), "-c" | "-lc") =>
-            {
-                let words = shlex::split(script).ok_or("a quote in the shell's command is never closed")?;
-                let inner = take(&words)?;
-                taken.model.env.extend(inner.model.env.clone());
-                let env = std::mem::take(&mut taken.model.env);
-                return Ok(Taken { model: Model { env, ..inner.model }, ..inner });
+            [word, more @ ..] if is_program(word, &["env"]) => rest = env(word, more, &mut taken)?,
+            [program, flag, script] if is_shell(program, flag) => {
+                return shell::take(&[program, flag], script, taken);
+            }
+            [program, ..] if !starts_server(rest) && !is_program(program, &CONTAINERS) => {
+                match wrapper_end(rest)? {
+                    Some(end) => {
+                        if is_program(program, &INTO_CONTAINERS) && starts_server(&rest[end..]) {
+                            // The container's own, not the one of this system.
+                            taken.model.binary = Some(rest[end].clone());
+                        }
+                        taken.model.wrapper.extend(rest[..end].iter().cloned());
+                        rest = &rest[end..];
+                    }
+                    None => break,
+                }
             }
             _ => break,
         }
     }
     let Some((program, args)) = rest.split_first() else { return Err("the command is empty".to_owned()) };
-    if let Some(word) =
-        rest.iter().find(|word| matches!(word.as_str(), "|" | "||" | "&&" | ";" | ">" | "2>&1"))
-    {
+    if let Some(word) = rest.iter().find(|word| shell::is_operator(word)) {
         return Err(format!(
             "`{word}` needs a shell: put it into a script that ends in `exec llama-server \"$@\"`"
         ));
     }
-    if is_program(program, &["docker", "podman"]) {
+    if is_program(program, &CONTAINERS) {
+        if let Some(wrapper) = taken.model.wrapper.first() {
+            let words = taken.model.wrapper.join(" ");
+            taken.left.push((
+                format!("`{words}`"),
+                format!("`{wrapper}` was put before `{program}`, which no model is started by"),
+            ));
+            taken.model.wrapper.clear();
+        }
         let args = container::take(program, args, &mut taken)?;
         flags(&args, &mut taken);
+        return Ok(taken);
+    }
+    if is_program(program, &WRAPPERS) {
+        return Err(format!("`{program}` is not followed by a llama-server"));
+    }
+    if let Some(args) = unified(rest) {
+        // llama.cpp's one program for all purposes: `llama serve`.
+        taken.model.binary = Some(program.clone());
+        flags(args, &mut taken);
         return Ok(taken);
     }
     if !serves(program, args) {
         return Err(format!("`{program}` is no llama-server"));
     }
-    if program != "llama-server" {
+    if !matches!(program.as_str(), "llama-server" | "llama-server.exe") {
         taken.model.binary = Some(program.clone());
     }
     flags(args, &mut taken);
     Ok(taken)
+}
+
+/// Options of `env` are kept as a wrapper; variables are read by the loop that called this.
+fn env<'a>(program: &String, mut rest: &'a [String], taken: &mut Taken) -> Result<&'a [String], String> {
+    let mut kept = Vec::new();
+    let mut clears = false;
+    while let [word, more @ ..] = rest {
+        match word.as_str() {
+            "-u" | "--unset" | "-C" | "--chdir" => {
+                let Some((value, more)) = more.split_first() else {
+                    return Err(format!("`env {word}` has no value"));
+                };
+                kept.extend([word.clone(), value.clone()]);
+                rest = more;
+            }
+            "-S" | "--split-string" => {
+                return Err("`env -S` splits its words itself: write them out".to_owned());
+            }
+            "--" => {
+                rest = more;
+                break;
+            }
+            option if option.starts_with('-') => {
+                clears |= matches!(option, "-" | "-i" | "--ignore-environment");
+                kept.push(word.clone());
+                rest = more;
+            }
+            // Given before, they would be cleared, too.
+            variable if clears && is_assignment(variable) => {
+                kept.push(word.clone());
+                rest = more;
+            }
+            _ => break,
+        }
+    }
+    if !kept.is_empty() {
+        taken.model.wrapper.push(program.clone());
+        taken.model.wrapper.extend(kept);
+    }
+    Ok(rest)
+}
+
+fn is_shell(program: &str, flag: &str) -> bool {
+    is_program(program, &["sh", "bash", "dash", "zsh"]) && flag.starts_with('-') && flag.ends_with('c')
+}
+
+/// `llama serve`, with what follows.
+fn unified(words: &[String]) -> Option<&[String]> {
+    match words {
+        [program, command, args @ ..]
+            if is_program(program, &["llama", "llama.exe"])
+                && matches!(command.as_str(), "serve" | "server") =>
+        {
+            Some(args)
+        }
+        _ => None,
+    }
+}
+
+/// Whether these words begin with a llama-server, by its name.
+fn starts_server(words: &[String]) -> bool {
+    let named = |word: &String| !word.contains('=') && file_name(word).contains("llama-server");
+    unified(words).is_some() || words.first().is_some_and(named)
+}
+
+/// How many words at the beginning are put before something that is known to start a server; else, why they cannot be kept.
+fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
+    if INTERPRETERS.iter().any(|name| file_name(&words[0]).starts_with(name)) {
+        return Ok(None);
+    }
+    // What is read like the beginning of a command.
+    let begins = |at: &usize| {
+        let rest = &words[*at..];
+        let shell = matches!(rest, [program, flag, _] if is_shell(program, flag));
+        shell || is_program(&rest[0], &["env", "docker", "podman"])
+    };
+    let is_flag = |word: &String| {
+        let pair = [word.clone(), String::new()];
+        arguments::model(&pair).or_else(|| arguments::remote_model(&pair)).is_some()
+    };
+    // A name before the server may be like a server's (`--unit llama-server`): the last one before its flags is it.
+    let flags = words.iter().position(is_flag).unwrap_or(words.len());
+    let serves = |at: &usize| starts_server(&words[*at..]);
+    let server = (1..flags).rev().find(serves).or_else(|| (1..words.len()).find(serves));
+    let inner = (1..server.unwrap_or(words.len())).find(begins);
+    let Some(end) = inner.or(server) else { return Ok(None) };
+    for word in &words[..end] {
+        if let Some((name, why)) = REFUSED.iter().find(|(name, _)| is_program(word, &[name])) {
+            return Err(format!("`{name}` {why}"));
+        }
+    }
+    if is_program(&words[0], &["systemd-run"]) && !words[..end].iter().any(|word| word == "--scope") {
+        return Err("`systemd-run` makes a service of it, which llama-warden can neither read nor stop: add `--scope`".to_owned());
+    }
+    Ok(Some(end))
 }
 
 fn is_assignment(word: &str) -> bool {
@@ -122,25 +293,56 @@ fn is_assignment(word: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
+/// The last part of a path, of this system or of Windows.
+fn file_name(word: &str) -> &str {
+    word.rsplit(['/', '\\']).next().unwrap_or_default()
+}
+
 pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
-    std::path::Path::new(word)
-        .file_name()
-        .and_then(|name| name.to_str())
-        .is_some_and(|name| names.contains(&name))
+    names.contains(&file_name(word))
 }
 
 /// By its name; else by whether it is given a model as llama-server is, for it may be a script around it.
 fn serves(program: &str, args: &[String]) -> bool {
-    const OTHERS: [&str; 7] = ["python", "vllm", "uv", "sd-server", "whisper-server", "node", "ollama"];
-    let name = std::path::Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let other = OTHERS.iter().any(|other| name.starts_with(other));
+    const OTHERS: [&str; 15] = [
+        "python",
+        "vllm",
+        "uv",
+        "sd-server",
+        "whisper-server",
+        "node",
+        "ollama",
+        "flatpak",
+        "mlx",
+        "conda",
+        "npx",
+        "sglang",
+        "tabby",
+        "koboldcpp",
+        "ds4-server",
+    ];
+    let name = file_name(program);
+    let other =
+        OTHERS.iter().any(|other| name.starts_with(other)) || REFUSED.iter().any(|(known, _)| *known == name);
     let model = arguments::model(args).or_else(|| arguments::remote_model(args)).is_some();
     name.contains("llama-server") || (!other && model)
 }
 
+/// A flag and its value as two words: llama-server takes no `--flag=value`.
+pub(super) fn apart(args: &[String]) -> Vec<String> {
+    let both = |word: &String| {
+        let (flag, value) = word.split_once('=').filter(|(flag, _)| flag.starts_with("--"))?;
+        flag[2..]
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+            .then(|| [flag.to_owned(), value.to_owned()])
+    };
+    args.iter().flat_map(|word| both(word).map_or_else(|| vec![word.clone()], Vec::from)).collect()
+}
+
 /// llama-server's own flags: those for listening are taken out, and the model's file is set apart.
 fn flags(args: &[String], taken: &mut Taken) {
-    let split = arguments::split_listening(args);
+    let split = arguments::split_listening(&apart(args));
     taken.listening = split.taken;
     let mut args = split.args;
     let file = arguments::model(&args).filter(|file| file.starts_with('/')).map(str::to_owned);
@@ -150,6 +352,12 @@ fn flags(args: &[String], taken: &mut Taken) {
             args.drain(at..(at + 2).min(args.len()));
         }
         taken.model.model = Some(file);
+    }
+    let words = args.iter().chain(&taken.model.binary).chain(&taken.model.wrapper);
+    if words.into_iter().any(|word| super::split::is_windows_path(word)) {
+        taken.model.notes.push(
+            "its paths are those of Windows: write where the files are on this machine (in WSL `C:\\x` is `/mnt/c/x`)".to_owned(),
+        );
     }
     taken.model.args = args;
 }

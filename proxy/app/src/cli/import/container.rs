@@ -1,6 +1,8 @@
 //! `docker run` and `podman run`: what was said to the container is said to the process instead.
 
-use super::command::{Taken, is_program};
+use super::command::{Taken, apart, is_program};
+use super::macros::{inherited, is_inherited};
+use crate::config::arguments;
 
 /// Options without a value that mean nothing for a process that is no container: its end, its terminal.
 const POINTLESS_ALONE: [&str; 9] =
@@ -43,8 +45,11 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
             "-v" | "--volume" => mount(&value, &mut mounts, taken),
             "--mount" => long_mount(&value, &mut mounts, taken),
             "-e" | "--env" => match value.split_once('=') {
-                Some((name, value)) => taken.model.env.push((name.to_owned(), value.to_owned())),
-                None => taken.model.notes.push(format!("{value} comes from the environment of llama-warden")),
+                Some((name, value)) if !is_inherited(name, value) => {
+                    taken.model.env.push((name.to_owned(), value.to_owned()));
+                }
+                Some((value, _)) => taken.model.notes.push(inherited(value)),
+                None => taken.model.notes.push(inherited(&value)),
             },
             "-p" | "--publish" => taken.published = published(&value).or(taken.published.take()),
             "--gpus" => gpus(&value, taken),
@@ -60,12 +65,21 @@ pub(super) fn take(program: &str, words: &[String], taken: &mut Taken) -> Result
             }
         }
     };
-    let mut args: Vec<String> = words.cloned().collect();
+    let mut args = apart(&words.cloned().collect::<Vec<_>>());
     let served = entry.as_deref().is_some_and(|entry| entry.contains("llama-server"));
     if args.first().is_some_and(|word| is_program(word, &["llama-server"]) || word == "--server") {
         args.remove(0);
     } else if !served && !image.contains("llama") {
         return Err(format!("the image `{image}` is not known to be one of llama-server"));
+    }
+    let by_variable =
+        |(name, _): &(String, String)| matches!(name.as_str(), "LLAMA_ARG_MODEL" | "LLAMA_ARG_HF_REPO");
+    let names_model = arguments::model(&args).or_else(|| arguments::remote_model(&args)).is_some()
+        || taken.model.env.iter().any(by_variable);
+    if !names_model {
+        return Err(format!(
+            "no model is given to the image `{image}`: it starts its server by a script of its own"
+        ));
     }
     taken
         .model

@@ -4,19 +4,18 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::macros::{Macros, Wrong};
+use super::macros::{Macros, Wrong, inherited, is_inherited, unset};
 use super::yaml::{line_of, plain};
-use super::{Env, Imported, Model, command, peers, routing, split, yaml};
+use super::{Env, Imported, Model, Remote, Variant, command, listing, peers, routing, split, write, yaml};
 use crate::exit::Failure;
 
 /// llama-swap's first port for `${PORT}`; a model of ours gets a socket.
 const FIRST_PORT: u64 = 5800;
 
 /// Keys of the whole file that have no equal, and the nearest thing.
-const OF_ALL: [(&str, &str); 14] = [
+const OF_ALL: [(&str, &str); 13] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
-    ("selectors", "a name in `[names]` means the best of several models that is loaded or has room"),
     (
         "upstream",
         "a path that begins with `/upstream/MODEL/` reaches that model's own server, for all models alike",
@@ -25,7 +24,7 @@ const OF_ALL: [(&str, &str); 14] = [
     ("metricsMaxInMemory", "metrics are counters, which take no memory for each request"),
     ("captureBuffer", "`record_requests` of a model keeps requests, with their texts replaced"),
     ("performance", "`sensors.interval` says how often memory is read"),
-    ("ui", "there is no page; `llama-warden status` shows the models"),
+    ("ui", "the page for operators shows requests, and whose they are (docs/page.md)"),
     ("logTimeFormat", "lines of the log have the time as RFC 3339"),
     ("logToStdout", "`log.children` says whether the lines of llama-servers are in the log"),
     ("logRequests", "each request has a line in the log, or in `log.access`"),
@@ -34,22 +33,18 @@ const OF_ALL: [(&str, &str); 14] = [
 ];
 
 /// The same, of a model.
-const OF_A_MODEL: [(&str, &str); 10] = [
+const OF_A_MODEL: [(&str, &str); 5] = [
     ("cmdStop", "a process gets SIGTERM, and `lifecycle.stop_grace` to end"),
     ("checkEndpoint", "`/health` of llama-server is asked"),
-    ("unlisted", "all models are in `/v1/models`"),
-    ("name", "`/v1/models` has the model's own name"),
-    ("description", "`/v1/models` has no descriptions"),
-    ("metadata", "`/v1/models` has no metadata"),
-    ("capabilities", "clients are told what llama-server says of itself"),
     ("timeouts", "`[upstream]` has the limits of all models"),
     ("compat", "no connection is an upgrade to a web socket"),
     ("healthCheckTimeout", "`lifecycle.start_timeout`"),
 ];
 
 /// What is read elsewhere, or means nothing here: ports are nobody's to choose.
-const READ: [&str; 13] = [
+const READ: [&str; 14] = [
     "peers",
+    "selectors",
     "sendLoadingState",
     "models",
     "macros",
@@ -63,7 +58,12 @@ const READ: [&str; 13] = [
     "logLevel",
     "startPort",
 ];
-const READ_OF_A_MODEL: [&str; 11] = [
+const READ_OF_A_MODEL: [&str; 16] = [
+    "name",
+    "description",
+    "metadata",
+    "capabilities",
+    "unlisted",
     "sendLoadingState",
     "cmd",
     "proxy",
@@ -108,9 +108,47 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
         log_level: top.get("logLevel").map(plain),
         ..Imported::default()
     };
-    others(&top, &READ, &OF_ALL, "", &mut imported);
+    others(&top, &READ, &OF_ALL, None, &mut imported);
+    for (key, value) in top.iter().filter(|(key, _)| READ.contains(&key.as_str()) && *key != "peers") {
+        if let Some(variable) = unset(&value.to_string()) {
+            let why = format!("the variable {variable} is not set here: set it for the import");
+            imported.left(format!("`{key}`, as far as it is `${{env.{variable}}}`"), why);
+        }
+    }
     let ports = number(&top, "startPort").unwrap_or(FIRST_PORT)..;
+    let file = Source { text, from, macros: &macros, top: &top };
+    let mut first = None;
     for (port, (name, value)) in ports.zip(models) {
+        // What is wrong with one model is told of it, and the others are imported.
+        if let Err(failure) = file.model(name, value, port, &mut imported) {
+            let lines = failure.lines();
+            let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
+            let told = told.collect::<Vec<_>>().join("; ").replace(&format!("model `{name}`: "), "");
+            imported.left(format!("model `{name}`"), told);
+            first.get_or_insert(failure);
+        }
+    }
+    peers::import(&top, &mut imported);
+    if let Some(failure) = first.filter(|_| imported.models.is_empty() && imported.remotes.is_empty()) {
+        return Err(failure);
+    }
+    routing::import(&top, &mut imported, from)?;
+    Ok(imported)
+}
+
+/// A file that is read.
+struct Source<'a> {
+    text: &'a str,
+    from: &'a str,
+    macros: &'a Macros<'a>,
+    /// Its keys beside models and macros.
+    top: &'a Map<String, Value>,
+}
+
+impl Source<'_> {
+    /// Reads one model.
+    fn model(&self, name: &str, value: &Value, port: u64, imported: &mut Imported) -> Result<(), Failure> {
+        let (text, from) = (self.text, self.from);
         let at = line_of(text, name);
         let Some(table) = value.as_object() else {
             return Err(Failure::usage(
@@ -118,32 +156,84 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
                 "give it at least a `cmd`",
             ));
         };
-        let mut own = macros.with(table.get("macros"));
-        own.set("MODEL_ID", Value::from(name.as_str()));
+        let place = |written: &str| yaml::line_after(text, name, written);
+        let wrong = |wrong: Wrong| {
+            Failure::usage(
+                format!("{from}{}: {}: {}", place(&wrong.written), wrong.written, wrong.why),
+                wrong.hint,
+            )
+        };
+        let mut own = self.macros.with(table.get("macros"));
+        own.set("MODEL_ID", Value::from(name));
         own.set("PORT", Value::from(port));
         let mut expanded = Map::new();
         for (key, value) in table.iter().filter(|(key, _)| *key != "macros") {
             // A comment of a command may hold what is no macro any more.
-            let value = match value.as_str().filter(|_| key.starts_with("cmd")) {
-                Some(text) => Value::from(without_comments(text)),
-                None => value.clone(),
+            let value = match value {
+                Value::String(text) if key.starts_with("cmd") => Value::from(without_comments(text)),
+                // What is here anyway is not written down: it may be secret.
+                Value::Array(list) if key == "env" => {
+                    let inherits = |one: &Value| {
+                        one.as_str()
+                            .and_then(|text| text.split_once('='))
+                            .is_some_and(|(name, value)| is_inherited(name, value))
+                    };
+                    let each =
+                        list.iter().map(|one| if inherits(one) { Ok(one.clone()) } else { own.expand(one) });
+                    expanded
+                        .insert(key.clone(), Value::Array(each.collect::<Result<_, _>>().map_err(wrong)?));
+                    continue;
+                }
+                other => other.clone(),
             };
             expanded.insert(key.clone(), own.expand(&value).map_err(wrong)?);
         }
-        if let Some(mut model) =
-            model(name, &expanded, &format!("{from}{at}: model `{name}`"), port, &mut imported)?
-        {
-            let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
-            let ttl = ttl.map_or_else(|| number(&top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
-            model.ttl = ttl.filter(|seconds| *seconds > 0);
-            let shows = |table: &Map<String, Value>| table.get("sendLoadingState").and_then(Value::as_bool);
-            model.shows_loading = shows(&expanded).or_else(|| shows(&top)).unwrap_or(false);
-            imported.models.push(model);
+        if let Some(url) = endpoint(&expanded) {
+            let remote = remote(name, url, &expanded, imported);
+            imported.remotes.push(remote);
+            return Ok(());
         }
+        let Some(mut model) = model(name, &expanded, &format!("{from}{at}: model `{name}`"), port, imported)?
+        else {
+            return Ok(());
+        };
+        if let Some(variable) = unset(&write::model_text(&model)) {
+            let written = format!("${{env.{variable}}}");
+            return Err(Failure::usage(
+                format!(
+                    "{from}{}: {written}: the variable {variable} is not set here",
+                    line_of(text, &written)
+                ),
+                "set it for the import",
+            ));
+        }
+        // 0 says never, whatever holds for all; -1 is what holds for all.
+        let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
+        let ttl = ttl.map_or_else(|| number(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
+        model.ttl = ttl.filter(|seconds| *seconds > 0);
+        let shows = |table: &Map<String, Value>| table.get("sendLoadingState").and_then(Value::as_bool);
+        model.shows_loading = shows(&expanded).or_else(|| shows(self.top)).unwrap_or(false);
+        imported.models.push(model);
+        Ok(())
     }
-    peers::import(&top, &mut imported);
-    routing::import(&top, &mut imported, from)?;
-    Ok(imported)
+}
+
+/// The endpoint of a model that is not started: it has no command, and its `proxy` is another machine's.
+fn endpoint(table: &Map<String, Value>) -> Option<String> {
+    let started = table.get("cmd").map(plain).is_some_and(|cmd| !cmd.trim().is_empty());
+    table.get("proxy").map(plain).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
+}
+
+fn is_local(proxy: &str) -> bool {
+    ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host))
+}
+
+fn remote(name: &str, url: String, table: &Map<String, Value>, imported: &mut Imported) -> Remote {
+    let mut model = Model { name: name.to_owned(), aliases: texts(table.get("aliases")), ..Model::default() };
+    filters(table.get("filters"), &mut model, imported);
+    let Model { strip, set, names, aliases, .. } = model;
+    let called = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
+    Remote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
 }
 
 fn is_known(key: &str) -> bool {
@@ -173,7 +263,7 @@ pub(super) fn others(
     table: &Map<String, Value>,
     read: &[&str],
     known: &[(&str, &str)],
-    of: &str,
+    model: Option<&str>,
     imported: &mut Imported,
 ) {
     for (key, value) in table {
@@ -193,7 +283,10 @@ pub(super) fn others(
             .iter()
             .find(|(name, _)| name == key)
             .map_or("no key of llama-swap that is known here", |(_, to)| to);
-        imported.left(format!("{of}`{key}`"), nearest);
+        match model {
+            Some(model) => imported.left_of(model, format!("`{key}`"), nearest),
+            None => imported.left(format!("`{key}`"), nearest),
+        }
     }
 }
 
@@ -220,9 +313,8 @@ fn model(
             return Ok(None);
         }
     };
-    let of = format!("model `{name}`: ");
     for (what, nearest) in taken.left {
-        imported.left(format!("{of}{what}"), nearest);
+        imported.left_of(name, what, nearest);
     }
     let mut model = taken.model;
     name.clone_into(&mut model.name);
@@ -232,6 +324,7 @@ fn model(
     }
     for word in texts(table.get("env")) {
         match word.split_once('=') {
+            Some((variable, value)) if is_inherited(variable, value) => model.notes.push(inherited(variable)),
             Some((variable, value)) => model.env.push((variable.to_owned(), value.to_owned())),
             None => {
                 return Err(Failure::usage(
@@ -250,22 +343,26 @@ fn model(
             "requests above `max_in_flight` wait in the queue, where llama-swap answers 429".to_owned(),
         );
     }
-    let local =
-        |proxy: &String| ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host));
-    if table.get("proxy").map(plain).is_some_and(|proxy| !local(&proxy)) {
-        imported.left(format!("{of}`proxy`"), "a model is served by processes of this machine");
+    if table.get("proxy").map(plain).is_some_and(|proxy| !is_local(&proxy)) {
+        imported.left_of(
+            name,
+            "`proxy`",
+            "a model is served by processes of this machine, or named in `[remotes]`",
+        );
     }
-    filters(table.get("filters"), &of, &mut model, imported);
+    filters(table.get("filters"), &mut model, imported);
+    listing::import(table, &mut model, imported);
     let mut read = READ_OF_A_MODEL.to_vec();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
         // As is done here.
         read.push("checkEndpoint");
     }
-    others(table, &read, &OF_A_MODEL, &of, imported);
+    others(table, &read, &OF_A_MODEL, Some(name), imported);
     Ok(Some(model))
 }
 
-pub(super) fn filters(filters: Option<&Value>, of: &str, model: &mut Model, imported: &mut Imported) {
+/// What is changed in requests for a model, and under which of its names.
+pub(super) fn filters(filters: Option<&Value>, model: &mut Model, imported: &mut Imported) {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()
@@ -278,36 +375,60 @@ pub(super) fn filters(filters: Option<&Value>, of: &str, model: &mut Model, impo
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "model");
         model.strip.extend(names.map(str::to_owned));
     }
-    for (key, value) in table.remove("setParams").and_then(Value::as_object).into_iter().flatten() {
-        if key == "model" || key == "stream" {
-            imported.left(
-                format!("{of}`setParams` of `{key}`"),
-                "that stays the client's; `upstream_model` renames",
-            );
-        } else {
-            model.set.push((key.clone(), value.clone()));
-        }
-    }
-    for (name, value) in table.remove("setParamsByID").and_then(Value::as_object).into_iter().flatten() {
-        if *name == model.name {
-            let own =
-                value.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-            own.for_each(|pair| {
-                model.set.retain(|(key, _)| *key != pair.0);
-                model.set.push(pair);
-            });
-            imported.left(
-                format!("{of}`setParamsByID` of its own name"),
-                "`request.set` holds for its aliases, too",
-            );
-            continue;
-        }
-        let own =
-            value.as_object().into_iter().flatten().filter(|(key, _)| *key != "model" && *key != "stream");
-        model.names.push((name.clone(), own.map(|(key, value)| (key.clone(), value.clone())).collect()));
-        model.aliases.retain(|alias| alias != name);
-    }
+    model.set = parameters(table.remove("setParams"), "setParams", &model.name, imported);
+    let by_name = table.remove("setParamsByID").and_then(Value::as_object).into_iter().flatten();
+    let by_name: Vec<(&String, Vec<(String, Value)>)> = by_name
+        .map(|(name, value)| (name, parameters(Some(value), "setParamsByID", &model.name, imported)))
+        .collect();
     for key in table.keys() {
-        imported.left(format!("{of}`filters.{key}`"), "`request` of a model has what can be changed");
+        imported.left_of(
+            &model.name,
+            format!("`filters.{key}`"),
+            "`request` of a model has what can be changed",
+        );
+    }
+    variants(by_name, model);
+}
+
+/// Parameters that requests get.
+fn parameters(
+    value: Option<&Value>,
+    key: &str,
+    model: &str,
+    imported: &mut Imported,
+) -> Vec<(String, Value)> {
+    let mut all = Vec::new();
+    for (name, value) in value.and_then(Value::as_object).into_iter().flatten() {
+        match name.as_str() {
+            // As there: it is never set.
+            "model" => {}
+            "stream" => imported.left_of(model, format!("`{key}` of `stream`"), "that stays the client's"),
+            _ => all.push((name.clone(), value.clone())),
+        }
+    }
+    all
+}
+
+/// Names of the model that have parameters of their own. Those of its own name are nobody else's: then each other name stands alone.
+fn variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
+    let for_all = model.set.clone();
+    let over = |own: &[(String, Value)]| -> Vec<(String, Value)> {
+        let rest = for_all.iter().filter(|(key, _)| own.iter().all(|(named, _)| named != key));
+        rest.chain(own).cloned().collect()
+    };
+    let own = by_name.iter().find(|(name, own)| **name == model.name && !own.is_empty());
+    let alone = own.is_some();
+    if let Some((_, own)) = own {
+        model.set = over(own);
+    }
+    let others: Vec<_> = by_name.into_iter().filter(|(name, _)| **name != model.name).collect();
+    model.aliases.retain(|alias| others.iter().all(|(name, _)| *name != alias));
+    let plain: Vec<(String, Vec<(String, Value)>)> = match alone {
+        true => std::mem::take(&mut model.aliases).into_iter().map(|alias| (alias, Vec::new())).collect(),
+        false => Vec::new(),
+    };
+    for (name, own) in plain.into_iter().chain(others.into_iter().map(|(name, own)| (name.clone(), own))) {
+        let (strip, set) = if alone { (model.strip.clone(), over(&own)) } else { (Vec::new(), own) };
+        model.names.push(Variant { name, strip, set, alone });
     }
 }

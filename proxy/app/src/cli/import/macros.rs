@@ -118,16 +118,16 @@ impl<'a> Macros<'a> {
     fn named(&self, name: &str, way: &mut Way) -> Result<Value, Wrong> {
         let wrong = |why: String, hint| Wrong { written: format!("${{{name}}}"), why, hint };
         if let Some(variable) = name.strip_prefix("env.") {
+            // One that is not set stays as it is written: what it is part of may not be needed.
             let value = self.env.and_then(|env| env(variable));
-            return value.map(Value::String).ok_or_else(|| {
-                wrong(format!("the variable {variable} is not set here"), "set it for the import")
-            });
+            return Ok(Value::String(value.unwrap_or_else(|| format!("${{{name}}}"))));
         }
         let Some(value) = self.known.get(name) else {
-            return Err(wrong(
-                "there is no such macro".to_owned(),
-                "define it under `macros`, of all or of the model",
-            ));
+            let hint = match self.env.and_then(|env| env(name)) {
+                Some(_) => "write a variable as `${env.NAME}`",
+                None => "define it under `macros`, of all or of the model",
+            };
+            return Err(wrong("there is no such macro".to_owned(), hint));
         };
         if way.within.iter().any(|outer| outer == name) {
             return Err(wrong(
@@ -143,6 +143,22 @@ impl<'a> Macros<'a> {
         way.within.pop();
         Ok(value)
     }
+}
+
+/// The first variable of a text that was not set.
+pub(super) fn unset(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("${env.")?;
+    rest.split_once('}').map(|(name, _)| name)
+}
+
+/// Whether a variable is given what it is here anyway, or would be if it were set.
+pub(super) fn is_inherited(name: &str, value: &str) -> bool {
+    value.strip_prefix("${env.").and_then(|rest| rest.strip_suffix('}')) == Some(name)
+}
+
+/// A note on such a variable.
+pub(super) fn inherited(name: &str) -> String {
+    format!("{name} comes from the environment of llama-warden")
 }
 
 fn too_much(name: &str, why: &str) -> Wrong {
@@ -197,6 +213,9 @@ mod tests {
         let table = json!({ "a": "x ${b}", "b": "${a}" });
         assert_eq!(expand(&table, "${a}").unwrap_err().why, "it leads back to itself: a -> b -> a");
         assert_eq!(expand(&table, "${c}").unwrap_err().written, "${c}");
-        assert!(expand(&table, "${env.NO}").unwrap_err().why.contains("NO is not set"));
+        let written = expand(&table, "x=${env.NO}").unwrap();
+        assert_eq!((written.as_str(), unset("x=${env.NO}")), (Some("x=${env.NO}"), Some("NO")));
+        assert!(is_inherited("NO", "${env.NO}") && !is_inherited("NO", "a${env.NO}"));
+        assert_eq!(expand(&table, "${HOME}").unwrap_err().hint, "write a variable as `${env.NAME}`");
     }
 }

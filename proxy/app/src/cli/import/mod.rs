@@ -17,12 +17,14 @@ use crate::out;
 
 mod command;
 mod container;
+mod listing;
 mod llama_swap;
 mod macros;
 mod ollama;
 mod peers;
 mod preset;
 mod routing;
+mod shell;
 mod split;
 mod write;
 mod yaml;
@@ -63,6 +65,8 @@ struct Model {
     name: String,
     /// What a person should know of it.
     notes: Vec<String>,
+    /// Words before the binary.
+    wrapper: Vec<String>,
     binary: Option<String>,
     model: Option<String>,
     directory: Option<String>,
@@ -89,11 +93,33 @@ struct Model {
     pin: bool,
     /// Chats show how far its load is.
     shows_loading: bool,
-    /// Names under which requests for it get these parameters.
-    names: Vec<(String, Vec<(String, Value)>)>,
+    /// Names under which requests for it get other parameters.
+    names: Vec<Variant>,
+    /// What lists of models say of it: keys of `listing`.
+    listing: Vec<(&'static str, Value)>,
+}
+
+/// A name under which requests for a model get these parameters.
+#[derive(Debug, Default)]
+struct Variant {
+    name: String,
+    strip: Vec<String>,
+    set: Vec<(String, Value)>,
+    /// What is changed in all requests for the model is not changed under this name.
+    alone: bool,
 }
 
 impl Model {
+    /// Whether requests of this name are for it.
+    fn answers_to(&self, name: &str) -> bool {
+        self.all_names().any(|own| own == name)
+    }
+
+    fn all_names(&self) -> impl Iterator<Item = &String> {
+        let variants = self.names.iter().map(|variant| &variant.name);
+        std::iter::once(&self.name).chain(&self.aliases).chain(variants)
+    }
+
     /// Whether the model's file is mapped. The flag has another name in other builds; a mitigation is written as the build knows it.
     fn set_mmap(&mut self, on: bool) {
         self.mitigations.retain(|item| item != NO_MMAP);
@@ -111,12 +137,22 @@ const NO_MMAP: &str = "no-mmap";
 struct Remote {
     name: String,
     url: String,
+    /// What it is called there, if not by its name.
+    model: Option<String>,
+    aliases: Vec<String>,
     /// Where its key is to be put, if it has one.
     key_file: Option<String>,
     strip: Vec<String>,
     set: Vec<(String, Value)>,
-    /// Names under which requests for it get these parameters.
-    names: Vec<(String, Vec<(String, Value)>)>,
+    /// Names under which requests for it get other parameters.
+    names: Vec<Variant>,
+}
+
+/// A name that means the best of several models.
+#[derive(Debug)]
+struct Selector {
+    name: String,
+    models: Vec<String>,
 }
 
 /// What has no equal, and the nearest thing.
@@ -124,6 +160,8 @@ struct Remote {
 struct Unmatched {
     what: String,
     nearest: String,
+    /// The models that have it; none where it is not a model's.
+    models: Vec<String>,
 }
 
 /// All that was read.
@@ -143,20 +181,32 @@ struct Imported {
     stop_grace: Option<u64>,
     models: Vec<Model>,
     remotes: Vec<Remote>,
+    selectors: Vec<Selector>,
     unmatched: Vec<Unmatched>,
 }
 
 impl Imported {
     fn left(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
-        self.unmatched.push(Unmatched { what: what.into(), nearest: nearest.into() });
+        self.unmatched.push(Unmatched { what: what.into(), nearest: nearest.into(), models: Vec::new() });
+    }
+
+    /// The same of a model. What several have in common is told once.
+    fn left_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
+        let (what, nearest) = (what.into(), nearest.into());
+        let is_same =
+            |left: &&mut Unmatched| left.what == what && left.nearest == nearest && !left.models.is_empty();
+        match self.unmatched.iter_mut().find(is_same) {
+            Some(same) if same.models.iter().any(|own| own == model) => {}
+            Some(same) => same.models.push(model.to_owned()),
+            None => self.unmatched.push(Unmatched { what, nearest, models: vec![model.to_owned()] }),
+        }
     }
 
     /// Two models, or a model and an alias, of one name: clients could not tell them apart.
     fn check_names(&self, from: &str) -> Result<(), Failure> {
         let mut seen = std::collections::BTreeMap::<&str, &str>::new();
         for model in &self.models {
-            let names = model.names.iter().map(|(name, _)| name);
-            for name in std::iter::once(&model.name).chain(&model.aliases).chain(names) {
+            for name in model.all_names() {
                 if let Some(other) = seen.insert(name, &model.name) {
                     return Err(Failure::usage(
                         format!(
@@ -194,10 +244,29 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
 
 /// What was left, counted, for people.
 fn tell(imported: &Imported) {
-    let models = out::counted(imported.models.len(), "model");
+    let models = out::counted(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
     for left in &imported.unmatched {
-        out::error_line(&secrets::text(&format!("  {}: {}", left.what, left.nearest)));
+        out::error_line(&secrets::text(&format!("  {}", left.line(SHOWN))));
+    }
+}
+
+/// Models that are named on standard error for one part that was left; the file names all.
+const SHOWN: usize = 3;
+
+impl Unmatched {
+    /// What was left, of which models, and the nearest thing. So many of the models are named, at most.
+    fn line(&self, most: usize) -> String {
+        let Self { what, nearest, models } = self;
+        let shown: Vec<String> = models.iter().take(most).map(|model| format!("`{model}`")).collect();
+        let more = models.len().saturating_sub(most);
+        let of = match (models.len(), more) {
+            (0, _) => String::new(),
+            (1, _) => format!("model {}: ", shown.join("")),
+            (_, 0) => format!("models {}: ", shown.join(", ")),
+            (_, more) => format!("models {} and {more} more: ", shown.join(", ")),
+        };
+        format!("{of}{what}: {nearest}")
     }
 }
 

@@ -1,12 +1,13 @@
 //! llama-swap's `peers`: models that somebody else's endpoint serves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
 use super::llama_swap::{filters, others, texts};
+use super::macros::unset;
 use super::yaml::plain;
-use super::{Imported, Model, Remote};
+use super::{Imported, Model, Remote, Selector};
 
 /// Keys of a peer that are read.
 const READ: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
@@ -27,22 +28,34 @@ const OF_A_PEER: [(&str, &str); 3] = [
 /// Where a key goes that stood in the file.
 const KEY: &str = "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
-/// One model for each that a peer has. What models of this machine are called stays theirs.
+/// One model for each that a peer has, by its own name where only one has it, and by `PEER/MODEL`.
 pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for model in &imported.models {
-        let names = model.names.iter().map(|(name, _)| name);
-        taken.extend(std::iter::once(&model.name).chain(&model.aliases).chain(names).cloned());
+        taken.extend(model.all_names().cloned());
     }
-    for (peer, table) in top.get("peers").and_then(Value::as_object).into_iter().flatten() {
+    taken.extend(
+        imported
+            .remotes
+            .iter()
+            .flat_map(|remote| std::iter::once(&remote.name).chain(&remote.aliases))
+            .cloned(),
+    );
+    let peers = || top.get("peers").and_then(Value::as_object).into_iter().flatten();
+    let mut counts = BTreeMap::<String, usize>::new();
+    for (_, table) in peers() {
+        let own: BTreeSet<String> = texts(table.get("models")).into_iter().collect();
+        own.into_iter().for_each(|name| *counts.entry(name).or_default() += 1);
+    }
+    for (peer, table) in peers() {
         let of = format!("peer `{peer}`: ");
         let Some(table) = table.as_object() else {
             imported
                 .left(format!("the peer `{peer}`"), "`[remotes]` has a table for each model, with its `url`");
             continue;
         };
-        others(table, &READ, &OF_A_PEER, &of, imported);
-        let url = table.get("proxy").map(plain).filter(|url| !url.is_empty());
+        others(table, &READ, &OF_A_PEER, None, imported);
+        let url = table.get("proxy").map(plain).filter(|url| !url.is_empty() && unset(url).is_none());
         let Some(url) = url else {
             imported
                 .left(format!("the peer `{peer}`, which has no `proxy`"), "`url` of a model in `[remotes]`");
@@ -52,19 +65,77 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
         if has_key {
             imported.left(format!("{of}its key"), KEY);
         }
-        for name in texts(table.get("models")) {
-            if !taken.insert(name.clone()) {
+        for own in texts(table.get("models")) {
+            let whole = format!("{peer}/{own}");
+            if !taken.insert(whole.clone()) {
                 imported.left(
-                    format!("{of}its model `{name}`"),
-                    "the name is another model's: give it one in `[remotes]`",
+                    format!("{of}its model `{own}`"),
+                    "the name `PEER/MODEL` is another model's: give it one in `[remotes]`",
                 );
                 continue;
             }
+            let is_free = counts.get(&own) == Some(&1) && taken.insert(own.clone());
+            let (name, aliases, called) =
+                if is_free { (own, vec![whole], None) } else { (whole, Vec::new(), Some(own)) };
             let mut model = Model { name: name.clone(), ..Model::default() };
-            filters(table.get("filters"), &of, &mut model, imported);
+            filters(table.get("filters"), &mut model, imported);
             let Model { strip, set, names, .. } = model;
             let key_file = has_key.then(|| format!("{peer}.key"));
-            imported.remotes.push(Remote { name, url: url.clone(), key_file, strip, set, names });
+            imported.remotes.push(Remote {
+                name,
+                url: url.clone(),
+                model: called,
+                aliases,
+                key_file,
+                strip,
+                set,
+                names,
+            });
         }
+    }
+    selectors(top, imported);
+}
+
+/// Names that mean the first of several models that is loaded, or always the first.
+fn selectors(top: &Map<String, Value>, imported: &mut Imported) {
+    for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
+        let targets = texts(selector.get("targets"));
+        let real = |target: &String| {
+            let here = imported.models.iter().find(|model| model.answers_to(target)).map(|model| &model.name);
+            let there = imported
+                .remotes
+                .iter()
+                .find(|remote| remote.name == *target || remote.aliases.contains(target));
+            here.or(there.map(|remote| &remote.name)).cloned()
+        };
+        let mut models: Vec<String> = Vec::new();
+        for model in targets.iter().filter_map(real) {
+            if !models.contains(&model) {
+                models.push(model);
+            }
+        }
+        match selector["strategy"].as_str() {
+            Some("pin") => models.truncate(1),
+            Some("warm") => {}
+            _ => {
+                let nearest =
+                    "a name in `[names]` means the best of several models that is loaded or has room";
+                imported.left(format!("the selector `{name}`"), nearest);
+                continue;
+            }
+        }
+        if models.is_empty() {
+            imported.left(format!("the selector `{name}`"), "none of its models is in what was imported");
+            continue;
+        }
+        for key in ["name", "description", "metadata", "unlisted"] {
+            if !matches!(selector[key], Value::Null | Value::Bool(false)) {
+                imported.left(
+                    format!("the selector `{name}`: `{key}`"),
+                    "a list has of a name what it has of its model",
+                );
+            }
+        }
+        imported.selectors.push(Selector { name: name.clone(), models });
     }
 }

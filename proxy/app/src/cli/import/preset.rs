@@ -7,7 +7,7 @@ use crate::config::arguments;
 use crate::exit::Failure;
 
 /// Flags without a value that are switched off by another flag.
-const SWITCHES: [(&str, &str); 36] = [
+const SWITCHES: [(&str, &str); 42] = [
     ("agent", "no-agent"),
     ("ag", "no-agent"),
     ("cache-idle-slots", "no-cache-idle-slots"),
@@ -44,9 +44,16 @@ const SWITCHES: [(&str, &str); 36] = [
     ("warmup", "no-warmup"),
     ("webui", "no-webui"),
     ("webui-mcp-proxy", "no-webui-mcp-proxy"),
+    ("log-jsonl", "no-log-jsonl"),
+    // Other names of what is above.
+    ("agent", "no-ag"),
+    ("cont-batching", "nocb"),
+    ("kv-offload", "nkvo"),
+    ("kv-unified", "no-kvu"),
+    ("repack", "nr"),
 ];
 /// Flags without a value that can only be given or left out.
-const PLAIN: [&str; 29] = [
+const PLAIN: [&str; 30] = [
     "backend-sampling",
     "bs",
     "check-tensors",
@@ -71,6 +78,7 @@ const PLAIN: [&str; 29] = [
     "reuse-port",
     "sp",
     "spec-default",
+    "spec-draft-cpu-moe",
     "special",
     "spm-infill",
     "swa-full",
@@ -78,13 +86,62 @@ const PLAIN: [&str; 29] = [
     "verbose",
 ];
 /// Flags that are written with one dash, beside those of one letter.
-const SHORT: [&str; 63] = [
-    "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram", "ctk",
-    "ctkd", "ctv", "ctvd", "ctxcp", "dev", "devd", "dio", "dr", "dt", "fa", "fit", "fitc", "fitt", "hf",
-    "hfd", "hff", "hfr", "hfrd", "hft", "jf", "kvo", "kvu", "lcd", "lcs", "lm", "lv", "md", "mg", "mm",
-    "mmdev", "mmu", "mu", "ncmoe", "ncmoed", "ngl", "ngld", "np", "nr", "ot", "otd", "rea", "sm", "sp",
-    "sps", "tb", "tbd", "td", "ub",
+const SHORT: [&str; 72] = [
+    "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bf", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram",
+    "ctk", "ctkd", "ctv", "ctvd", "ctxcp", "dev", "devd", "dio", "dr", "dt", "fa", "fit", "fitc", "fitt",
+    "hf", "hfd", "hff", "hfr", "hfrd", "hft", "jf", "kvo", "kvu", "lcd", "lcs", "lm", "lv", "lzm", "md",
+    "mg", "mm", "mmdev", "mmu", "mu", "ncffn", "ncmoe", "ncmoed", "ngl", "ngld", "nkvo", "no-ag", "no-kvu",
+    "nocb", "np", "nr", "ot", "otd", "rea", "sm", "sp", "sps", "tb", "tbd", "td", "to", "ts", "ub",
 ];
+/// Variables of llama-server whose names are not those of their flags.
+const VARIABLES: [(&str, &str); 16] = [
+    ("BATCH", "batch-size"),
+    ("UBATCH", "ubatch-size"),
+    ("CHECKPOINT_MIN_SPACING_NT", "checkpoint-min-step"),
+    ("ROPE_SCALING_TYPE", "rope-scaling"),
+    ("N_PARALLEL", "parallel"),
+    ("STATIC_PATH", "path"),
+    ("ENDPOINT_METRICS", "metrics"),
+    ("ENDPOINT_PROPS", "props"),
+    ("ENDPOINT_SLOTS", "slots"),
+    ("THINK", "reasoning-format"),
+    ("THINK_BUDGET", "reasoning-budget"),
+    ("THINK_BUDGET_MESSAGE", "reasoning-budget-message"),
+    ("SPEC_DRAFT_HF_REPO", "spec-draft-hf"),
+    ("SPEC_DRAFT_CACHE_TYPE_K", "spec-draft-type-k"),
+    ("SPEC_DRAFT_CACHE_TYPE_V", "spec-draft-type-v"),
+    ("MODELS_DIR", "models-dir"),
+];
+/// Keys that are the router's own. It takes them from its command line alone, so in a file they have no effect.
+const OF_THE_ROUTER: [(&str, &str); 7] = [
+    (
+        "api-key",
+        "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`",
+    ),
+    (
+        "api-key-file",
+        "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`",
+    ),
+    (
+        "models-max",
+        "a router takes it from its command line alone; `loading.max_loaded` says how many models are loaded at a time",
+    ),
+    ("models-dir", "a router takes it from its command line alone; `paths.models` names folders of models"),
+    ("models-preset", "a router takes it from its command line alone"),
+    (
+        "models-autoload",
+        "a router takes it from its command line alone; a model is loaded by its first request",
+    ),
+    (
+        "no-models-autoload",
+        "a router takes it from its command line alone; a model is loaded by its first request",
+    ),
+];
+/// What a key before the first section comes to.
+const BEFORE: &str = "before the first section it is of a model `default`, which names no file: put it under `[*]` if it is for all";
+/// Keys that name a model.
+const MODELS: [&str; 10] =
+    ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu", "docker-repo", "dr", "hf-file"];
 /// How a switch is written.
 const ON: [&str; 4] = ["on", "enabled", "true", "1"];
 const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
@@ -92,14 +149,24 @@ const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
 type Section = BTreeMap<String, (String, usize)>;
 
 pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
-    let (order, mut sections) = parse(text, from)?;
-    let mut all = sections.remove("").unwrap_or_default();
-    all.extend(sections.remove("*").unwrap_or_default());
+    let (mut order, mut sections) = parse(text, from)?;
+    let mut all = sections.remove("*").unwrap_or_default();
     let mut imported = Imported::default();
-    if let Some((_, line)) =
-        all.remove("dedup-cache-models").or_else(|| all.remove("LLAMA_ARG_DEDUP_CACHE_MODELS"))
-    {
+    if let Some((_, line)) = all.remove("dedup-cache-models") {
         imported.left(format!("`dedup-cache-models` (line {line})"), "models are those of this file alone");
+    }
+    // Keys before the first section are a model's, too.
+    let before = sections.remove("").unwrap_or_default();
+    if MODELS.iter().any(|key| before.contains_key(*key)) && !order.iter().any(|name| name == DEFAULT) {
+        order.insert(0, DEFAULT.to_owned());
+        sections.insert(DEFAULT.to_owned(), before);
+    } else {
+        let mut keys: Vec<_> = before.iter().filter(|(key, _)| *key != "version").collect();
+        keys.sort_by_key(|(_, (_, line))| *line);
+        for (key, (_, line)) in keys {
+            let own = OF_THE_ROUTER.iter().find(|(name, _)| name == key);
+            imported.left(format!("`{key}` (line {line})"), own.map_or(BEFORE, |(_, nearest)| nearest));
+        }
     }
     for name in order.iter().filter(|name| !name.is_empty() && *name != "*") {
         let own = sections.remove(name).unwrap_or_default();
@@ -110,10 +177,32 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
         own.sort_by_key(line);
         // A model's own come last: of two spellings of one flag, llama-server takes the last.
         keys.extend(own);
-        let model = model(name, keys, from, &mut imported)?;
+        let mut model = model(name, keys, from, &mut imported)?;
+        model.aliases.extend(canonical(name).filter(|other| !order.contains(other)));
         imported.models.push(model);
     }
     Ok(imported)
+}
+
+/// The model of the keys before the first section.
+const DEFAULT: &str = "default";
+
+/// The name under which a router lists a section whose name ends in a quantisation: that in capitals, without what is before it.
+fn canonical(name: &str) -> Option<String> {
+    let (repository, tag) = name.rsplit_once(':')?;
+    let last = tag.rsplit(['-', '.']).next().filter(|last| !last.is_empty()).unwrap_or(tag);
+    let is_word = last.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let whole = if is_word { last } else { tag };
+    Some(format!("{repository}:{}", whole.to_ascii_uppercase())).filter(|other| other != name)
+}
+
+/// The flag of a key, which may be spelled as a variable of llama-server.
+fn flag_name(key: &str) -> String {
+    let Some(variable) = key.strip_prefix("LLAMA_ARG_") else {
+        return if key == "LLAMA_API_KEY" { "api-key".to_owned() } else { key.to_owned() };
+    };
+    let other = VARIABLES.iter().find(|(name, _)| *name == variable).map(|(_, flag)| (*flag).to_owned());
+    other.unwrap_or_else(|| variable.to_ascii_lowercase().replace('_', "-"))
 }
 
 /// The sections in their order, and what is in each.
@@ -139,7 +228,7 @@ fn parse(text: &str, from: &str) -> Result<(Vec<String>, BTreeMap<String, Sectio
             order.push(name.to_owned());
         } else if let Some((key, value)) = line.split_once('=') {
             let section = sections.entry(current.clone()).or_default();
-            section.insert(key.trim().to_owned(), (value.trim().to_owned(), at));
+            section.insert(flag_name(key.trim()), (value.trim().to_owned(), at));
         } else {
             return wrong(
                 "this is neither a section nor `key = value`",
@@ -163,7 +252,11 @@ fn model(
 ) -> Result<Model, Failure> {
     let mut model = Model { name: name.to_owned(), ..Model::default() };
     for (key, (value, line)) in keys {
-        let of = format!("model `{name}`: `{key}` (line {line})");
+        let what = format!("`{key}` (line {line})");
+        if let Some((_, nearest)) = OF_THE_ROUTER.iter().find(|(own, _)| *own == key) {
+            imported.left_of(name, what, *nearest);
+            continue;
+        }
         match key.as_str() {
             "version" => {}
             "load-on-startup" => model.preload = switch(&key, &value, from, line)?,
@@ -176,26 +269,28 @@ fn model(
                     ));
                 }
             },
-            "dedup-cache-models" => imported.left(of, "models are those of this file alone"),
+            "dedup-cache-models" => imported.left_of(name, what, "models are those of this file alone"),
             "host" | "port" | "reuse-port" | "ssl-key-file" | "ssl-cert-file" | "api-prefix" => {
-                imported.left(
-                    of,
+                imported.left_of(
+                    name,
+                    what,
                     "`[server]` says where llama-warden listens; a process has a socket of its own",
                 );
             }
             "model" | "m" if value.starts_with('/') => model.model = Some(value),
-            "alias" | "a" | "LLAMA_ARG_ALIAS" => {
+            "tags" => {
+                let tags: Vec<&str> = value.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
+                model.listing.push(("tags", serde_json::json!(tags)));
+            }
+            "alias" | "a" => {
                 let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
                 model.aliases.extend(names.filter(|own| *own != name).map(str::to_owned));
             }
-            _ if key.starts_with("LLAMA_ARG_") => model.env.push((key, value)),
-            _ => flag(&key, value, from, line, &mut model, imported)?,
+            _ => flag(&key, value, from, line, &mut model)?,
         }
     }
-    let named =
-        model.env.iter().any(|(name, _)| matches!(name.as_str(), "LLAMA_ARG_MODEL" | "LLAMA_ARG_HF_REPO"));
     let given = arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
-    if model.model.is_none() && !given && !named {
+    if model.model.is_none() && !given {
         // The router looks for a model of this name among those that were downloaded.
         model.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
         model.notes.push(
@@ -207,7 +302,7 @@ fn model(
 }
 
 fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, Failure> {
-    match (ON.contains(&value), OFF.contains(&value)) {
+    match (ON.contains(&value) || value.is_empty(), OFF.contains(&value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
         _ => Err(Failure::usage(
@@ -217,14 +312,7 @@ fn switch(key: &str, value: &str, from: &str, line: usize) -> Result<bool, Failu
     }
 }
 
-fn flag(
-    key: &str,
-    value: String,
-    from: &str,
-    line: usize,
-    model: &mut Model,
-    left: &mut Imported,
-) -> Result<(), Failure> {
+fn flag(key: &str, value: String, from: &str, line: usize, model: &mut Model) -> Result<(), Failure> {
     if let "mmap" | "no-mmap" = key {
         model.set_mmap(switch(key, &value, from, line)? == (key == "mmap"));
         return Ok(());
@@ -237,19 +325,22 @@ fn flag(
     } else if let Some((yes, no)) = negative {
         let off = switch(key, &value, from, line)?;
         model.args.push(if off { dashed(no) } else { dashed(yes) });
-    } else if PLAIN.contains(&key) {
+    } else if is_plain(key) {
+        // Off is left out, also where it is on for all.
+        model.args.retain(|word| *word != dashed(key));
         if switch(key, &value, from, line)? {
             model.args.push(dashed(key));
-        } else {
-            left.left(
-                format!("model `{}`: `{key}` (line {line})", model.name),
-                "it is off where it is left out",
-            );
         }
     } else {
         model.args.extend([dashed(key), value]);
     }
     Ok(())
+}
+
+/// Whether a flag takes no value and has no opposite.
+fn is_plain(key: &str) -> bool {
+    // Models that llama-server knows by such flags.
+    PLAIN.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 
 fn dashed(key: &str) -> String {

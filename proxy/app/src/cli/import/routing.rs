@@ -8,6 +8,11 @@ use super::Imported;
 use super::llama_swap::texts;
 use crate::exit::Failure;
 
+/// The group of the models that are in none.
+const DEFAULT: &str = "(default)";
+/// Groups of two models that stand for two groups, at most.
+const MOST_PAIRS: usize = 64;
+
 /// The nearest thing to a rule that is none here.
 const NEAREST: &str = "`groups` of a model name those of which at most one is loaded, `with` those that come and stay along with it; without either, memory decides";
 
@@ -39,10 +44,20 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
         return Ok(());
     };
     let mut owners = BTreeMap::<String, String>::new();
-    let groups = groups
+    let mut groups = groups
         .iter()
         .map(|(name, group)| Group::read(name, group, imported, &mut owners, from))
         .collect::<Result<Vec<_>, _>>()?;
+    // Those in no group are one of their own.
+    let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
+    let in_none: Vec<String> = in_none.cloned().collect();
+    groups.push(Group {
+        name: DEFAULT.to_owned(),
+        members: in_none,
+        swap: true,
+        exclusive: true,
+        persistent: false,
+    });
     for (index, group) in groups.iter().enumerate() {
         group.put(imported);
         for other in &groups[index + 1..] {
@@ -85,10 +100,10 @@ impl Group {
         members.retain(|member| {
             let is_there = imported.models.iter().any(|model| model.name == *member);
             if !is_there {
-                imported.unmatched.push(super::Unmatched {
-                    what: format!("group `{name}`: its member `{member}`"),
-                    nearest: "there is no such model in what was imported".to_owned(),
-                });
+                imported.left(
+                    format!("group `{name}`: its member `{member}`"),
+                    "there is no such model in what was imported",
+                );
             }
             is_there
         });
@@ -99,41 +114,57 @@ impl Group {
 
     fn put(&self, imported: &mut Imported) {
         let is_group = self.swap && self.members.len() > 1;
+        if is_group && self.persistent {
+            imported.left(
+                format!("group `{}`: `persistent`, of models that take turns", self.name),
+                "a pinned model never leaves, for one of its group neither: none of them is pinned",
+            );
+        }
         for model in imported.models.iter_mut().filter(|model| self.members.contains(&model.name)) {
-            model.pin |= self.persistent;
+            model.pin |= self.persistent && !is_group;
             if is_group {
                 model.groups.push(self.name.clone());
             }
         }
     }
 
-    /// One group drives another out. Between two of which each has one model at a time that is one more group.
+    /// Two groups that drive each other out: no model of one is loaded beside one of the other. Where only one drives the other out, both
+    /// may be loaded, as they are there when that one came first.
     fn exclude(&self, other: &Self, imported: &mut Imported) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
-        if self.members.is_empty()
-            || other.members.is_empty()
-            || !(drives(self, other) || drives(other, self))
-        {
+        let (there, back) = (drives(self, other), drives(other, self));
+        if self.members.is_empty() || other.members.is_empty() || !(there || back) {
             return;
         }
-        if self.persistent || other.persistent {
+        if !(there && back) {
             imported.left(
                 format!("groups `{}` and `{}`: only one drives the other out", self.name, other.name),
-                "a group of models excludes both ways, and a pinned one never leaves",
+                "they are loaded beside each other where memory holds both; a name in `groups` of both excludes both ways",
             );
             return;
         }
         let alone = |group: &Self| group.swap || group.members.len() < 2;
-        if !alone(self) || !alone(other) {
+        let single = |group: &Self| -> Vec<Vec<String>> {
+            match alone(group) {
+                true => vec![group.members.clone()],
+                false => group.members.iter().map(|member| vec![member.clone()]).collect(),
+            }
+        };
+        let (ours, theirs) = (single(self), single(other));
+        if ours.len() * theirs.len() > MOST_PAIRS {
             let what = format!("groups `{}` and `{}` drive each other out as a whole", self.name, other.name);
             imported.left(what, NEAREST);
             return;
         }
-        let name = format!("{}-or-{}", self.name, other.name);
-        let both = |model: &&mut super::Model| {
-            self.members.contains(&model.name) || other.members.contains(&model.name)
-        };
-        imported.models.iter_mut().filter(both).for_each(|model| model.groups.push(name.clone()));
+        for (one, another) in ours.iter().flat_map(|one| theirs.iter().map(move |another| (one, another))) {
+            let called = |group: &Self, members: &[String]| match members {
+                [member] if !alone(group) => member.clone(),
+                _ => group.name.clone(),
+            };
+            let name = format!("{}-or-{}", called(self, one), called(other, another));
+            let both = |model: &&mut super::Model| one.contains(&model.name) || another.contains(&model.name);
+            imported.models.iter_mut().filter(both).for_each(|model| model.groups.push(name.clone()));
+        }
     }
 }
 
@@ -141,10 +172,7 @@ fn preload(hooks: Option<&Value>, imported: &mut Imported) {
     let hooks = hooks.unwrap_or(&Value::Null);
     for name in texts(hooks["on_startup"].get("preload")) {
         let name = name.trim();
-        let found = imported
-            .models
-            .iter_mut()
-            .find(|model| model.name == name || model.aliases.iter().any(|own| own == name));
+        let found = imported.models.iter_mut().find(|model| model.answers_to(name));
         match found {
             Some(model) => model.preload = true,
             None => imported.left(

@@ -6,12 +6,48 @@ use crate::exit::Failure;
 pub(super) fn words(text: &str, from: &str) -> Result<Vec<String>, Failure> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
-    shlex::split(&joined.join("\n")).ok_or_else(|| {
+    let joined = joined.join("\n");
+    let split = if joined.split_whitespace().any(is_windows_path) {
+        windows_words(&joined)
+    } else {
+        shlex::split(&joined)
+    };
+    split.ok_or_else(|| {
         Failure::usage(
             format!("{from}: {}", unfinished(text)),
             "close the quote, or write `\\'` or `\\\"` for one that belongs to the word",
         )
     })
+}
+
+/// Whether a word is or has a path of Windows: there, a `\` is a letter of words.
+pub(super) fn is_windows_path(word: &str) -> bool {
+    let bytes = word.as_bytes();
+    let drive = |at: usize| {
+        bytes[at].is_ascii_alphabetic()
+            && bytes.get(at + 1..at + 3) == Some(b":\\")
+            && at.checked_sub(1).is_none_or(|before| !bytes[before].is_ascii_alphanumeric())
+    };
+    (0..bytes.len()).any(drive) || (word.contains(".exe") && word.contains('\\'))
+}
+
+/// Words as Windows splits them: only `"` quotes, and `\` stands for itself, but before a `"`.
+fn windows_words(text: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), None::<String>, false);
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' if letters.peek() == Some(&'"') => word.get_or_insert_default().extend(letters.next()),
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            letter if letter.is_whitespace() && !quoted => words.extend(word.take()),
+            letter => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    (!quoted).then_some(words)
 }
 
 /// The line in which a quote is opened and never closed.
@@ -41,6 +77,28 @@ mod tests {
     fn lines_are_joined_and_comments_left_out() {
         let text = "llama-server \\\n  # the model\n  -m 'a b.gguf'\n  -c 1\n";
         assert_eq!(words(text, "x").unwrap(), ["llama-server", "-m", "a b.gguf", "-c", "1"]);
+    }
+
+    #[test]
+    fn backslashes_of_windows_paths_stay() {
+        let text =
+            "C:\\llama\\llama-server.exe -m \"D:\\my models\\a.gguf\" --kwargs \"{\\\"a\\\": 1}\" \\\n -c 1";
+        let wanted = [
+            "C:\\llama\\llama-server.exe",
+            "-m",
+            "D:\\my models\\a.gguf",
+            "--kwargs",
+            "{\"a\": 1}",
+            "-c",
+            "1",
+        ];
+        assert_eq!(words(text, "x").unwrap(), wanted);
+        assert_eq!(words("llama-server -m /my\\ models/a", "x").unwrap()[2], "/my models/a");
+        assert!(
+            !is_windows_path("http://x/y")
+                && is_windows_path("--x=c:\\y")
+                && is_windows_path("bin\\llama-server.exe")
+        );
     }
 
     #[test]

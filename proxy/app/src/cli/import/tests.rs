@@ -196,6 +196,171 @@ fn models_that_drive_each_other_out_do_so_here() {
     insta::assert_snapshot!(all.map(|groups| format!("{groups}{}", of(groups))).join("\n---\n"));
 }
 
+/// What stands before a server is kept before it, with a reason where it cannot be.
+#[test]
+fn what_is_put_before_a_server_stays_before_it() {
+    let taken = |line: &str| {
+        let taken = command::take(&split::words(line, "x").unwrap())?;
+        let Model { wrapper, binary, env, args, model, directory, .. } = taken.model;
+        assert_eq!((args.join(" ").as_str(), model.as_deref()), ("-c 1", Some("/a.gguf")), "{line}");
+        let env = env.iter().map(|(name, value)| format!("{name}={value} ")).collect::<String>();
+        let directory = directory.map(|folder| format!("in {folder}: ")).unwrap_or_default();
+        Ok::<_, String>(format!("{directory}{env}{wrapper:?} {}", binary.unwrap_or_default()))
+    };
+    let lines = [
+        "taskset -c 0-1 SERVER",
+        "nice -n 5 SERVER",
+        "numactl -m 0 -N 0 /opt/SERVER",
+        "env -u LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES=0 SERVER",
+        "/usr/bin/env A=1 SERVER",
+        "env -i A=1 SERVER",
+        "nice -n 5 env A=1 ionice -c 3 SERVER",
+        "systemd-run --user --scope --unit llama-server-one -p MemoryMax=8G SERVER",
+        "systemd-run --user SERVER",
+        "toolbox run -c llama SERVER",
+        "distrobox enter llama -- /usr/local/bin/SERVER",
+        "sudo -u ai SERVER",
+        "nice sudo SERVER",
+        "ssh host SERVER",
+        "llama serve -c 1 -m /a.gguf",
+        "nice /opt/llama server -c 1 -m /a.gguf",
+        "nohup /opt/ik-SERVER",
+        "flatpak run x -c 1 -m /a.gguf",
+        "taskset -c 0 ./run.sh -c 1 -m /a.gguf",
+        "sh -c 'exec env LD_LIBRARY_PATH=/lib/x /opt/SERVER'",
+        "bash -lc \"source /opt/env.sh > /dev/null && exec /opt/SERVER\"",
+        "taskset -c 1 sh -c 'ulimit -l unlimited; X=\"$HOME\"; nice SERVER'",
+        "bash -c 'cd /srv && A=1 SERVER'",
+        "bash -c 'cd /srv && SERVER > log'",
+        "bash -c 'SERVER -t $(nproc)'",
+        "SERVER --mlock=1 2>/dev/null",
+    ];
+    let all = lines.map(|line| {
+        let written = line.replace("SERVER", "llama-server -c 1 -m /a.gguf");
+        let told = taken(&written).unwrap_or_else(|why| format!("! {why}"));
+        format!("{line}\n    {told}")
+    });
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn what_stands_before_a_server_is_a_wrapper_that_runs_it() {
+    let line = "sh -c 'X=$((40 + 2)) && export X && exec /bin/llama-server -m /a.gguf'";
+    let words = command::take(&split::words(line, "x").unwrap()).unwrap().model.wrapper;
+    // A shell takes the place of the server, and shows what came of the lines before it, and of what follows.
+    let ran = std::process::Command::new(&words[0])
+        .args(&words[1..])
+        .args(["/bin/sh", "-c", "echo $X $#:$@", "x", "y z"])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "42 1:y z\n", "{words:?}");
+}
+
+#[test]
+fn what_is_wrong_with_one_model_ends_no_import() {
+    let text = "apiKeys: [\"${env.NOT_SET}\"]\npeers: {p: {proxy: \"https://h\", apiKey: \"${env.NOT_SET}\", models: [far]}}\nmodels:\n  \
+        good: {cmd: llama-server -m /a.gguf, env: [\"HF_TOKEN=${env.HF_TOKEN}\", \"HOME=${env.HOME}\"]}\n  \
+        unset: {cmd: \"llama-server -m ${env.NOT_SET}/a.gguf\"}\n  macro: {cmd: \"llama-server -m ${HOME}/a.gguf\"}\n  \
+        empty: {ttl: 5}\n  open: {cmd: \"llama-server -m 'a\"}\n  \
+        cloud: {proxy: \"https://api.example/v1\", aliases: [sky], useModelName: big}\n";
+    let imported = swap(text).unwrap();
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(usize::MAX)).collect();
+    insta::assert_snapshot!(format!("{}\n---\n{}", write::text(&imported, "swap.yaml"), left.join("\n")));
+}
+
+#[test]
+fn parameters_of_its_own_name_are_nobody_elses() {
+    let text = "models:\n  q:\n    cmd: llama-server -m /a.gguf\n    aliases: [other, \"q:low\"]\n    filters:\n      \
+        stripParams: seed\n      setParams: {top_k: 1, stream: true, model: x}\n      setParamsByID:\n        \
+        q: {temperature: 1}\n        \"${MODEL_ID}:low\": {top_k: 2}\nhooks: {on_startup: {preload: [\"q:low\"]}}\n";
+    let imported = swap(text).unwrap();
+    insta::assert_snapshot!(write::text(&imported, "swap.yaml"));
+    let names = &read_back(&imported).settings.names;
+    assert!(!names["other"].inherit && names["other"].request.set.keys().eq(["top_k"]), "{names:?}");
+    assert_eq!(
+        (names["q:low"].request.set["top_k"].as_i64(), names["q:low"].request.set.len()),
+        (Some(2), 1)
+    );
+}
+
+#[test]
+fn what_many_models_have_in_common_is_told_once() {
+    let models: String = (0..72)
+        .map(|n| {
+            format!(
+                "  m{n}:\n    cmd: llama-server -m /a.gguf\n    cmdStop: kill ${{PID}}\n    name: Model {n}\n    unlisted: {}\n    \
+                 description: of use\n    metadata: {{n: {n}, none: null}}\n    \
+                 capabilities: {{in: [text, smell], out: [text], tools: true, reranker: false, context: 4096, smells: true}}\n",
+                n == 1
+            )
+        })
+        .collect();
+    let imported = swap(&format!("models:\n{models}")).unwrap();
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(SHOWN)).collect();
+    assert_eq!(
+        left,
+        [
+            "models `m0`, `m1`, `m2` and 69 more: `capabilities.smells`: \
+             `listing.capabilities` has `in`, `out`, `tools`, `reranker` and `context`",
+            "models `m0`, `m1`, `m2` and 69 more: `cmdStop`: a process gets SIGTERM, and `lifecycle.stop_grace` to end"
+        ]
+    );
+    let text = write::text(&imported, "x");
+    assert!(text.contains("`m70`, `m71`: `cmdStop`"), "{text}");
+    let loaded = read_back(&imported);
+    let listing = &loaded.models[1].1.listing;
+    assert_eq!((listing.name.as_deref(), listing.hidden), (Some("Model 1"), true));
+    assert!(listing.metadata["n"] == 1 && listing.metadata.len() == 1 && listing.capabilities.tools);
+    assert_eq!((listing.capabilities.inputs.len(), listing.capabilities.context), (1, Some(4096)));
+}
+
+#[test]
+fn models_of_peers_have_both_their_names_and_selectors_mean_models() {
+    let text = "models:\n  a: {cmd: llama-server -m /a.gguf, aliases: [b]}\npeers:\n  one: {proxy: \"http://h1\", models: [a, x, y]}\n  \
+        two: {proxy: \"http://h2\", models: [y]}\nselectors:\n  warm: {strategy: warm, targets: [b, one/x, gone, a], name: Warm}\n  \
+        first: {strategy: pin, targets: [x, a]}\n  spill: {strategy: spillover, targets: [a]}\n  \
+        none: {strategy: warm, targets: [gone]}\n";
+    let imported = swap(text).unwrap();
+    insta::assert_snapshot!(write::text(&imported, "swap.yaml"));
+    assert_eq!(read_back(&imported).settings.remotes["one/a"].model.as_deref(), Some("a"));
+}
+
+#[test]
+fn keys_before_the_first_section_are_a_model_of_their_own() {
+    let imported =
+        preset::import("version = 1\nmodel = /a.gguf\nc = 1\n[b]\nmodel = /b.gguf\n", "x").unwrap();
+    let models: Vec<_> =
+        imported.models.iter().map(|model| (model.name.as_str(), model.args.len())).collect();
+    assert_eq!(models, [("default", 2), ("b", 0)]);
+    // A variable of one model comes before the flag of all.
+    let text =
+        "[*]\nctx-size = 8192\ncpu-moe = 1\n[b]\nmodel = /b.gguf\nLLAMA_ARG_CTX_SIZE = 1024\ncpu-moe = 0\n";
+    let imported = preset::import(text, "x").unwrap();
+    assert_eq!(imported.models[0].args, ["--ctx-size", "1024"]);
+}
+
+#[test]
+fn paths_of_windows_stay_and_are_told() {
+    let text = "models:\n  w:\n    cmd: |\n      C:\\llama\\llama-server.exe --port ${PORT}\n      -m D:\\m\\a.gguf\n";
+    let model = swap(text).unwrap().models.remove(0);
+    assert_eq!(model.binary.as_deref(), Some("C:\\llama\\llama-server.exe"));
+    assert_eq!(model.args, ["-m", "D:\\m\\a.gguf"]);
+    assert!(model.notes.iter().any(|note| note.contains("/mnt/c/x")), "{:?}", model.notes);
+}
+
+#[test]
+fn a_container_with_a_script_of_its_own_and_flags_in_one_word() {
+    let taken = |line: &str| command::take(&split::words(line, "x").unwrap());
+    let model =
+        taken("docker run -v /srv:/m llama.cpp:server --model=/m/a.gguf --mmproj=/m/p.gguf").unwrap().model;
+    assert_eq!(
+        (model.model.as_deref(), model.args.join(" ")),
+        (Some("/srv/a.gguf"), "--mmproj /srv/p.gguf".into())
+    );
+    let why = taken("docker run own/llama-image --alias x").unwrap_err();
+    assert!(why.contains("no model is given to the image `own/llama-image`"), "{why}");
+}
+
 #[test]
 fn what_a_file_is_is_seen_by_its_name_and_its_first_line() {
     for (name, text, source) in [

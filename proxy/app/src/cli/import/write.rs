@@ -3,7 +3,7 @@
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
 
-use super::{Imported, Model};
+use super::{Imported, Model, Variant};
 use crate::out;
 
 /// The whole file.
@@ -28,20 +28,26 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
     });
     page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
     for model in &imported.models {
-        page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
-        names(&mut page, &model.name, &model.names);
+        page.text.push_str(&model_text(model));
     }
     for remote in &imported.remotes {
         page.section(&format!("remotes.{}", Key::new(&remote.name)), |page| {
             page.pair("url", Some(remote.url.as_str()));
+            page.pair("model", remote.model.clone());
+            page.list("aliases", &remote.aliases);
             if let Some(file) = &remote.key_file {
                 page.comment("Write its key into this file (mode 600), and take the `#` away.");
                 page.comment(&format!("key_file = {}", Toml::from(file.as_str())));
             }
             page.list("request.strip", &remote.strip);
-            page.parameters("set", &remote.set);
+            page.parameters("request.set.", &remote.set);
         });
         names(&mut page, &remote.name, &remote.names);
+    }
+    for selector in &imported.selectors {
+        page.section(&format!("names.{}", Key::new(&selector.name)), |page| {
+            page.list("models", &selector.models)
+        });
     }
     if !imported.unmatched.is_empty() {
         let count = imported.unmatched.len();
@@ -51,26 +57,37 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
             out::counted(count, "part")
         ));
         for left in &imported.unmatched {
-            page.comment(&format!("- {}: {}", left.what, left.nearest));
+            page.comment(&format!("- {}", left.line(usize::MAX)));
         }
     }
     page.text
 }
 
 /// Names under which requests for a model get other parameters.
-fn names(page: &mut Page, model: &String, names: &[(String, Vec<(String, Value)>)]) {
-    for (name, parameters) in names {
-        page.section(&format!("names.{}", Key::new(name)), |page| {
+fn names(page: &mut Page, model: &String, names: &[Variant]) {
+    for variant in names {
+        page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
             page.list("models", std::slice::from_ref(model));
-            page.parameters("set", parameters);
+            page.pair("inherit", variant.alone.then_some(false));
+            page.list("request.strip", &variant.strip);
+            page.parameters("request.set.", &variant.set);
         });
     }
+}
+
+/// What is written of a model alone: for whoever looks for something in it.
+pub(super) fn model_text(model: &Model) -> String {
+    let mut page = Page::default();
+    page.section(&format!("models.{}", Key::new(&model.name)), |page| one(page, model));
+    names(&mut page, &model.name, &model.names);
+    page.text
 }
 
 fn one(page: &mut Page, model: &Model) {
     for note in &model.notes {
         page.comment(note);
     }
+    page.list("wrapper", &model.wrapper);
     page.pair("binary", model.binary.clone());
     page.pair("model", model.model.clone());
     page.pair("directory", model.directory.clone());
@@ -89,9 +106,10 @@ fn one(page: &mut Page, model: &Model) {
     }
     times(page, "lifecycle.", model.start_timeout, model.stop_grace);
     page.list("request.strip", &model.strip);
-    page.parameters("set", &model.set);
-    page.parameters("default", &model.default);
+    page.parameters("request.set.", &model.set);
+    page.parameters("request.default.", &model.default);
     page.pair("request.system_prompt", model.system_prompt.clone());
+    page.parameters("listing.", &model.listing);
 }
 
 fn times(page: &mut Page, under: &str, start: Option<u64>, stop: Option<u64>) {
@@ -149,10 +167,10 @@ impl Page {
         }
     }
 
-    /// Parameters of requests.
-    fn parameters(&mut self, table: &str, pairs: &[(String, Value)]) {
+    /// Parameters of requests, and other values.
+    fn parameters(&mut self, table: &str, pairs: &[(impl AsRef<str>, Value)]) {
         for (name, value) in pairs {
-            let key = format!("request.{table}.{}", Key::new(name));
+            let key = format!("{table}{}", Key::new(name.as_ref()));
             match toml(value) {
                 Some(value) => self.pair(&key, Some(value)),
                 None => self.comment(&format!("`{key}` is null, which TOML cannot write: left out")),

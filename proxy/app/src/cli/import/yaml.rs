@@ -65,6 +65,14 @@ pub(super) fn plain(value: &Value) -> String {
 
 /// The line on which a text stands first, for a message: `:12`.
 pub(super) fn line_of(text: &str, what: &str) -> String {
-    let told = |line: &str| !line.trim_start().starts_with('#') && line.contains(what);
-    text.lines().position(told).map_or_else(String::new, |at| format!(":{}", at + 1))
+    line_after(text, "", what)
+}
+
+/// The same behind the first line that has another text, if it stands there.
+pub(super) fn line_after(text: &str, first: &str, what: &str) -> String {
+    let has = |line: &str, what: &str| !line.trim_start().starts_with('#') && line.contains(what);
+    let from = text.lines().position(|line| has(line, first)).unwrap_or_default();
+    let behind = text.lines().skip(from).position(|line| has(line, what)).map(|at| from + at);
+    let at = behind.or_else(|| text.lines().position(|line| has(line, what)));
+    at.map_or_else(String::new, |at| format!(":{}", at + 1))
 }

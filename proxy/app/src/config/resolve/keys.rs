@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use warden_gateway::{KeyHash, KeySpec};
-use warden_policies::{ModelName, Rate};
+use warden_policies::{ModelName, Rate, pattern_matches};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::config::problem::{Place, Problem, Problems, quoted};
@@ -149,7 +149,8 @@ impl WrittenKey {
         warnings: &mut Vec<Problem>,
     ) -> HashSet<ModelName> {
         let means = |(name, aliases): &&(ModelName, Vec<String>)| {
-            matches(pattern, name.as_str()) || aliases.iter().any(|alias| matches(pattern, alias))
+            pattern_matches(pattern, name.as_str())
+                || aliases.iter().any(|alias| pattern_matches(pattern, alias))
         };
         let found: HashSet<_> = models.iter().filter(means).map(|(name, _)| name.clone()).collect();
         if found.is_empty() {
@@ -160,13 +161,6 @@ impl WrittenKey {
         }
         found
     }
-}
-
-/// Whether a name is what a pattern means; `*` stands for any letters, also none.
-fn matches(pattern: &str, name: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(name) = name.strip_prefix(head) else { return false };
-    (0..=name.len()).filter(|at| name.is_char_boundary(*at)).any(|at| matches(rest, &name[at..]))
 }
 
 fn schema() -> &'static Value {

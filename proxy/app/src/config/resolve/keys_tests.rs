@@ -78,24 +78,6 @@ fn a_pattern_that_means_nothing_is_warned_about() {
 }
 
 #[test]
-fn patterns_stand_for_any_letters() {
-    for (pattern, name, wanted) in [
-        ("a", "a", true),
-        ("a", "ab", false),
-        ("*", "", true),
-        ("*", "org/x", true),
-        ("org/*", "org/x:Q4", true),
-        ("*:Q4", "org/x:Q4", true),
-        ("o*x*4", "org/x:Q4", true),
-        ("o*y*4", "org/x:Q4", false),
-        ("ä*", "äö", true),
-        ("A", "a", false),
-    ] {
-        assert_eq!(matches(pattern, name), wanted, "{pattern} {name}");
-    }
-}
-
-#[test]
 fn a_file_that_others_may_read_or_write_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let clear = format!("[a]\nkey = \"{SECRET}\"\n");

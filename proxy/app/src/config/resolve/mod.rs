@@ -28,7 +28,7 @@ use warden_gateway::{KeySpec, ModelRules, Name};
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::Cancel;
 use warden_policies::server_flags::FlagList;
-use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, loading};
+use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, is_pattern, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
     AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
@@ -44,7 +44,7 @@ use self::telemetry::Collector;
 use crate::advice::{Server, Servers};
 use crate::config::arguments;
 use crate::config::machine::Machine;
-use crate::config::problem::{Place, Problem, Problems};
+use crate::config::problem::{Place, Problem, Problems, quoted};
 use crate::config::settings::Model;
 use crate::config::source::layers::Loaded;
 
@@ -379,6 +379,14 @@ impl Resolver<'_> {
                 if key.is_empty() {
                     self.problems
                         .push(Problem::new(place, format!("model `{name}`: a name must not be empty")));
+                } else if is_pattern(key) {
+                    let message = format!("model `{name}`: `{key}` is a pattern, and a model has names");
+                    let hint = format!(
+                        "patterns are in `[names]`: `[names.{}]` with `models = [{}]`",
+                        quoted(key),
+                        toml::Value::from(name.as_str())
+                    );
+                    self.problems.push(Problem::new(place, message).hint(hint));
                 } else if let Some(other) = owners.insert(key, (table, name)) {
                     let who = if other == (table, name) {
                         "twice by this model".to_owned()
@@ -409,6 +417,12 @@ impl Resolver<'_> {
         let mitigations = self.mitigations(name, model, args);
         // Without those that are not for the build; that is known when the binary is.
         let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        if model.wrapper.first().is_some_and(String::is_empty) {
+            let place = self.place(&["models", name, "wrapper"]);
+            let problem = Problem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
+            self.problems
+                .push(problem.hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
+        }
         let directory = model.directory.as_ref().map(|path| self.absolute(path));
         self.check_directory(name, directory.as_deref());
         self.check_file(name, model, &args, directory.as_deref());

@@ -177,7 +177,8 @@ impl<T: JsonSchema> JsonSchema for One<T> {
 }
 
 /// Keys that only one model can have.
-pub(crate) const OF_ONE_MODEL: [&str; 5] = ["model", "aliases", "record_requests", "upstream_model", "with"];
+pub(crate) const OF_ONE_MODEL: [&str; 6] =
+    ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
 
 /// What all models take: as one, without what only one can have.
 pub(crate) struct AllModels;

@@ -1,0 +1,82 @@
+//! What llama-swap's `/v1/models` says of a model: its name for people, its description, what it can do, and metadata.
+
+use serde_json::{Map, Value, json};
+
+use super::{Imported, Model};
+
+/// Kinds of content that are known.
+const MODALITIES: [&str; 3] = ["text", "image", "audio"];
+/// Bytes of metadata that `listing` takes, with something left for the rest.
+const MOST_BYTES: usize = 12 << 10;
+
+/// Reads those keys of a model.
+pub(super) fn import(table: &Map<String, Value>, model: &mut Model, imported: &mut Imported) {
+    for key in ["name", "description"] {
+        let text = table.get(key).and_then(Value::as_str).map(str::trim).filter(|text| !text.is_empty());
+        model.listing.extend(text.map(|text| (key, Value::from(text))));
+    }
+    if table.get("unlisted") == Some(&Value::Bool(true)) {
+        model.listing.push(("hidden", Value::Bool(true)));
+    }
+    let able = table.get("capabilities").and_then(Value::as_object);
+    let able = able.map(|able| capabilities(able, &model.name, imported)).filter(|able| !able.is_empty());
+    model.listing.extend(able.map(|able| ("capabilities", Value::Object(able))));
+    let metadata = table
+        .get("metadata")
+        .map(without_nulls)
+        .filter(|all| all.as_object().is_some_and(|all| !all.is_empty()));
+    match metadata {
+        Some(all) if all.to_string().len() > MOST_BYTES => {
+            imported.left_of(&model.name, "`metadata`", "`listing.metadata` takes 12 KiB");
+        }
+        all => model.listing.extend(all.map(|all| ("metadata", all))),
+    }
+}
+
+/// What is switched off or empty says nothing.
+fn capabilities(table: &Map<String, Value>, model: &str, imported: &mut Imported) -> Map<String, Value> {
+    let mut all = Map::new();
+    for (key, value) in table {
+        let taken = match (key.as_str(), value) {
+            (_, Value::Null | Value::Bool(false)) => continue,
+            ("in" | "out", Value::Array(kinds)) => {
+                let known = |kind: &&Value| kind.as_str().is_some_and(|kind| MODALITIES.contains(&kind));
+                let kinds: Vec<&Value> = kinds.iter().filter(known).collect();
+                if kinds.is_empty() {
+                    continue;
+                }
+                json!(kinds)
+            }
+            ("tools" | "reranker", Value::Bool(true)) => Value::Bool(true),
+            ("context", Value::Number(_) | Value::String(_)) => {
+                match super::yaml::plain(value).parse::<u64>() {
+                    Ok(0) => continue,
+                    Ok(tokens) => json!(tokens),
+                    Err(_) => {
+                        imported.left_of(model, "`capabilities.context`", "this is no number of tokens");
+                        continue;
+                    }
+                }
+            }
+            _ => {
+                let nearest = "`listing.capabilities` has `in`, `out`, `tools`, `reranker` and `context`";
+                imported.left_of(model, format!("`capabilities.{key}`"), nearest);
+                continue;
+            }
+        };
+        all.insert(key.clone(), taken);
+    }
+    all
+}
+
+/// TOML has no null.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Array(list) => list.iter().filter(|one| !one.is_null()).map(without_nulls).collect(),
+        Value::Object(map) => {
+            let pairs = map.iter().filter(|(_, one)| !one.is_null());
+            Value::Object(pairs.map(|(key, one)| (key.clone(), without_nulls(one))).collect())
+        }
+        other => other.clone(),
+    }
+}

@@ -1,0 +1,119 @@
+//! `bash -c "source FILE && exec llama-server FLAGS"`: what stands before the server stays a shell's, as a wrapper that ends in it.
+
+use super::command::{Taken, take as take_command};
+
+/// Separates commands of a script that follow each other.
+const SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
+
+/// Whether a word of a command line means something to a shell alone.
+pub(super) fn is_operator(word: &str) -> bool {
+    let redirects = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
+    matches!(word, "|" | "||" | "&&" | ";" | "&") || redirects.starts_with('>') && !word.contains('=')
+}
+
+/// Takes the command of a shell apart. `shell`: the program and its flag; `before`: what stood before it.
+pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<Taken, String> {
+    let (preamble, command) = last_command(script).ok_or("a quote in the shell's command is never closed")?;
+    let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
+    let mut taken = take_command(&words)?;
+    if let Some(word) = substituted(command) {
+        return Err(format!("the shell puts something in the place of `{word}`: write out what it is"));
+    }
+    let mut model = before.model;
+    match (preamble, folder(preamble)) {
+        ("", _) => {}
+        (_, Some(folder)) => taken.model.directory = Some(folder),
+        // As a function, it does not see the server's words in the place of its own.
+        (preamble, None) => {
+            let (lines, then) = match preamble.strip_suffix("&&") {
+                Some(lines) => (lines, " &&"),
+                None => (preamble.trim_end_matches(';'), ";"),
+            };
+            let lines = format!("prepare() {{ {}; }}; prepare{then} exec \"$@\"", lines.trim());
+            model.wrapper.extend([shell[0].clone(), shell[1].clone(), lines, shell[0].clone()]);
+        }
+    }
+    model.wrapper.append(&mut taken.model.wrapper);
+    model.env.append(&mut taken.model.env);
+    (taken.model.wrapper, taken.model.env) = (model.wrapper, model.env);
+    Ok(taken)
+}
+
+/// The folder of a preamble that only changes it.
+fn folder(preamble: &str) -> Option<String> {
+    let words = shlex::split(preamble.trim_end_matches(['&', ';', '\n', ' ']))?;
+    match words.as_slice() {
+        [cd, folder] if cd == "cd" && folder.starts_with('/') && substituted(preamble).is_none() => {
+            Some(folder.clone())
+        }
+        _ => None,
+    }
+}
+
+/// A script as what stands before its last command, with the separator, and that command. `None`: a quote is never closed.
+fn last_command(script: &str) -> Option<(&str, &str)> {
+    let script = script.trim().trim_end_matches(';').trim_end();
+    let (mut quote, mut at, mut end) = (None, 0, 0);
+    while let Some(letter) = script[at..].chars().next() {
+        let next = at + letter.len_utf8();
+        let separator = SEPARATORS.iter().find(|separator| script[at..].starts_with(**separator));
+        at = match (quote, letter) {
+            (None | Some('"'), '\\') => next + script[next..].chars().next().map_or(0, char::len_utf8),
+            (None, '\'' | '"') => {
+                quote = Some(letter);
+                next
+            }
+            (Some(open), letter) if open == letter => {
+                quote = None;
+                next
+            }
+            (None, _) if separator.is_some() => {
+                end = at + separator.map_or(0, |separator| separator.len());
+                end
+            }
+            _ => next,
+        };
+    }
+    quote.is_none().then(|| (script[..end].trim(), script[end..].trim()))
+}
+
+/// The first word in which a shell would put something in the place of a variable or a command.
+fn substituted(command: &str) -> Option<&str> {
+    let (mut quote, mut escaped) = (None, false);
+    for (at, letter) in command.char_indices() {
+        match (quote, letter) {
+            _ if escaped => escaped = false,
+            (None | Some('"'), '\\') => escaped = true,
+            (None, '\'' | '"') => quote = Some(letter),
+            (Some(open), letter) if open == letter => quote = None,
+            (None | Some('"'), '$' | '`') => return command[at..].split_whitespace().next(),
+            _ => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_split_before_its_last_command() {
+        for (script, wanted) in [
+            ("exec llama-server -m a", ("", "exec llama-server -m a")),
+            ("a && b > /dev/null && c 'd && e' ;", ("a && b > /dev/null &&", "c 'd && e'")),
+            ("a \"x;y\"\nb", ("a \"x;y\"", "b")),
+            ("a\\;b; c", ("a\\;b;", "c")),
+        ] {
+            assert_eq!(last_command(script), Some(wanted), "{script}");
+        }
+        assert_eq!(last_command("a 'b"), None);
+    }
+
+    #[test]
+    fn what_a_shell_puts_in_is_found_outside_of_single_quotes() {
+        assert_eq!(substituted("a -t $(nproc) b"), Some("$(nproc)"));
+        assert_eq!(substituted("a \"$HOME/x\""), Some("$HOME/x\""));
+        assert_eq!(substituted(r#"a '$x' \$y '{"b": 1}'"#), None);
+    }
+}
