@@ -12,7 +12,7 @@ const SWAP: &str = "apiKeys: [sk-0123456789abcdef]
 models:
   small:
     cmd: /bin/true --port ${PORT} -m MODEL -c 2048
-    unlisted: true
+    cmdStop: kill ${PID}
 ";
 
 #[tokio::test]
@@ -25,9 +25,9 @@ async fn a_configuration_of_llama_swap_becomes_one_that_is_checked_and_never_ove
     let ran = home.warden(&import, SOON).await?;
     assert!(ran.code == 0 && ran.stdout.is_empty(), "{ran:?}");
     assert!(ran.stderr.contains("1 model imported, 2 left without an equal"), "{ran:?}");
-    assert!(ran.stderr.contains("`unlisted`") && !ran.stderr.contains("sk-0123"), "{ran:?}");
+    assert!(ran.stderr.contains("`cmdStop`") && !ran.stderr.contains("sk-0123"), "{ran:?}");
     let written = std::fs::read_to_string(home.path().join("warden.toml"))?;
-    assert!(written.contains("# - model `small`: `unlisted`: ") && !written.contains("sk-0123"), "{written}");
+    assert!(written.contains("# - model `small`: `cmdStop`: ") && !written.contains("sk-0123"), "{written}");
     let ran = home.warden(&["plan", "--config", "warden.toml", "--gpus", "none"], SOON).await?;
     assert!(ran.code == 0 && ran.stdout.contains("it fits: small on the host"), "{ran:?}");
 
@@ -141,5 +141,72 @@ async fn serves(file: &str, text: &str, names: &[&str], folder: &Path) -> Outcom
         answers.push(answer.text);
     }
     assert!(answers.iter().all(|answer| answer.contains('7')), "{file}: {answers:?}");
+    Ok(())
+}
+
+/// llama-swap: a server behind two wrappers, with what lists say of it, and parameters by names.
+const WRAPPED: &str = r#"
+models:
+  niced:
+    cmd: >
+      sh -c 'FROM_PREAMBLE=$((40 + 2)) && export FROM_PREAMBLE && exec nice -n 7 FAKE --port ${PORT} -m MODEL -np 2'
+    env: ["FAKE_LLAMA_SCRIPT=SCRIPT", "FAKE_LLAMA_LEDGER=LEDGER"]
+    aliases: [other]
+    name: A niced model
+    metadata: { size: 7 }
+    capabilities: { in: [text, image], out: [text], tools: true }
+    filters:
+      setParamsByID:
+        niced: { max_tokens: 3 }
+  unseen:
+    cmd: FAKE --port ${PORT} -m MODEL
+    unlisted: true
+"#;
+
+#[tokio::test]
+async fn what_was_imported_runs_behind_its_wrapper_and_is_listed_as_it_was() -> Outcome {
+    // The first model is the rig's: it brings what a stand-in needs.
+    let mut setup = Setup::new()?.fake("own", &json!({}), "")?;
+    let place = |name: &str| setup.home.path().join(name).display().to_string();
+    let fake = place("llama-server");
+    std::os::unix::fs::symlink(warden_rig::binaries::fake_llama()?, &fake)?;
+    let text = WRAPPED
+        .replace("FAKE ", &format!("{fake} "))
+        .replace("MODEL", &place("model.gguf"))
+        .replace("SCRIPT", &place("own.json"))
+        .replace("LEDGER", &place("ledger.jsonl"));
+    setup.home.file("own.json", "{}")?;
+    setup.home.file("swap.yaml", text)?;
+    let ran = setup.home.warden(["import", "swap.yaml"], SOON).await?;
+    assert!(ran.code == 0 && ran.stderr.contains("2 models imported, 0 left"), "{ran:?}");
+    let named = "\n[names.\"claude-*\"]\nmodels = [\"niced\"]\n";
+    let config = setup.home.file("warden.toml", setup.config() + &ran.stdout + named)?;
+    let checked = setup.home.warden(["config", "check", "warden.toml"], SOON).await?;
+    assert!(checked.code == 0, "{checked:?}");
+    setup.home.env.insert("FROM_PREAMBLE".into(), "0".into());
+    let warden = setup.start_with(&["serve".into(), "--config".into(), config.into()]).await?;
+    for (name, tokens) in [("niced", 3), ("other", 9), ("claude-opus", 3)] {
+        let body = warden_rig::warden::chat(name, name, "hi", 9, false);
+        let answer = warden.http.post(CHAT, &body).await?.answer()?;
+        let counted = answer.usage.as_ref().map(|usage| &usage["completion_tokens"]);
+        assert_eq!(counted, Some(&json!(tokens)), "{name}: {answer:?}");
+    }
+    let status = warden.status("niced").await?;
+    let pid = status["backends"][0]["pid"].as_u64().context("a process")?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let nice = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(16));
+    assert_eq!(nice, Some("7"), "{stat}");
+    let environ = std::fs::read(format!("/proc/{pid}/environ"))?;
+    assert!(
+        environ.split(|byte| *byte == 0).any(|line| line == b"FROM_PREAMBLE=42"),
+        "the shell's lines ran"
+    );
+    let list = warden.http.get("/v1/models").await?.json()?;
+    let entries = list["data"].as_array().context("a list")?;
+    let ids: Vec<&str> = entries.iter().filter_map(|entry| entry["id"].as_str()).collect();
+    assert_eq!(ids, ["own", "niced", "other"], "{list}");
+    let niced = &entries[1];
+    assert_eq!((&niced["name"], &niced["meta"]["llamaswap"]["size"]), (&json!("A niced model"), &json!(7)));
+    assert!(niced["capabilities"]["function_calling"] == true && niced["supported_parameters"][0] == "tools");
     Ok(())
 }

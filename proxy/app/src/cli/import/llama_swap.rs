@@ -77,6 +77,9 @@ const READ_OF_A_MODEL: [&str; 16] = [
     "macros",
 ];
 
+/// Of a whole model.
+const LEFT_OUT: &str = "left out";
+
 pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, Failure> {
     let raw = yaml::read(text, from)?;
     let macros = Macros::new(env).with(raw.get("macros"));
@@ -124,7 +127,7 @@ pub(super) fn import(text: &str, from: &str, env: Env<'_>) -> Result<Imported, F
             let lines = failure.lines();
             let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
             let told = told.collect::<Vec<_>>().join("; ").replace(&format!("model `{name}`: "), "");
-            imported.left(format!("model `{name}`"), told);
+            imported.left_of(name, LEFT_OUT, told);
             first.get_or_insert(failure);
         }
     }
@@ -200,10 +203,7 @@ impl Source<'_> {
         if let Some(variable) = unset(&write::model_text(&model)) {
             let written = format!("${{env.{variable}}}");
             return Err(Failure::usage(
-                format!(
-                    "{from}{}: {written}: the variable {variable} is not set here",
-                    line_of(text, &written)
-                ),
+                format!("{from}{}: {written}: the variable {variable} is not set here", place(&written)),
                 "set it for the import",
             ));
         }
@@ -309,7 +309,7 @@ fn model(
     let taken = match command::take(&words) {
         Ok(taken) => taken,
         Err(why) => {
-            imported.left(format!("model `{name}`"), format!("{why}; llama-warden runs llama-server alone"));
+            imported.left_of(name, LEFT_OUT, format!("{why}; llama-warden runs llama-server alone"));
             return Ok(None);
         }
     };

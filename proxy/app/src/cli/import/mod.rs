@@ -20,6 +20,7 @@ mod container;
 mod listing;
 mod llama_swap;
 mod macros;
+mod matrix;
 mod ollama;
 mod peers;
 mod preset;

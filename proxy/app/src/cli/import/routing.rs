@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::Imported;
 use super::llama_swap::texts;
+use super::matrix::{Exclusions, exclusions};
 use crate::exit::Failure;
 
 /// The group of the models that are in none.
@@ -28,9 +29,7 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     let by_matrix = top.contains_key("matrix") || router["use"] == "matrix";
     let matrix = top.get("matrix").unwrap_or(&settings["matrix"]);
     if by_matrix {
-        for (name, set) in matrix["sets"].as_object().into_iter().flatten() {
-            imported.left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST);
-        }
+        by_sets(matrix, imported);
         if !matrix["evict_costs"].is_null() {
             imported.left("`evict_costs` of the matrix", "what a load takes is measured");
         }
@@ -67,6 +66,27 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported, from: &s
     Ok(())
 }
 
+/// Models that no set of the matrix has together exclude each other.
+fn by_sets(matrix: &Value, imported: &mut Imported) {
+    let names: Vec<&str> = imported.models.iter().map(|model| model.name.as_str()).collect();
+    let Some(Exclusions { groups, is_looser }) = exclusions(matrix, &names) else {
+        for (name, set) in matrix["sets"].as_object().into_iter().flatten() {
+            imported.left(format!("the set `{name}` of the matrix: {}", super::yaml::plain(set)), NEAREST);
+        }
+        return;
+    };
+    for (at, group) in groups.iter().enumerate() {
+        let name = format!("matrix-{}", at + 1);
+        group.iter().for_each(|&model| imported.models[model].groups.push(name.clone()));
+    }
+    if is_looser {
+        imported.left(
+            "the matrix: three models that are in its sets two by two, but never together",
+            "`groups` exclude two models at a time: all three are loaded where memory holds them",
+        );
+    }
+}
+
 /// One group.
 struct Group {
     name: String,
@@ -100,10 +120,8 @@ impl Group {
         members.retain(|member| {
             let is_there = imported.models.iter().any(|model| model.name == *member);
             if !is_there {
-                imported.left(
-                    format!("group `{name}`: its member `{member}`"),
-                    "there is no such model in what was imported",
-                );
+                let nearest = "there is no such model in what was imported";
+                imported.left_of(member, format!("as a member of the group `{name}`"), nearest);
             }
             is_there
         });

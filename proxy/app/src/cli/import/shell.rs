@@ -15,7 +15,14 @@ pub(super) fn is_operator(word: &str) -> bool {
 pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<Taken, String> {
     let (preamble, command) = last_command(script).ok_or("a quote in the shell's command is never closed")?;
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
+    let (words, redirected) = without_output(words);
     let mut taken = take_command(&words)?;
+    taken.left.extend(redirected.map(|words| {
+        (
+            format!("`{words}` of its command"),
+            "what a process says is in `llama-warden logs`, and in the log with `log.children`".to_owned(),
+        )
+    }));
     if let Some(word) = substituted(command) {
         return Err(format!("the shell puts something in the place of `{word}`: write out what it is"));
     }
@@ -37,6 +44,25 @@ pub(super) fn take(shell: &[&String; 2], script: &str, before: Taken) -> Result<
     model.env.append(&mut taken.model.env);
     (taken.model.wrapper, taken.model.env) = (model.wrapper, model.env);
     Ok(taken)
+}
+
+/// A command without what sends its output elsewhere at its end (`>> FILE 2>&1`), and that.
+fn without_output(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
+    let sign = |word: &str| {
+        let word = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
+        word.starts_with('>').then(|| word.trim_start_matches(['>', '&', '|']).to_owned())
+    };
+    let mut end = words.len();
+    while end > 1 {
+        match (sign(&words[end - 1]), sign(&words[end - 2])) {
+            // With its file, as one word or as two.
+            (Some(file), _) if !file.is_empty() => end -= 1,
+            (None, Some(file)) if file.is_empty() => end -= 2,
+            _ => break,
+        }
+    }
+    let rest = words.split_off(end);
+    (words, (!rest.is_empty()).then(|| rest.join(" ")))
 }
 
 /// The folder of a preamble that only changes it.
@@ -108,6 +134,20 @@ mod tests {
             assert_eq!(last_command(script), Some(wanted), "{script}");
         }
         assert_eq!(last_command("a 'b"), None);
+    }
+
+    #[test]
+    fn where_output_goes_is_taken_from_the_end() {
+        for (words, rest) in [
+            ("a -b c >> log 2>&1", "a -b c"),
+            ("a >x 2>>y", "a"),
+            ("a > b | c", "a > b | c"),
+            ("a", "a"),
+            ("a >", "a >"),
+        ] {
+            let (own, _) = without_output(words.split(' ').map(str::to_owned).collect());
+            assert_eq!(own.join(" "), rest, "{words}");
+        }
     }
 
     #[test]

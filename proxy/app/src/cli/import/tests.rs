@@ -192,6 +192,9 @@ fn models_that_drive_each_other_out_do_so_here() {
         "groups:\n  g: {members: [a, b], swap: false}\n  h: {members: [c, d]}\n",
         "groups:\n  g: {members: [a]}\n  h: {members: [c, d], persistent: true, exclusive: false}\n",
         "groups:\n  g: {members: [a]}\n  h: {members: [c, d], persistent: true}\n",
+        "matrix:\n  vars: {x: a}\n  sets: {s: \"(x | b) & c\"}\n",
+        "routing: {router: {use: matrix, settings: {matrix: {sets: {s: \"a & b\", t: \"b & c\", u: \"a & c\"}, evict_costs: {a: 5}}}}}\n",
+        "matrix:\n  sets: {s: \"a & & c\"}\n",
     ];
     insta::assert_snapshot!(all.map(|groups| format!("{groups}{}", of(groups))).join("\n---\n"));
 }
@@ -231,7 +234,8 @@ fn what_is_put_before_a_server_stays_before_it() {
         "bash -lc \"source /opt/env.sh > /dev/null && exec /opt/SERVER\"",
         "taskset -c 1 sh -c 'ulimit -l unlimited; X=\"$HOME\"; nice SERVER'",
         "bash -c 'cd /srv && A=1 SERVER'",
-        "bash -c 'cd /srv && SERVER > log'",
+        "bash -c 'cd /srv && SERVER >> log 2>&1'",
+        "bash -c 'SERVER | tee log'",
         "bash -c 'SERVER -t $(nproc)'",
         "SERVER --mlock=1 2>/dev/null",
     ];

@@ -7,7 +7,7 @@ use super::values::accepts;
 use crate::config::schema::{DEFAULT, format, root};
 
 /// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
-const TABLES: [(&str, &[&str]); 25] = [
+const TABLES: [(&str, &[&str]); 27] = [
     ("server", &["server"]),
     ("admin", &["admin"]),
     ("paths", &["paths"]),
@@ -27,6 +27,8 @@ const TABLES: [(&str, &[&str]); 25] = [
     ("update", &["update"]),
     ("models.\"name\"", &["models", "*"]),
     ("models.\"name\".request", &["models", "*", "request"]),
+    ("models.\"name\".listing", &["models", "*", "listing"]),
+    ("models.\"name\".listing.capabilities", &["models", "*", "listing", "capabilities"]),
     ("models.\"name\".queue", &["models", "*", "queue"]),
     ("models.\"name\".quarantine", &["models", "*", "quarantine"]),
     ("models.\"name\".lifecycle", &["models", "*", "lifecycle"]),
