@@ -81,8 +81,11 @@ impl Listing {
         let text = |text: &Option<String>| {
             text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(Value::from)
         };
-        text(&self.name).into_iter().for_each(|name| put("name", name));
-        text(&self.description).into_iter().for_each(|words| put("description", words));
+        for (key, words) in [("name", &self.name), ("description", &self.description)] {
+            if let Some(words) = text(words) {
+                put(key, words);
+            }
+        }
         if !self.tags.is_empty() {
             put("tags", json!(self.tags));
         }

@@ -73,6 +73,27 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
         )
     })?;
     let mut imported = Imported::default();
+    listening(&taken, &mut imported, from)?;
+    for (what, nearest) in taken.left {
+        imported.left(what, nearest);
+    }
+    let mut model = taken.model;
+    if imported.port.is_none() {
+        model.notes.push(
+            "it names no port: here it is 8080, where builds of llama-server from late 2026 on take 9931"
+                .to_owned(),
+        );
+    }
+    let mut names = arguments::aliases(&model.args).into_iter();
+    model.name = names.next().unwrap_or_else(|| name_of(&model));
+    model.aliases.extend(names);
+    model.preload = true;
+    imported.models.push(model);
+    Ok(imported)
+}
+
+/// Where the command listens, as our own place.
+pub(super) fn listening(taken: &Taken, imported: &mut Imported, from: &str) -> Result<(), Failure> {
     let number = |flag: &str, text: &str| {
         text.parse::<u16>().map_err(|_| {
             Failure::usage(format!("{from}: {flag} {text}: this is no port"), "give a number from 0 to 65535")
@@ -90,27 +111,12 @@ pub(super) fn import(words: &[String], from: &str) -> Result<Imported, Failure> 
             }
         }
     }
-    if let Some((host, port)) = taken.published {
+    if let Some((host, port)) = taken.published.clone() {
         // Docker publishes on all addresses where none is named.
         imported.host = Some(host.unwrap_or_else(|| "0.0.0.0".to_owned()));
         imported.port = Some(port);
     }
-    for (what, nearest) in taken.left {
-        imported.left(what, nearest);
-    }
-    let mut model = taken.model;
-    if imported.port.is_none() {
-        model.notes.push(
-            "it names no port: here it is 8080, where builds of llama-server from late 2026 on take 9931"
-                .to_owned(),
-        );
-    }
-    let mut names = arguments::aliases(&model.args).into_iter();
-    model.name = names.next().unwrap_or_else(|| name_of(&model));
-    model.aliases.extend(names);
-    model.preload = true;
-    imported.models.push(model);
-    Ok(imported)
+    Ok(())
 }
 
 /// By its file, without folder and ending, or its repository.
@@ -182,7 +188,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
         return Ok(taken);
     }
     if !serves(program, args) {
-        return Err(format!("`{program}` is no llama-server"));
+        return Err(format!("`{program}` is no llama-server, and llama-warden starts nothing else"));
     }
     if !matches!(program.as_str(), "llama-server" | "llama-server.exe") {
         taken.model.binary = Some(program.clone());
@@ -192,7 +198,7 @@ pub(super) fn take(words: &[String]) -> Result<Taken, String> {
 }
 
 /// Options of `env` are kept as a wrapper; variables are read by the loop that called this.
-fn env<'a>(program: &String, mut rest: &'a [String], taken: &mut Taken) -> Result<&'a [String], String> {
+fn env<'a>(program: &str, mut rest: &'a [String], taken: &mut Taken) -> Result<&'a [String], String> {
     let mut kept = Vec::new();
     let mut clears = false;
     while let [word, more @ ..] = rest {
@@ -225,7 +231,7 @@ fn env<'a>(program: &String, mut rest: &'a [String], taken: &mut Taken) -> Resul
         }
     }
     if !kept.is_empty() {
-        taken.model.wrapper.push(program.clone());
+        taken.model.wrapper.push(program.to_owned());
         taken.model.wrapper.extend(kept);
     }
     Ok(rest)
@@ -271,10 +277,10 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     };
     // A name before the server may be like a server's (`--unit llama-server`): the last one before its flags is it.
     let flags = words.iter().position(is_flag).unwrap_or(words.len());
-    let serves = |at: &usize| starts_server(&words[*at..]);
-    let server = (1..flags).rev().find(serves).or_else(|| (1..words.len()).find(serves));
-    let inner = (1..server.unwrap_or(words.len())).find(begins);
-    let Some(end) = inner.or(server) else { return Ok(None) };
+    let is_server = |at: &usize| starts_server(&words[*at..]);
+    let found = (1..flags).rev().find(is_server).or_else(|| (1..words.len()).find(is_server));
+    let inner = (1..found.unwrap_or(words.len())).find(begins);
+    let Some(end) = inner.or(found) else { return Ok(None) };
     for word in &words[..end] {
         if let Some((name, why)) = REFUSED.iter().find(|(name, _)| is_program(word, &[name])) {
             return Err(format!("`{name}` {why}"));
@@ -353,11 +359,6 @@ fn flags(args: &[String], taken: &mut Taken) {
         }
         taken.model.model = Some(file);
     }
-    let words = args.iter().chain(&taken.model.binary).chain(&taken.model.wrapper);
-    if words.into_iter().any(|word| super::split::is_windows_path(word)) {
-        taken.model.notes.push(
-            "its paths are those of Windows: write where the files are on this machine (in WSL `C:\\x` is `/mnt/c/x`)".to_owned(),
-        );
-    }
     taken.model.args = args;
+    taken.model.note_windows();
 }

@@ -41,6 +41,20 @@ const OF_A_MODEL: [(&str, &str); 5] = [
     ("healthCheckTimeout", "`lifecycle.start_timeout`"),
 ];
 
+/// Keys of a model that is an endpoint.
+const READ_OF_AN_ENDPOINT: [&str; 5] = ["cmd", "proxy", "aliases", "filters", "useModelName"];
+const OF_AN_ENDPOINT: [(&str, &str); 9] = [
+    ("headers", "`key_file` of a model in `[remotes]` names a file with its key"),
+    ("apiKey", "`key_file` of a model in `[remotes]` names a file with its key"),
+    ("concurrencyLimit", "`max_in_flight` of a model in `[remotes]`"),
+    ("timeouts", "`timeout` of a model in `[remotes]` is for a whole answer"),
+    ("name", "a list has nothing of a model in `[remotes]` beside its names"),
+    ("description", "a list has nothing of a model in `[remotes]` beside its names"),
+    ("capabilities", "a list has nothing of a model in `[remotes]` beside its names"),
+    ("metadata", "a list has nothing of a model in `[remotes]` beside its names"),
+    ("ttl", "nothing is loaded for a model in `[remotes]`, and nothing unloaded"),
+];
+
 /// What is read elsewhere, or means nothing here: ports are nobody's to choose.
 const READ: [&str; 14] = [
     "peers",
@@ -231,6 +245,7 @@ fn is_local(proxy: &str) -> bool {
 fn remote(name: &str, url: String, table: &Map<String, Value>, imported: &mut Imported) -> Remote {
     let mut model = Model { name: name.to_owned(), aliases: texts(table.get("aliases")), ..Model::default() };
     filters(table.get("filters"), &mut model, imported);
+    others(table, &READ_OF_AN_ENDPOINT, &OF_AN_ENDPOINT, Some(name), imported);
     let Model { strip, set, names, aliases, .. } = model;
     let called = table.get("useModelName").map(plain).filter(|name| !name.is_empty());
     Remote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
@@ -309,7 +324,7 @@ fn model(
     let taken = match command::take(&words) {
         Ok(taken) => taken,
         Err(why) => {
-            imported.left_of(name, LEFT_OUT, format!("{why}; llama-warden runs llama-server alone"));
+            imported.left_of(name, LEFT_OUT, why);
             return Ok(None);
         }
     };
@@ -423,11 +438,9 @@ fn variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
     }
     let others: Vec<_> = by_name.into_iter().filter(|(name, _)| **name != model.name).collect();
     model.aliases.retain(|alias| others.iter().all(|(name, _)| *name != alias));
-    let plain: Vec<(String, Vec<(String, Value)>)> = match alone {
-        true => std::mem::take(&mut model.aliases).into_iter().map(|alias| (alias, Vec::new())).collect(),
-        false => Vec::new(),
-    };
-    for (name, own) in plain.into_iter().chain(others.into_iter().map(|(name, own)| (name.clone(), own))) {
+    let plain = if alone { std::mem::take(&mut model.aliases) } else { Vec::new() };
+    let plain = plain.into_iter().map(|alias| (alias, Vec::new()));
+    for (name, own) in plain.chain(others.into_iter().map(|(name, own)| (name.clone(), own))) {
         let (strip, set) = if alone { (model.strip.clone(), over(&own)) } else { (Vec::new(), own) };
         model.names.push(Variant { name, strip, set, alone });
     }

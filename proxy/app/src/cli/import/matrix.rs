@@ -31,9 +31,9 @@ impl Together {
     }
 
     /// Any of one with any of the other.
-    fn and(self, other: Self) -> Self {
+    fn and(&self, other: &Self) -> Self {
         let mut all = self.clone().or(other.clone());
-        for (one, another) in [(&self, &other), (&other, &self)] {
+        for (one, another) in [(self, other), (other, self)] {
             for &member in &one.members {
                 all.pairs.extend(
                     another.members.iter().filter(|&&own| own != member).map(|&own| pair(own, member)),
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
     fn both(&mut self) -> Option<Together> {
         let mut all = self.one()?;
         while self.takes('&') {
-            all = all.and(self.one()?);
+            all = all.and(&self.one()?);
         }
         Some(all)
     }

@@ -24,6 +24,7 @@ mod matrix;
 mod ollama;
 mod peers;
 mod preset;
+mod router;
 mod routing;
 mod shell;
 mod split;
@@ -116,6 +117,16 @@ impl Model {
         self.all_names().any(|own| own == name)
     }
 
+    /// A note where paths of another system are among its words.
+    fn note_windows(&mut self) {
+        let words = self.args.iter().chain(&self.model).chain(&self.binary).chain(&self.wrapper);
+        if words.into_iter().any(|word| split::is_windows_path(word)) {
+            self.notes.push(
+                "its paths are those of Windows: write where the files are on this machine (in WSL `C:\\x` is `/mnt/c/x`)".to_owned(),
+            );
+        }
+    }
+
     fn all_names(&self) -> impl Iterator<Item = &String> {
         let variants = self.names.iter().map(|variant| &variant.name);
         std::iter::once(&self.name).chain(&self.aliases).chain(variants)
@@ -174,6 +185,12 @@ struct Imported {
     tls_key: Option<String>,
     api_prefix: Option<String>,
     log_level: Option<String>,
+    /// Models that name no file are those of a folder.
+    has_folder: bool,
+    /// Folders of models.
+    folders: Vec<String>,
+    /// What holds for models that say nothing else.
+    defaults: Option<Model>,
     /// Models loaded at a time.
     max_loaded: Option<u32>,
     /// Of all models, in seconds.
@@ -228,7 +245,8 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
     let (from, imported) = read(args, &env)?;
     imported.check_names(&from)?;
-    if imported.models.is_empty() && imported.remotes.is_empty() && imported.unmatched.is_empty() {
+    let is_empty = imported.models.is_empty() && imported.remotes.is_empty() && imported.folders.is_empty();
+    if is_empty && imported.unmatched.is_empty() {
         return Err(Failure::usage(
             format!("{from}: there is no model in it"),
             "see docs/import.md for what can be read",
@@ -303,7 +321,7 @@ fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> 
             return Err(Failure::usage("both a file and a command are given", "give one of them"));
         }
         let from = "the command line".to_owned();
-        return Ok((from.clone(), command::import(&args.command, &from)?));
+        return Ok((from.clone(), command_or_router(&args.command, &from)?));
     }
     if args.from == Some(Source::Ollama) || args.file.as_deref().is_some_and(Path::is_dir) {
         let dir = ollama::place(args.file.as_deref(), env)?;
@@ -311,16 +329,28 @@ fn read(args: &ImportArgs, env: Env<'_>) -> Result<(String, Imported), Failure> 
     }
     let path = args.file.as_deref().ok_or_else(|| Failure::usage("there is nothing to import", hint))?;
     let from = path.display().to_string();
-    // A pipe that the user names is read: `import <(docker inspect …)`.
-    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, LARGEST_FILE));
-    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
-    let text = text.map_err(|error| Failure::usage(format!("cannot read {from}: {error}"), hint))?;
+    let text = read_file(path, hint)?;
     let imported = match args.from.unwrap_or_else(|| guess(path, &text)) {
         Source::LlamaSwap => llama_swap::import(&text, &from, env)?,
         Source::Preset => preset::import(&text, &from)?,
-        Source::Command | Source::Ollama => command::import(&split::words(&text, &from)?, &from)?,
+        Source::Command | Source::Ollama => command_or_router(&split::words(&text, &from)?, &from)?,
     };
     Ok((from, imported))
+}
+
+/// A pipe that the user names is read: `import <(docker inspect …)`.
+fn read_file(path: &Path, hint: &str) -> Result<String, Failure> {
+    let read = std::fs::File::open(path).and_then(|file| regular_file::bounded(file, LARGEST_FILE));
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    text.map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display()), hint))
+}
+
+fn command_or_router(words: &[String], from: &str) -> Result<Imported, Failure> {
+    let read = |file: &str| read_file(Path::new(file), "run the import where the command is run");
+    match router::import(words, from, &read)? {
+        Some(imported) => Ok(imported),
+        None => command::import(words, from),
+    }
 }
 
 /// By the name of the file, else by its first line that says something.

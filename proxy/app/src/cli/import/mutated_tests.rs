@@ -17,7 +17,7 @@ fn sound(imported: Result<Imported, Failure>) -> Result<(), TestCaseError> {
             let models = table.get("models").and_then(toml::Value::as_table).map_or(0, toml::Table::len);
             prop_assert!(models <= imported.models.len(), "{}", text);
             for key in table.keys() {
-                let known = ["server", "log", "models", "remotes", "names", "defaults", "loading"];
+                let known = ["server", "paths", "log", "models", "remotes", "names", "defaults", "loading"];
                 prop_assert!(known.contains(&key.as_str()), "`{}` in {}", key, text);
             }
         }

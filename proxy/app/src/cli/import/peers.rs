@@ -45,7 +45,9 @@ pub(super) fn import(top: &Map<String, Value>, imported: &mut Imported) {
     let mut counts = BTreeMap::<String, usize>::new();
     for (_, table) in peers() {
         let own: BTreeSet<String> = texts(table.get("models")).into_iter().collect();
-        own.into_iter().for_each(|name| *counts.entry(name).or_default() += 1);
+        for name in own {
+            *counts.entry(name).or_default() += 1;
+        }
     }
     for (peer, table) in peers() {
         let of = format!("peer `{peer}`: ");

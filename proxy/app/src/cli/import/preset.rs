@@ -184,6 +184,9 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
     Ok(imported)
 }
 
+/// What a section without a file lacks.
+pub(super) const NO_FILE: &str = "its file";
+
 /// The model of the keys before the first section.
 const DEFAULT: &str = "default";
 
@@ -289,14 +292,19 @@ fn model(
             _ => flag(&key, value, from, line, &mut model)?,
         }
     }
+    model.note_windows();
     let given = arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
-    if model.model.is_none() && !given {
+    if model.model.is_none() && !given && name.contains('/') {
         // The router looks for a model of this name among those that were downloaded.
         model.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
         model.notes.push(
             "its section names no file; a router takes the model that was downloaded under this name"
                 .to_owned(),
         );
+    } else if model.model.is_none() && !given {
+        imported.has_folder = true;
+        let nearest = "a router takes the one of this name in its `--models-dir`: name that folder in `paths.models`, or the file in `model`";
+        imported.left_of(name, NO_FILE, nearest);
     }
     Ok(model)
 }

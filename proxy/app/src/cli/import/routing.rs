@@ -77,7 +77,9 @@ fn by_sets(matrix: &Value, imported: &mut Imported) {
     };
     for (at, group) in groups.iter().enumerate() {
         let name = format!("matrix-{}", at + 1);
-        group.iter().for_each(|&model| imported.models[model].groups.push(name.clone()));
+        for &model in group {
+            imported.models[model].groups.push(name.clone());
+        }
     }
     if is_looser {
         imported.left(
@@ -163,9 +165,10 @@ impl Group {
         }
         let alone = |group: &Self| group.swap || group.members.len() < 2;
         let single = |group: &Self| -> Vec<Vec<String>> {
-            match alone(group) {
-                true => vec![group.members.clone()],
-                false => group.members.iter().map(|member| vec![member.clone()]).collect(),
+            if alone(group) {
+                vec![group.members.clone()]
+            } else {
+                group.members.iter().map(|member| vec![member.clone()]).collect()
             }
         };
         let (ours, theirs) = (single(self), single(other));

@@ -105,7 +105,7 @@ fn what_is_written_is_a_configuration_of_ours() {
     assert_eq!(small.request.strip, ["temperature", "top_k"]);
     assert_eq!(small.request.set["chat_template_kwargs"]["reasoning"], false);
     assert_eq!(small.max_in_flight, Some(3));
-    assert_eq!(read_back(&preset::import(PRESET, "p").unwrap()).models.len(), 3);
+    assert_eq!(read_back(&preset::import(PRESET, "p").unwrap()).models.len(), 4);
     let (_dir, imported) = ollama();
     let loaded = read_back(&imported);
     assert_eq!(loaded.models[0].1.request.system_prompt.as_deref(), Some("You are brief.\nVery brief."));
@@ -206,7 +206,8 @@ fn what_is_put_before_a_server_stays_before_it() {
         let taken = command::take(&split::words(line, "x").unwrap())?;
         let Model { wrapper, binary, env, args, model, directory, .. } = taken.model;
         assert_eq!((args.join(" ").as_str(), model.as_deref()), ("-c 1", Some("/a.gguf")), "{line}");
-        let env = env.iter().map(|(name, value)| format!("{name}={value} ")).collect::<String>();
+        let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        let env = env.concat();
         let directory = directory.map(|folder| format!("in {folder}: ")).unwrap_or_default();
         Ok::<_, String>(format!("{directory}{env}{wrapper:?} {}", binary.unwrap_or_default()))
     };
@@ -266,7 +267,7 @@ fn what_is_wrong_with_one_model_ends_no_import() {
         good: {cmd: llama-server -m /a.gguf, env: [\"HF_TOKEN=${env.HF_TOKEN}\", \"HOME=${env.HOME}\"]}\n  \
         unset: {cmd: \"llama-server -m ${env.NOT_SET}/a.gguf\"}\n  macro: {cmd: \"llama-server -m ${HOME}/a.gguf\"}\n  \
         empty: {ttl: 5}\n  open: {cmd: \"llama-server -m 'a\"}\n  \
-        cloud: {proxy: \"https://api.example/v1\", aliases: [sky], useModelName: big}\n";
+        cloud: {proxy: \"https://api.example/v1\", aliases: [sky], useModelName: big, headers: {Authorization: \"${env.K}\"}, ttl: 5}\n";
     let imported = swap(text).unwrap();
     let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(usize::MAX)).collect();
     insta::assert_snapshot!(format!("{}\n---\n{}", write::text(&imported, "swap.yaml"), left.join("\n")));
@@ -289,7 +290,7 @@ fn parameters_of_its_own_name_are_nobody_elses() {
 
 #[test]
 fn what_many_models_have_in_common_is_told_once() {
-    let models: String = (0..72)
+    let models: Vec<String> = (0..72)
         .map(|n| {
             format!(
                 "  m{n}:\n    cmd: llama-server -m /a.gguf\n    cmdStop: kill ${{PID}}\n    name: Model {n}\n    unlisted: {}\n    \
@@ -299,7 +300,7 @@ fn what_many_models_have_in_common_is_told_once() {
             )
         })
         .collect();
-    let imported = swap(&format!("models:\n{models}")).unwrap();
+    let imported = swap(&format!("models:\n{}", models.concat())).unwrap();
     let left: Vec<String> = imported.unmatched.iter().map(|left| left.line(SHOWN)).collect();
     assert_eq!(
         left,
@@ -344,12 +345,32 @@ fn keys_before_the_first_section_are_a_model_of_their_own() {
 }
 
 #[test]
+fn a_router_becomes_its_models_its_folder_and_flags_for_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "LLAMA_ARG_THREADS=4 nice -n 5 /opt/llama-server --models-preset p.ini --models-dir DIR --models-max 2 \
+                --host 0.0.0.0 --port 9000 -ngl 99 --no-models-autoload";
+    let words = split::words(&line.replace("DIR", folder.path().to_str().unwrap()), "x").unwrap();
+    let read = |file: &str| {
+        assert_eq!(file, "p.ini");
+        Ok("[*]\nngl = 1\n[in-the-folder]\nc = 4096\n[own]\nmodel = /own.gguf\n".to_owned())
+    };
+    let imported = router::import(&words, "x", &read).unwrap().unwrap();
+    let text = write::text(&imported, "the command line");
+    insta::assert_snapshot!(text.replace(folder.path().to_str().unwrap(), "/models"));
+    assert_eq!(read_back(&imported).settings.paths.models, [folder.path()]);
+    let without = split::words("llama-server -m /a.gguf", "x").unwrap();
+    assert!(router::import(&without, "x", &read).unwrap().is_none());
+}
+
+#[test]
 fn paths_of_windows_stay_and_are_told() {
     let text = "models:\n  w:\n    cmd: |\n      C:\\llama\\llama-server.exe --port ${PORT}\n      -m D:\\m\\a.gguf\n";
     let model = swap(text).unwrap().models.remove(0);
     assert_eq!(model.binary.as_deref(), Some("C:\\llama\\llama-server.exe"));
     assert_eq!(model.args, ["-m", "D:\\m\\a.gguf"]);
     assert!(model.notes.iter().any(|note| note.contains("/mnt/c/x")), "{:?}", model.notes);
+    let model = preset::import("[w]\nmodel = D:\\m\\a.gguf\n", "x").unwrap().models.remove(0);
+    assert!(model.args[1] == "D:\\m\\a.gguf" && model.notes.len() == 1, "{model:?}");
 }
 
 #[test]

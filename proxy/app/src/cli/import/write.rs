@@ -19,6 +19,13 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
         page.pair("tls_key", tls_key.clone());
         page.pair("api_prefix", api_prefix.clone());
     });
+    page.section("paths", |page| {
+        page.list("models", &imported.folders);
+        if imported.has_folder && imported.folders.is_empty() {
+            page.comment("Models without a file are those of a folder: name it, and take the `#` away.");
+            page.comment("models = [\"/path/to/models\"]");
+        }
+    });
     page.section("log", |page| page.pair("level", log_level.clone()));
     page.section("loading", |page| {
         if imported.max_loaded.is_some() {
@@ -26,6 +33,9 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
         }
         page.pair("max_loaded", imported.max_loaded.map(i64::from));
     });
+    if let Some(model) = &imported.defaults {
+        page.section("defaults", |page| one(page, model));
+    }
     page.section("defaults.lifecycle", |page| times(page, "", imported.start_timeout, imported.stop_grace));
     for model in &imported.models {
         page.text.push_str(&model_text(model));
@@ -46,7 +56,7 @@ pub(super) fn text(imported: &Imported, from: &str) -> String {
     }
     for selector in &imported.selectors {
         page.section(&format!("names.{}", Key::new(&selector.name)), |page| {
-            page.list("models", &selector.models)
+            page.list("models", &selector.models);
         });
     }
     if !imported.unmatched.is_empty() {

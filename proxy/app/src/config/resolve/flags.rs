@@ -3,6 +3,7 @@
 //! operator wrote.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,11 +30,11 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
     for ((((name, model), spec), mitigations), build) in models {
         let binary = spec.command.binary.as_path();
         let key = (spec.command.wrapper.as_slice(), binary);
-        if !lists.contains_key(&key) {
-            lists.insert(key, known(&spec.command, resolved.child.version_timeout).await);
-        }
-        let check =
-            Check { name, binary, list: lists.get(&key).and_then(Option::as_ref), build: build.as_ref() };
+        let list = match lists.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(known(&spec.command, resolved.child.version_timeout).await),
+        };
+        let check = Check { name, binary, list: list.as_ref(), build: build.as_ref() };
         for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let place = |index: usize| loaded.item_place(&path, index);

@@ -372,6 +372,7 @@ mod tests {
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         Command {
+            wrapper: Vec::new(),
             binary,
             args,
             env: Vec::new(),
