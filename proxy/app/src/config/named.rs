@@ -16,7 +16,7 @@ use super::resolve::Resolver;
 use super::schema;
 use super::settings::Model;
 
-/// A name that means one of several models, or one with other requests.
+/// A name that means one of several models, or one with other requests. A model's own name may stand here, too, for that model alone.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Named {
@@ -28,16 +28,9 @@ pub(crate) struct Named {
     #[serde(default)]
     #[schemars(schema_with = "schema::choose")]
     pub(crate) choose: Choose,
-    /// Whether what the models' own `request` says holds under this name, too. Default: `true`.
-    #[serde(default = "yes")]
-    pub(crate) inherit: bool,
     /// What is changed in requests under this name, in the place of what the model's own `request` says of the same.
     #[serde(default)]
     pub(crate) request: Request,
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl Resolver<'_> {
@@ -62,7 +55,9 @@ impl Resolver<'_> {
             let mut problem = |message: String, hint: String| {
                 self.problems.push(Problem::new(place.clone(), message).hint(hint));
             };
-            if let Some(model) = taken {
+            // A model's own name may have a request of its own, which its aliases and other names have not.
+            let is_own = taken == Some(name) && named.models.iter().eq([name]);
+            if let Some(model) = taken.filter(|_| !is_own) {
                 problem(
                     format!("`names.{name}`: the name is used by model `{model}`, too"),
                     "every name must be unique".into(),
@@ -83,7 +78,7 @@ impl Resolver<'_> {
                     self.no_such_model(&["names", name, "models"], model, "the name means the others");
                     continue;
                 };
-                let request = if named.inherit { over(&rules.request, &own) } else { own.clone() };
+                let request = over(&rules.request, &own);
                 models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
             }
             if !models.is_empty() {

@@ -60,7 +60,7 @@ pub(super) fn answer(
             redirect(&format!("{}{}", shared.config.server.api_prefix, target::with_slash(&parts.uri)))
         }),
         LocalRoute::Model(name) => resolve(name).and_then(|resolved| {
-            let model = if live.by_name.contains_key(name) {
+            let model = if live.by_name.contains_key(name) && resolved.as_str() != name {
                 renamed(&view, live, name, &resolved, shared.started).map(|entry| words(&entry))
             } else {
                 model(&view, live, &resolved, shared.started)

@@ -86,10 +86,11 @@ pub(super) fn known(exchange: &Exchange, access: &Access) -> Vec<String> {
     known
 }
 
-/// The names without a process of their own that this client may know of, without patterns.
+/// The names without a process of their own that this client may know of, without patterns and models' own names.
 pub(super) fn shown<'a>(live: &'a Live, access: &'a Access) -> impl Iterator<Item = &'a String> {
     let may_use = |model: &ModelName| access.may_use(model);
-    let names = live.by_name.iter().filter(|(name, _)| !is_pattern(name));
+    let is_own = |name: &str, meant: &Name| meant.models.iter().any(|(model, _)| model.as_str() == name);
+    let names = live.by_name.iter().filter(move |(name, meant)| !is_pattern(name) && !is_own(name, meant));
     let shown = names.filter(move |(name, meant)| {
         may_use(&ModelName::new(name)) || meant.models.iter().any(|(model, _)| may_use(model))
     });

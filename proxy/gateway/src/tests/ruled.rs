@@ -175,12 +175,19 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     let by_name = BTreeMap::from([
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
+        // Of its own name alone.
+        ("a".to_owned(), name(vec![of("a", 6)])),
     ]);
     let models = QuickMap::from_iter([of("b", 50)]);
     rig.control.update(Live { models, by_name, ..Live::default() });
-    for (asked, tokens, model) in
-        [("brief", 7, "b"), ("any", 8, "a"), ("b", 50, "b"), ("alias-of-b", 50, "b")]
-    {
+    for (asked, tokens, model) in [
+        ("brief", 7, "b"),
+        ("any", 8, "a"),
+        ("b", 50, "b"),
+        ("alias-of-b", 50, "b"),
+        ("a", 6, "a"),
+        ("alias-of-a", 90, "a"),
+    ] {
         for (path, body) in [
             ("/v1/chat/completions".to_owned(), format!(r#"{{"model":"{asked}","max_tokens":90}}"#)),
             (format!("/v1/chat/completions?model={asked}"), r#"{"max_tokens":90}"#.to_owned()),
@@ -209,6 +216,8 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     );
     let (head, one) = rig.ask(b"GET /v1/models/brief HTTP/1.1\r\nHost: h\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 ") && one.contains(r#""id":"brief""#), "{one}");
+    let (_, one) = rig.ask(b"GET /v1/models/a HTTP/1.1\r\nHost: h\r\n\r\n").await;
+    assert!(one.contains(r#""id":"a""#) && !one.contains("means"), "{one}");
     let (head, none) = rig.ask(&post("/v1/chat/completions", r#"{"model":"none"}"#)).await;
     assert!(head.starts_with("HTTP/1.1 404 ") && none.contains("`any`, `brief`"), "{none}");
 }

@@ -91,6 +91,8 @@ const READ_OF_A_MODEL: [&str; 16] = [
     "macros",
 ];
 
+/// Of a key that llama-swap ignores, too, or that is newer than this program.
+pub(super) const UNKNOWN: &str = "no key of llama-swap that is known here";
 /// Of a whole model.
 const LEFT_OUT: &str = "left out";
 
@@ -294,10 +296,7 @@ pub(super) fn others(
             continue;
         }
         // Of a key only its name: what it holds may be secret.
-        let nearest = known
-            .iter()
-            .find(|(name, _)| name == key)
-            .map_or("no key of llama-swap that is known here", |(_, to)| to);
+        let nearest = known.iter().find(|(name, _)| name == key).map_or(UNKNOWN, |(_, to)| to);
         match model {
             Some(model) => imported.left_of(model, format!("`{key}`"), nearest),
             None => imported.left(format!("`{key}`"), nearest),
@@ -424,24 +423,18 @@ fn parameters(
     all
 }
 
-/// Names of the model that have parameters of their own. Those of its own name are nobody else's: then each other name stands alone.
+/// Names of the model that have parameters of their own; its own name may be one of them.
 fn variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut Model) {
-    let for_all = model.set.clone();
-    let over = |own: &[(String, Value)]| -> Vec<(String, Value)> {
-        let rest = for_all.iter().filter(|(key, _)| own.iter().all(|(named, _)| named != key));
-        rest.chain(own).cloned().collect()
-    };
-    let own = by_name.iter().find(|(name, own)| **name == model.name && !own.is_empty());
-    let alone = own.is_some();
-    if let Some((_, own)) = own {
-        model.set = over(own);
-    }
-    let others: Vec<_> = by_name.into_iter().filter(|(name, _)| **name != model.name).collect();
-    model.aliases.retain(|alias| others.iter().all(|(name, _)| *name != alias));
-    let plain = if alone { std::mem::take(&mut model.aliases) } else { Vec::new() };
-    let plain = plain.into_iter().map(|alias| (alias, Vec::new()));
-    for (name, own) in plain.chain(others.into_iter().map(|(name, own)| (name.clone(), own))) {
-        let (strip, set) = if alone { (model.strip.clone(), over(&own)) } else { (Vec::new(), own) };
-        model.names.push(Variant { name, strip, set, alone });
+    model.aliases.retain(|alias| by_name.iter().all(|(name, _)| *name != alias));
+    let own = |(name, set): (&String, Vec<(String, Value)>)| Variant { name: name.clone(), set };
+    model.names = by_name.into_iter().map(own).collect();
+    // Where nothing else is called otherwise, the model's own request says the same.
+    let is_only =
+        model.aliases.is_empty() && matches!(model.names.as_slice(), [only] if only.name == model.name);
+    if is_only {
+        for (key, value) in model.names.drain(..).flat_map(|only| only.set) {
+            model.set.retain(|(known, _)| *known != key);
+            model.set.push((key, value));
+        }
     }
 }

@@ -105,10 +105,7 @@ struct Model {
 #[derive(Debug, Default)]
 struct Variant {
     name: String,
-    strip: Vec<String>,
     set: Vec<(String, Value)>,
-    /// What is changed in all requests for the model is not changed under this name.
-    alone: bool,
 }
 
 impl Model {
@@ -128,7 +125,7 @@ impl Model {
     }
 
     fn all_names(&self) -> impl Iterator<Item = &String> {
-        let variants = self.names.iter().map(|variant| &variant.name);
+        let variants = self.names.iter().map(|variant| &variant.name).filter(|name| **name != self.name);
         std::iter::once(&self.name).chain(&self.aliases).chain(variants)
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::Imported;
-use super::llama_swap::texts;
+use super::llama_swap::{UNKNOWN, texts};
 use super::matrix::{Exclusions, exclusions};
 use crate::exit::Failure;
 
@@ -109,6 +109,10 @@ impl Group {
         owners: &mut BTreeMap<String, String>,
         from: &str,
     ) -> Result<Self, Failure> {
+        let keys = group.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+        for key in keys.filter(|key| !["swap", "exclusive", "persistent", "members"].contains(key)) {
+            imported.left(format!("group `{name}`: `{key}`"), UNKNOWN);
+        }
         let says = |key: &str, default: bool| group[key].as_bool().unwrap_or(default);
         let mut members = texts(group.get("members"));
         for member in &members {
@@ -201,6 +205,10 @@ fn preload(hooks: Option<&Value>, imported: &mut Imported) {
                 "there is no such model in what was imported",
             ),
         }
+    }
+    let on_startup = hooks["on_startup"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+    for key in on_startup.filter(|key| *key != "preload") {
+        imported.left(format!("`hooks.on_startup.{key}`"), UNKNOWN);
     }
     for key in hooks.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "on_startup")
     {

@@ -186,7 +186,7 @@ fn models_that_drive_each_other_out_do_so_here() {
     let all = [
         "",
         "groups:\n  g: {swap: false, exclusive: false, persistent: true, members: [a, e]}\n",
-        "groups:\n  g: {members: [a, b]}\n",
+        "groups:\n  g: {members: [a, b], size: 2}\nhooks: {on_startup: {preload: [b], warm: 1}}\n",
         "groups:\n  g: {members: [a, b]}\n  h: {members: [c, d], exclusive: false}\n",
         "groups:\n  g: {members: [a, b], exclusive: false}\n  h: {members: [c], exclusive: false}\n",
         "groups:\n  g: {members: [a, b], swap: false}\n  h: {members: [c, d]}\n",
@@ -281,11 +281,12 @@ fn parameters_of_its_own_name_are_nobody_elses() {
     let imported = swap(text).unwrap();
     insta::assert_snapshot!(write::text(&imported, "swap.yaml"));
     let names = &read_back(&imported).settings.names;
-    assert!(!names["other"].inherit && names["other"].request.set.keys().eq(["top_k"]), "{names:?}");
-    assert_eq!(
-        (names["q:low"].request.set["top_k"].as_i64(), names["q:low"].request.set.len()),
-        (Some(2), 1)
-    );
+    assert!(names["q"].request.set.keys().eq(["temperature"]) && !names.contains_key("other"), "{names:?}");
+    assert_eq!(names["q:low"].request.set["top_k"].as_i64(), Some(2));
+    // Nothing else is called otherwise.
+    let only = "models:\n  q:\n    cmd: llama-server -m /a.gguf\n    filters: {setParams: {a: 1}, setParamsByID: {q: {a: 2}}}\n";
+    let model = swap(only).unwrap().models.remove(0);
+    assert!(model.names.is_empty() && model.set == [("a".to_owned(), 2.into())], "{model:?}");
 }
 
 #[test]

@@ -78,8 +78,6 @@ fn names(page: &mut Page, model: &String, names: &[Variant]) {
     for variant in names {
         page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
             page.list("models", std::slice::from_ref(model));
-            page.pair("inherit", variant.alone.then_some(false));
-            page.list("request.strip", &variant.strip);
             page.parameters("request.set.", &variant.set);
         });
     }

@@ -148,7 +148,9 @@ mod tests {
         listed.sort();
         all.sort();
         assert_eq!(all, listed);
-        assert!(all.len() <= 150, "{} keys: each new one needs somebody who would set it", all.len());
+        // What lists say of a model is shown, and sets nothing.
+        let set = all.iter().filter(|key| !key.contains(".listing.")).count();
+        assert!(set <= 155, "{set} keys: each new one needs somebody who would set it");
     }
 
     /// All keys of the schema. `[defaults]` has those of a model, and the `request` of a name or of an endpoint's model those of a model's.

@@ -40,7 +40,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 24] = [
+const TEXTS: [&str; 28] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -51,8 +51,12 @@ const TEXTS: [&str; 24] = [
     "defaults.mitigations[]",
     "defaults.request.strip[]",
     "defaults.request.system_prompt",
+    "defaults.wrapper[]",
     "log.level",
     "models.*.aliases[]",
+    "models.*.listing.description",
+    "models.*.listing.name",
+    "models.*.listing.tags[]",
     "models.*.upstream_model",
     "models.*.with[]",
     "names.*.models[]",
