@@ -252,7 +252,10 @@ async fn what_is_wrong_with_an_endpoint_is_told_before_the_start() -> Outcome {
             "[remotes.x]\nurl = \"http://host\"\naliases = [\"m\"]\n[models.m]\nmodel = \"model.gguf\"",
             "unique",
         ),
-        ("[remotes.x]\nurl = \"http://host\"\n[names.x]\nmodels = [\"x\"]", "`names.x`"),
+        (
+            "[remotes.x]\nurl = \"http://host\"\n[remotes.y]\nurl = \"http://host\"\n[names.x]\nmodels = [\"y\"]",
+            "`names.x`",
+        ),
     ] {
         let file = setup.home.file("warden.toml", lines)?;
         let ran = setup.home.warden(&["config", "check", &file.display().to_string()], SOON).await?;
