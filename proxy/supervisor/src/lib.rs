@@ -104,6 +104,7 @@ pub use view::event::{ApplyReport, Event, EventKind, EventTail};
 pub use view::ledger::{Evidence, LedgerEntry, Mode};
 pub use view::log::{LogLine, LogTail, Stream};
 pub use view::pin_entry::{PinEntry, PinKind, PinView};
+pub use view::ready_since::ReadySince;
 pub use view::reclaim_entry::{ReclaimEntry, ReclaimKind};
 pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;

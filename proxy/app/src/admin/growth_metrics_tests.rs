@@ -44,7 +44,7 @@ pub(crate) fn leaking() -> BackendView {
         phase: Phase::Ready,
         pid: Some(1),
         program: None,
-        ready_for: None,
+        ready_since: None,
         in_flight: 0,
         slots: None,
         host: Some(HostMemory { anon: 1000, swap: 50, rss: 2000 }),

@@ -53,7 +53,7 @@ fn backend(generation: u64, phase: Phase) -> BackendView {
         phase,
         pid: Some(1),
         program: None,
-        ready_for: None,
+        ready_since: None,
         in_flight: 1,
         slots: Some(1),
         host: Some(HostMemory { anon: 100, swap: 1, rss: 200 }),

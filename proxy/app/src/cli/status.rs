@@ -164,7 +164,7 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: O
         } else {
             format!("{restarts} (+{} crashes)", model.crashes)
         }),
-        of(backend.and_then(|backend| backend.ready_for).map(age)),
+        of(backend.and_then(|backend| backend.ready_since).map(|since| age(since.elapsed()))),
         note.unwrap_or_default().to_owned(),
     ]
 }
@@ -234,7 +234,7 @@ mod tests {
     use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, Work};
     use warden_sensors::Report;
     use warden_sensors::report::{ContextReport, Counts, Settings};
-    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState, ReclaimEntry};
+    use warden_supervisor::{Failure, FailureKind, FleetView, ModelState, ReadySince, ReclaimEntry};
 
     fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
         ModelView {
@@ -282,7 +282,7 @@ mod tests {
             phase,
             pid: Some(4000),
             program: None,
-            ready_for: Some(Duration::from_secs(3700)),
+            ready_since: Some(ReadySince::ago(Duration::from_secs(3700))),
             in_flight: 2,
             slots: Some(4),
             host: Some(HostMemory { anon: 3 << 30, swap: 0, rss: 0 }),

@@ -122,7 +122,7 @@ fn running(view: &Arc<FleetView>, shown: Shown<'_>) -> Words {
                 "in_flight": backend.in_flight,
                 "slots": backend.slots,
                 "waiting": model.waiting,
-                "ready_seconds": backend.ready_for.map(|time| time.as_secs()),
+                "ready_seconds": backend.ready_since.map(|since| since.elapsed().as_secs()),
             })
         })
     });

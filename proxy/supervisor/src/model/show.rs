@@ -1,6 +1,5 @@
 //! The model's picture for status, metrics and `/v1/models`.
 
-use tokio::time::Instant;
 use warden_policies::lifecycle::Phase;
 
 use super::Model;
@@ -94,14 +93,13 @@ impl Model {
 
     fn show_unit(&self, unit: &Unit) -> BackendView {
         let live = unit.live.as_deref();
-        let now = Instant::now();
         BackendView {
             replica: unit.replica,
             generation: unit.generation(),
             phase: unit.phase(),
             pid: live.and_then(|live| live.process.as_ref()).map(|process| process.server_pid()),
             program: live.map(|live| live.made_of.request.command.binary.clone()),
-            ready_for: live.and_then(|live| live.ready).map(|ready| now.saturating_duration_since(ready)),
+            ready_since: live.and_then(|live| live.ready).map(Into::into),
             in_flight: unit.generation().map_or(0, |generation| self.leases.in_flight(generation)),
             slots: live.and_then(|live| live.slots),
             host: live.and_then(|live| live.memory.host),

@@ -382,8 +382,8 @@ impl Remote {
     }
 
     fn show_endpoint(&self) -> BackendView {
-        let (phase, ready_for) = match self.standing {
-            Standing::Answers { since } => (Phase::Ready, Some(since.elapsed())),
+        let (phase, ready_since) = match self.standing {
+            Standing::Answers { since } => (Phase::Ready, Some(since.into())),
             Standing::Unknown => (Phase::Starting, None),
             Standing::Silent(_) => (Phase::Backoff, None),
         };
@@ -393,7 +393,7 @@ impl Remote {
             phase,
             pid: None,
             program: None,
-            ready_for,
+            ready_since,
             in_flight: self.leases.in_flight(self.cell.id),
             slots: Some(self.spec.max_in_flight),
             host: None,

@@ -7,6 +7,7 @@ pub mod ledger;
 pub mod log;
 pub mod pin_entry;
 pub(crate) mod publish;
+pub mod ready_since;
 pub mod reclaim_entry;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use warden_sensors::{CgroupMemory, HostTotals, Report};
 use crate::error::Failure;
 use crate::view::canary::CanaryView;
 use crate::view::pin_entry::PinView;
+use crate::view::ready_since::ReadySince;
 use crate::view::reclaim_entry::ReclaimEntry;
 
 /// The fleet at one moment.
@@ -233,9 +235,9 @@ pub struct BackendView {
     /// The program that it was started as; what it is by now may be another, if that program was a script or a wrapper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// Time since it became ready.
-    #[serde(rename = "ready_seconds", alias = "ready_for", with = "warden_policies::seconds", default)]
-    pub ready_for: Option<Duration>,
+    /// Since when it takes requests.
+    #[serde(rename = "ready_seconds", alias = "ready_for", default)]
+    pub ready_since: Option<ReadySince>,
     /// Leases held.
     pub in_flight: u32,
     /// Slots that it reported.
@@ -397,8 +399,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_times_of_a_status_are_numbers_of_seconds() {
+    #[tokio::test(start_paused = true)]
+    async fn the_times_of_a_status_are_numbers_of_seconds_and_ages_go_on() {
         let old = json!({
             "replica": 0, "generation": 1, "phase": "ready", "pid": 7, "ready_for": {"secs": 5, "nanos": 0}, "in_flight": 1,
             "slots": 4, "host": null, "host_at_ready": null, "start_failures": 0, "last_failure": null,
@@ -414,5 +416,8 @@ mod tests {
             (&json!(1.5), &json!(20.0))
         );
         assert_eq!(serde_json::from_value::<BackendView>(now).unwrap(), view);
+        // The same picture, asked for later.
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(serde_json::to_value(&view).unwrap()["ready_seconds"], json!(8.0));
     }
 }

@@ -10,7 +10,9 @@ use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Vram, VramSource};
 use warden_policies::{ByteSize, GpuIndex, MemoryLimit, ModelName, Reason, Work};
 use warden_sensors::HostTotals;
-use warden_supervisor::{BackendView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView};
+use warden_supervisor::{
+    BackendView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView, ReadySince,
+};
 
 use super::super::input::{Input, Key, Told};
 use super::super::lines;
@@ -34,7 +36,7 @@ fn model(name: &str, bytes: u64) -> ModelView {
     backend.memory.vram[0] = Vram { gpu: GpuIndex(0), bytes: 6 * GIB, source: VramSource::Process };
     backend.host = Some(HostMemory { anon: bytes, swap: 0, rss: 0 });
     backend.slots = Some(4);
-    backend.ready_for = Some(Duration::from_secs(3700));
+    backend.ready_since = Some(ReadySince::ago(Duration::from_secs(3700)));
     backend.health = warden_supervisor::HealthView::default();
     backend.next = None;
     backend.work = Work { requests: 100, output_tokens: 5000, ..Work::default() };

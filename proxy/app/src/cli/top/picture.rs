@@ -328,7 +328,7 @@ fn words(status: &Status, model: &ModelView, processes: &[&BackendView]) -> Vec<
     for process in processes {
         let pid = process.pid.map(|pid| format!("process {pid}, ")).unwrap_or_default();
         let generation = process.generation.map(|generation| format!("{generation}, ")).unwrap_or_default();
-        let since = process.ready_for.map(|time| format!(" for {}", status::age(time)));
+        let since = process.ready_since.map(|since| format!(" for {}", status::age(since.elapsed())));
         lines.push(format!(
             "{pid}{generation}replica {}: {}{}, {} requests answered",
             process.replica,

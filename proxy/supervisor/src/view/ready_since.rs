@@ -1,0 +1,43 @@
+//! Since when a process takes requests. It is written as the seconds since then, counted when it is written: a view that is
+//! read some time after it was made shows no older figure.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tokio::time::Instant;
+use warden_policies::seconds::known;
+
+/// The moment in which a process became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadySince(Instant);
+
+impl ReadySince {
+    /// This long ago.
+    pub fn ago(age: Duration) -> Self {
+        let now = Instant::now();
+        Self(now.checked_sub(age).unwrap_or(now))
+    }
+
+    /// The time since then.
+    pub fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+impl From<Instant> for ReadySince {
+    fn from(moment: Instant) -> Self {
+        Self(moment)
+    }
+}
+
+impl Serialize for ReadySince {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        known::serialize(&self.elapsed(), to)
+    }
+}
+
+impl<'de> Deserialize<'de> for ReadySince {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        known::deserialize(from).map(Self::ago)
+    }
+}
