@@ -63,10 +63,19 @@ impl Command {
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
-        if self.binary.file_name().is_some_and(|name| name == UNIFIED.0) {
+        let is_told = self.args.first().is_some_and(|word| word == UNIFIED.1);
+        if self.binary.file_name().is_some_and(|name| name == UNIFIED.0) && !is_told {
             words.push(UNIFIED.1.into());
         }
         words
+    }
+
+    /// The same with its first word as the binary and all others as arguments, as a program that knows no wrapper can start it.
+    pub(crate) fn flat(self) -> Self {
+        let mut words = self.program_words().into_iter();
+        let binary = words.next().map(PathBuf::from).unwrap_or_default();
+        let words = words.map(|word| word.to_string_lossy().into_owned());
+        Self { wrapper: Vec::new(), binary, args: words.chain(self.args).collect(), ..self }
     }
 }
 
@@ -278,5 +287,30 @@ impl From<&FleetConfig> for Common {
             growth: config.growth.clone(),
             health: config.health.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_started_as_its_wrapper_or_as_a_server() {
+        let words = |wrapper: &[&str], binary: &str| {
+            let wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+            let command = Command { wrapper, args: vec!["-c".to_owned()], ..Command::bare(binary.into()) };
+            let flat = command.clone().flat();
+            assert_eq!(flat.program_words().len(), 1, "{flat:?}");
+            let flat = std::iter::once(flat.binary.into_os_string())
+                .chain(flat.args.into_iter().map(OsString::from));
+            let whole =
+                command.program_words().into_iter().chain(command.args.into_iter().map(OsString::from));
+            assert!(flat.eq(whole.clone()));
+            whole.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(words(&[], "/b/llama-server"), "/b/llama-server -c");
+        assert_eq!(words(&["nice", "-n", "5"], "/b/llama-server"), "nice -n 5 /b/llama-server -c");
+        assert_eq!(words(&["env"], "/b/llama"), "env /b/llama serve -c");
+        assert_eq!(words(&[], "/b/llama"), "/b/llama serve -c");
     }
 }

@@ -95,6 +95,8 @@ impl Client {
     /// Has the root create a process.
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<Child, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::mark_of(&request.command));
+        // The root may be an older program than this one.
+        let request = SpawnRequest { command: request.command.flat(), ..request };
         let answer = self.ask(|number| Ask::Spawn { number, request: Box::new(request) }, &[]).await;
         self.created(binary, answer, mark)
     }
