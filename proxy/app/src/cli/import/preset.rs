@@ -181,7 +181,24 @@ pub(super) fn import(text: &str, from: &str) -> Result<Imported, Failure> {
         model.aliases.extend(canonical(name).filter(|other| !order.contains(other)));
         imported.models.push(model);
     }
+    for (key, line) in cut(text) {
+        imported.left(
+            format!("`{key}` (line {line})"),
+            "its value ends before `;` or `#`, for a router too: what follows is a comment",
+        );
+    }
     Ok(imported)
+}
+
+/// Keys whose value is cut short by what looks like a part of it: `samplers = top_k;top_p`.
+fn cut(text: &str) -> impl Iterator<Item = (&str, usize)> {
+    (1..).zip(text.lines()).filter_map(|(at, line)| {
+        let (key, _) = line.split_once('=')?;
+        let own = uncommented(line);
+        let rest = line.trim_start().strip_prefix(own)?;
+        (rest.starts_with([';', '#']) && own.len() > key.trim().len() + 1 && !own.ends_with('='))
+            .then_some((key.trim(), at))
+    })
 }
 
 /// What a section without a file lacks.

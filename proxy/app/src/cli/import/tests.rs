@@ -338,6 +338,11 @@ fn keys_before_the_first_section_are_a_model_of_their_own() {
     let models: Vec<_> =
         imported.models.iter().map(|model| (model.name.as_str(), model.args.len())).collect();
     assert_eq!(models, [("default", 2), ("b", 0)]);
+    // What looks like more of a value is a comment.
+    let text = "[a]\nmodel = /a.gguf\nsamplers = top_k;top_p\nc = 1 ; more\n; x = a;b\nalias =;none\n";
+    let imported = preset::import(text, "x").unwrap();
+    let left: Vec<_> = imported.unmatched.iter().map(|left| left.what.as_str()).collect();
+    assert_eq!(left, ["`samplers` (line 3)"]);
     // A variable of one model comes before the flag of all.
     let text =
         "[*]\nctx-size = 8192\ncpu-moe = 1\n[b]\nmodel = /b.gguf\nLLAMA_ARG_CTX_SIZE = 1024\ncpu-moe = 0\n";
