@@ -5,7 +5,8 @@ pub fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-/// Whether a pattern matches a name. Without a `*` only the same name does. Takes time with the product of both lengths at most.
+/// Whether a pattern matches a name. Without a `*` only the same name does. Takes time with the product of both
+/// lengths at most.
 pub fn pattern_matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else { return pattern == name };

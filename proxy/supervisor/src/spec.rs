@@ -59,7 +59,8 @@ impl Command {
         }
     }
 
-    /// The words before `args`: wrapper, binary, and `serve` where the binary is llama.cpp's one program for all purposes.
+    /// The words before `args`: wrapper, binary, and `serve` where the binary is llama.cpp's one program for all
+    /// purposes.
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
@@ -70,7 +71,8 @@ impl Command {
         words
     }
 
-    /// The same with its first word as the binary and all others as arguments, as a program that knows no wrapper can start it.
+    /// The same with its first word as the binary and all others as arguments, as a program that knows no wrapper can
+    /// start it.
     pub(crate) fn flat(self) -> Self {
         let mut words = self.program_words().into_iter();
         let binary = words.next().map(PathBuf::from).unwrap_or_default();

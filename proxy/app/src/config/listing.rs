@@ -1,4 +1,5 @@
-//! What lists of models say of one (`listing`): its name for people, what it can do, whatever else clients look for. Spelled in
+//! What lists of models say of one (`listing`): its name for people, what it can do, whatever else clients look for.
+//! Spelled in
 //! `/v1/models` as llama-swap and llama-server's router spell it.
 
 use std::collections::BTreeMap;

@@ -16,7 +16,8 @@ use super::resolve::Resolver;
 use super::schema;
 use super::settings::Model;
 
-/// A name that means one of several models, or one with other requests. A model's own name may stand here, too, for that model alone.
+/// A name that means one of several models, or one with other requests. A model's own name may stand here, too, for
+/// that model alone.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Named {

@@ -156,8 +156,8 @@ pub(crate) struct Model {
     /// `llama-server` in PATH.
     #[schemars(schema_with = "schema::path")]
     pub(crate) binary: Option<PathBuf>,
-    /// Words put before the binary, of a program that ends in running it: `["nice", "-n", "5"]`, `["numactl", "-N", "0"]`. llama-warden asks
-    /// the binary (`--version`, `--help`) through it, too.
+    /// Words put before the binary, of a program that ends in running it: `["nice", "-n", "5"]`, `["numactl", "-N",
+    /// "0"]`. llama-warden asks the binary (`--version`, `--help`) through it, too.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) wrapper: Vec<String>,

@@ -48,7 +48,8 @@ const CONTAINERS: [&str; 2] = ["docker", "podman"];
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
 /// Wrappers that run the server in a container, which has a file system of its own.
 const INTO_CONTAINERS: [&str; 4] = ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn"];
-const OTHER_USER: &str = "runs it as another user, who cannot use the socket that llama-warden gives it: run llama-warden as that user";
+const OTHER_USER: &str = "runs it as another user, who cannot use the socket that llama-warden gives it: \
+                          run llama-warden as that user";
 const OTHER_MACHINE: &str =
     "runs it on another machine: run llama-warden there, and name it here in `[remotes]`";
 /// Programs before a server that cannot be kept, and why.
@@ -260,7 +261,8 @@ fn starts_server(words: &[String]) -> bool {
     unified(words).is_some() || words.first().is_some_and(named)
 }
 
-/// How many words at the beginning are put before something that is known to start a server; else, why they cannot be kept.
+/// How many words at the beginning are put before something that is known to start a server; else, why they cannot be
+/// kept.
 fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     if INTERPRETERS.iter().any(|name| file_name(&words[0]).starts_with(name)) {
         return Ok(None);
@@ -287,7 +289,8 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
         }
     }
     if is_program(&words[0], &["systemd-run"]) && !words[..end].iter().any(|word| word == "--scope") {
-        return Err("`systemd-run` makes a service of it, which llama-warden can neither read nor stop: add `--scope`".to_owned());
+        let why = "`systemd-run` makes a service of it, which llama-warden can neither read nor stop: add `--scope`";
+        return Err(why.to_owned());
     }
     Ok(Some(end))
 }

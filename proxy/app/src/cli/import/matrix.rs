@@ -1,5 +1,5 @@
-//! llama-swap's matrix: expressions that say which models may be loaded together. Here two models that no set has together exclude each
-//! other, which is a group of `groups`. Pure.
+//! llama-swap's matrix: expressions that say which models may be loaded together. Here two models that no set has
+//! together exclude each other, which is a group of `groups`. Pure.
 
 use std::collections::BTreeSet;
 

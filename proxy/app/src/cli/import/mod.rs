@@ -118,9 +118,9 @@ impl Model {
     fn note_windows(&mut self) {
         let words = self.args.iter().chain(&self.model).chain(&self.binary).chain(&self.wrapper);
         if words.into_iter().any(|word| split::is_windows_path(word)) {
-            self.notes.push(
-                "its paths are those of Windows: write where the files are on this machine (in WSL `C:\\x` is `/mnt/c/x`)".to_owned(),
-            );
+            let note = "its paths are those of Windows: write where the files are on this machine \
+                        (in WSL `C:\\x` is `/mnt/c/x`)";
+            self.notes.push(note.to_owned());
         }
     }
 

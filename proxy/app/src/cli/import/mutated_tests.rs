@@ -6,6 +6,22 @@ use super::tests::{DOCKER, PRESET, SWAP, env};
 use super::*;
 use crate::mutated::mutated_text;
 
+/// Wrappers, shells, Windows, a matrix and selectors.
+const MORE: &str = r#"
+models:
+  a:
+    cmd: bash -c "source /x/env.sh > /dev/null && exec nice -n 5 env -u A B=1 /opt/llama-server -m '/a b.gguf' --x=1 >> log 2>&1"
+    capabilities: {in: [text], tools: true, context: 4096}
+    metadata: {a: [1, null, {b: 2}]}
+  b: {cmd: 'C:\llama\llama-server.exe -m "D:\m x\b.gguf"', filters: {setParamsByID: {b: {t: 1}, "${MODEL_ID}:x": {t: 2}}}}
+  c: {cmd: "systemd-run --user --scope -p MemoryMax=8G numactl -m 0 llama serve -hf o/c", env: ["T=${env.T}"]}
+  d: {proxy: "https://host/v1", headers: {a: b}}
+routing:
+  router: {use: matrix, settings: {matrix: {vars: {x: a}, sets: {s: "(x | b) & c", t: "+s & b"}, evict_costs: {x: 2}}}}
+selectors: {s: {strategy: warm, targets: [a, b]}}
+peers: {p: {proxy: "http://h", models: [a, e]}}
+"#;
+
 /// What was read, as it would be written; or why not, in words.
 fn sound(imported: Result<Imported, Failure>) -> Result<(), TestCaseError> {
     match imported {
@@ -31,7 +47,7 @@ fn sound(imported: Result<Imported, Failure>) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn of_llama_swap(text in mutated_text(&[SWAP])) {
+    fn of_llama_swap(text in mutated_text(&[SWAP, MORE])) {
         sound(llama_swap::import(&text, "x.yaml", &env))?;
     }
 
@@ -41,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn of_a_command(text in mutated_text(&[DOCKER])) {
+    fn of_a_command(text in mutated_text(&[DOCKER, MORE])) {
         sound(split::words(&text, "x.sh").and_then(|words| command::import(&words, "x.sh")))?;
     }
 }

@@ -138,7 +138,8 @@ const OF_THE_ROUTER: [(&str, &str); 7] = [
     ),
 ];
 /// What a key before the first section comes to.
-const BEFORE: &str = "before the first section it is of a model `default`, which names no file: put it under `[*]` if it is for all";
+const BEFORE: &str = "before the first section it is of a model `default`, which names no file: \
+                      put it under `[*]` if it is for all";
 /// Keys that name a model.
 const MODELS: [&str; 10] =
     ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu", "docker-repo", "dr", "hf-file"];
@@ -207,7 +208,8 @@ pub(super) const NO_FILE: &str = "its file";
 /// The model of the keys before the first section.
 const DEFAULT: &str = "default";
 
-/// The name under which a router lists a section whose name ends in a quantisation: that in capitals, without what is before it.
+/// The name under which a router lists a section whose name ends in a quantisation: that in capitals, without what is
+/// before it.
 fn canonical(name: &str) -> Option<String> {
     let (repository, tag) = name.rsplit_once(':')?;
     let last = tag.rsplit(['-', '.']).next().filter(|last| !last.is_empty()).unwrap_or(tag);
@@ -320,7 +322,8 @@ fn model(
         );
     } else if model.model.is_none() && !given {
         imported.has_folder = true;
-        let nearest = "a router takes the one of this name in its `--models-dir`: name that folder in `paths.models`, or the file in `model`";
+        let nearest = "a router takes the one of this name in its `--models-dir`: \
+                       name that folder in `paths.models`, or the file in `model`";
         imported.left_of(name, NO_FILE, nearest);
     }
     Ok(model)

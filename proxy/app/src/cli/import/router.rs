@@ -1,4 +1,5 @@
-//! A command that starts llama-server's router: the models of its presets, those of its folder, and the flags that it gives to all.
+//! A command that starts llama-server's router: the models of its presets, those of its folder, and the flags that it
+//! gives to all.
 
 use crate::config::arguments;
 use crate::exit::Failure;

@@ -152,8 +152,8 @@ impl Group {
         }
     }
 
-    /// Two groups that drive each other out: no model of one is loaded beside one of the other. Where only one drives the other out, both
-    /// may be loaded, as they are there when that one came first.
+    /// Two groups that drive each other out: no model of one is loaded beside one of the other. Where only one drives
+    /// the other out, both may be loaded, as they are there when that one came first.
     fn exclude(&self, other: &Self, imported: &mut Imported) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let (there, back) = (drives(self, other), drives(other, self));
@@ -163,7 +163,8 @@ impl Group {
         if !(there && back) {
             imported.left(
                 format!("groups `{}` and `{}`: only one drives the other out", self.name, other.name),
-                "they are loaded beside each other where memory holds both; a name in `groups` of both excludes both ways",
+                "they are loaded beside each other where memory holds both; \
+                 a name in `groups` of both excludes both ways",
             );
             return;
         }

@@ -1,4 +1,5 @@
-//! `bash -c "source FILE && exec llama-server FLAGS"`: what stands before the server stays a shell's, as a wrapper that ends in it.
+//! `bash -c "source FILE && exec llama-server FLAGS"`: what stands before the server stays a shell's, as a wrapper
+//! that ends in it.
 
 use super::command::{Taken, take as take_command};
 
@@ -76,7 +77,8 @@ fn folder(preamble: &str) -> Option<String> {
     }
 }
 
-/// A script as what stands before its last command, with the separator, and that command. `None`: a quote is never closed.
+/// A script as what stands before its last command, with the separator, and that command. `None`: a quote is never
+/// closed.
 fn last_command(script: &str) -> Option<(&str, &str)> {
     let script = script.trim().trim_end_matches(';').trim_end();
     let (mut quote, mut at, mut end) = (None, 0, 0);

@@ -263,7 +263,8 @@ impl Resolved {
     }
 }
 
-/// Programs that run the words behind them in another system, a container for example: the files of this one say nothing of it.
+/// Programs that run the words behind them in another system, a container for example: the files of this one say
+/// nothing of it.
 const ELSEWHERE: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
@@ -273,8 +274,8 @@ fn runs_elsewhere(command: &Command) -> bool {
     program.is_some_and(|name| ELSEWHERE.contains(&name))
 }
 
-/// The command that asks a model's binary: through the wrapper, which may set up what the binary needs, and with the model's variables of
-/// the loader.
+/// The command that asks a model's binary: through the wrapper, which may set up what the binary needs, and with the
+/// model's variables of the loader.
 pub(in crate::config) fn asking(own: &Command) -> Command {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
     Command { wrapper: own.wrapper.clone(), env, ..Command::bare(own.binary.clone()) }
