@@ -94,7 +94,8 @@ pub struct Sign {
     /// Units of work of which one pays (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); none: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
-    /// Flags of llama-server of which one has to be given, alone (`-md`) or with a value (`-sm tensor`); none: any command.
+    /// Flags of llama-server of which one has to be given, alone (`-md`) or with a value (`-sm tensor`); none: any
+    /// command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
     /// Mitigations with which it is something else.

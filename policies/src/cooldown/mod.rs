@@ -109,7 +109,8 @@ impl std::fmt::Display for Held {
         match self {
             Self::TooSoon { seconds_left, rule } => write!(
                 f,
-                "the last replacement was too recent: {seconds_left} s to wait by {}; the machine itself is not short of memory",
+                "the last replacement was too recent: {seconds_left} s to wait by {}; the machine itself is not short \
+                 of memory",
                 rule.words()
             ),
             Self::LongRequests { seconds_left } => write!(
@@ -130,15 +131,15 @@ impl std::fmt::Display for Held {
                 };
                 write!(
                     f,
-                    "the last {recycles} replacements did not bring {memory} down, so {off} is off: {cure} or change the \
-                     build, then `llama-warden restart` switches it on again"
+                    "the last {recycles} replacements did not bring {memory} down, so {off} is off: {cure} or change \
+                     the build, then `llama-warden restart` switches it on again"
                 )
             }
             Self::GrowthGoesOn { recycles, seconds } => write!(
                 f,
-                "{recycles} replacements because of growth within {} did not cure it, so growth replaces nothing any more; \
-                 budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden restart` \
-                 switches it on again",
+                "{recycles} replacements because of growth within {} did not cure it, so growth replaces nothing any \
+                 more; budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden \
+                 restart` switches it on again",
                 span(Duration::from_secs(*seconds))
             ),
             Self::BudgetTooSmall { series, reason, shortfall } => shortfall.describe(f, *series, *reason),

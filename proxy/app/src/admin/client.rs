@@ -39,8 +39,8 @@ pub(crate) struct Client {
 }
 
 /// Finds the instance to talk to: the socket that was named, else the only one that the state directory knows of, else the
-/// only one that has left word in one of `places`: it may keep its state elsewhere. Of several, `address` chooses the one that
-/// serves there.
+/// only one that has left word in one of `places`: it may keep its state elsewhere. Of several, `address` chooses the
+/// one that serves there.
 pub(crate) fn find(
     named: Option<PathBuf>,
     state: &Path,

@@ -329,8 +329,9 @@ fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
     }
     let host = foreign_host(headers).filter(|_| over_tcp)?;
     Some(format!(
-        "`{host}` is not an address of this machine's loopback, and a page in a browser could choose such a name: ask for \
-         http://127.0.0.1:PORT here. A scrape from elsewhere goes to `probe.address`, which serves /metrics under every name"
+        "`{host}` is not an address of this machine's loopback, and a page in a browser could choose such a name: ask \
+         for http://127.0.0.1:PORT here. A scrape from elsewhere goes to `probe.address`, which serves /metrics under \
+         every name"
     ))
 }
 

@@ -13,8 +13,8 @@ use crate::out;
 const HEAD: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
-/// The table. `notes`: letters of a note in it, where a longer one is cut and said in full under its row; `None` cuts none,
-/// for programs that read lines.
+/// The table. `notes`: letters of a note in it, where a longer one is cut and said in full under its row; `None` cuts
+/// none, for programs that read lines.
 pub(crate) fn table(status: &Status, notes: Option<usize>) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
@@ -391,7 +391,8 @@ mod tests {
 
     #[test]
     fn a_long_note_is_said_once_in_full_under_the_row() {
-        let sentence = "the last 3 replacements did not bring memory down, so replacing by policy is off: raise the budget";
+        let sentence =
+            "the last 3 replacements did not bring memory down, so replacing by policy is off: raise it";
         assert_eq!(shortened(sentence, NOTE), "the last 3 replacements did not bring memory down, so…");
         assert_eq!(shortened("no such file", NOTE), "no such file");
         let mut failed = model("b", ModelState::Failed, Vec::new());

@@ -1,5 +1,5 @@
-//! Since when a process takes requests. It is written as the seconds since then, counted when it is written: a view that is
-//! read some time after it was made shows no older figure.
+//! Since when a process takes requests. It is written as the seconds since then, counted when it is written: a view
+//! that is read some time after it was made shows no older figure.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! What leaves a machine in a report, without secrets: the one redactor by name, place and look, and whatever this machine's
-//! configuration and environment give as a secret, wherever it stands. Names of API keys, which are people's, become numbers.
+//! configuration and environment give as a secret, wherever it stands. Names of API keys, which are people's, become
+//! numbers.
 
 use std::cell::RefCell;
 

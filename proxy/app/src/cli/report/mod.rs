@@ -73,7 +73,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     archive::write(&path, &archive)?;
     out::line(&format!("{} ({size}): look through it before you send it", path.display()))?;
     out::line(
-        "Send it with an issue to the repository that you have llama-warden from; docs/operating.md says what else to tell.",
+        "Send it with an issue to the repository that you have llama-warden from; docs/operating.md says what else to \
+         tell.",
     )
 }
 
