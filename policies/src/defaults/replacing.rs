@@ -252,6 +252,8 @@ section!(
         pace_noise: f64,
         /// ... and has less than this share of the slope of its earlier half.
         pace_limit: f64,
+        /// One below `steep_effect` settles, too, if its later half is slower by more than this multiple of its scatter.
+        bend_noise: f64,
         /// So many longer scales are asked whether it settles, and the last of them whether it fell before.
         past_scales: usize,
         /// A fall before by this share of the rise makes it a movement, not a leak.
@@ -262,6 +264,8 @@ section!(
         drift_far_z: f64,
         /// Deviations from no trend that a test needs.
         trend_z: f64,
+        /// A longer stretch is outdated where a shorter one grows surely faster by this factor.
+        late_ratio: f64,
         /// Deviations to each side of the slope that its interval has.
         bound_z: f64,
         /// Least rise within a test that counts on the host.
@@ -305,5 +309,8 @@ section!(
         blame_uneven: f64,
         /// Least share of the growth that the blamed unit pays for.
         blame_share: f64 where Takes::Share,
+        /// By how much another unit beside the blamed one has to explain the growth better for its share to count, in units of
+        /// the chi-squared statistic.
+        blame_pair: f64,
     }
 );

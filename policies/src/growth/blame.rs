@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!  floors ──> differences ──> one robust fit for each unit alone ──> the best, if it is clearly the best
-//!                        └──> one for all together, none below zero ──> how much of the growth is its share
+//!                        └──> with each other unit, none below zero ──> whether that one pays a part
 //! ```
+//!
+//! A floor that was read just after images is higher than one after text, because something of them is still held. That is
+//! no growth, and would be put down to whatever comes with images; so it is taken out of everything before.
 //!
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least squares.
 //! Units that the load does not tell apart are named, never guessed between.
@@ -11,6 +14,7 @@
 use crate::growth::floors::Point;
 use crate::growth::stats::{median, size};
 use crate::growth::{Blame, GrowthPolicy, Unit};
+use crate::sample::Work;
 use crate::units::exact;
 
 /// The units, in the order in which they are named.
@@ -20,12 +24,27 @@ const UNITS: [Unit; 6] =
 const HUBER: f64 = 1.345;
 const REWEIGHTS: usize = 8;
 const SWEEPS: usize = 30;
+/// A share of a column's power that is nothing but rounding.
+const ROUNDING: f64 = 1e-9;
+
+/// What a unit pays.
+#[derive(Clone, Copy)]
+struct Part {
+    /// Bytes for a row's mean amount of it.
+    each: f64,
+    /// Share of the growth, 0 to 1.
+    share: f64,
+}
 
 /// Differences between floors that follow each other.
+#[derive(Clone)]
 struct Table {
     rise: Vec<f64>,
     /// Units that occur, with their amounts divided by their mean, and that mean.
     columns: Vec<(Unit, Vec<f64>, f64)>,
+    /// How the work in which a floor was read differs from that of the floor before, for each unit: what is still held of it
+    /// makes a floor higher and is no growth.
+    around: Vec<Vec<f64>>,
 }
 
 impl Table {
@@ -33,23 +52,73 @@ impl Table {
         let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
         let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
         let mut columns = Vec::new();
+        let mut around = Vec::new();
         for unit in UNITS {
             let amounts: Vec<f64> = pairs()
                 .map(|(work, two)| match unit {
-                    Unit::Request => exact(work.requests),
-                    Unit::PromptToken => exact(work.prompt_tokens),
-                    Unit::OutputToken => exact(work.output_tokens),
-                    Unit::Image => exact(work.images),
-                    Unit::Audio => exact(work.audio),
                     Unit::Hour => (two[1].hours - two[0].hours).max(0.0),
+                    _ => amount(&work, unit),
                 })
                 .collect();
             let mean = amounts.iter().sum::<f64>() / size(amounts.len());
             if mean > 0.0 {
                 columns.push((unit, amounts.iter().map(|amount| amount / mean).collect(), mean));
+                let held = |two: &[Point]| amount(&two[1].fresh, unit) - amount(&two[0].fresh, unit);
+                around.push(floors.windows(2).map(held).collect());
             }
         }
-        Self { rise, columns }
+        Self { rise, columns, around }
+    }
+
+    /// Takes out of the rise and of all columns what follows `around`.
+    fn without_held(mut self) -> Self {
+        let power = |change: &Vec<f64>| change.iter().map(|c| c * c).sum::<f64>();
+        let before: Vec<f64> = self.around.iter().map(power).collect();
+        while let Some(change) = self.around.pop() {
+            let power = power(&change);
+            // Units that come together leave nothing of each other but rounding.
+            if power <= ROUNDING * before[self.around.len()] {
+                continue;
+            }
+            let take = |values: &mut Vec<f64>| {
+                let along = values.iter().zip(&change).map(|(value, c)| value * c).sum::<f64>() / power;
+                values.iter_mut().zip(&change).for_each(|(value, c)| *value -= along * c);
+            };
+            take(&mut self.rise);
+            self.around.iter_mut().for_each(take);
+            self.columns.iter_mut().for_each(|(_, amounts, _)| take(amounts));
+        }
+        self
+    }
+
+    /// Without what is held of work, where that explains anything (a GPU's pools never shrink, so it holds nothing that
+    /// others do not), and the deviation of what no work explains.
+    fn clearest(&self, all: &[usize]) -> (Self, f64) {
+        let (betas, scale) = self.fit(all, None);
+        let without = self.clone().without_held();
+        let (fewer, scale_without) = without.fit(all, None);
+        if without.loss(all, &fewer, scale) < self.loss(all, &betas, scale) {
+            (without, scale_without)
+        } else {
+            (self.clone(), scale)
+        }
+    }
+
+    /// What is left for a unit where another one pays beside it; `None` if the two explain the growth hardly better than it
+    /// does alone, with this loss.
+    fn beside(
+        &self,
+        column: usize,
+        other: usize,
+        loss: f64,
+        scale: f64,
+        policy: &GrowthPolicy,
+    ) -> Option<Part> {
+        let of = [column, other];
+        let (pair, _) = self.fit(&of, Some(scale));
+        let better = loss - self.loss(&of, &pair, scale) > policy.blame_pair;
+        let sum: f64 = pair.iter().sum();
+        (better && sum > 0.0).then(|| Part { each: pair[0], share: pair[0] / sum })
     }
 
     fn rests(&self, of: &[usize], betas: &[f64]) -> Vec<f64> {
@@ -143,16 +212,26 @@ impl Table {
     }
 }
 
+fn amount(work: &Work, unit: Unit) -> f64 {
+    match unit {
+        Unit::Request => exact(work.requests),
+        Unit::PromptToken => exact(work.prompt_tokens),
+        Unit::OutputToken => exact(work.output_tokens),
+        Unit::Image => exact(work.images),
+        Unit::Audio => exact(work.audio),
+        Unit::Hour => 0.0,
+    }
+}
+
 /// Which unit of work pays for the growth between these floors, oldest first.
 pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
-    let table = Table::of(floors);
+    let whole = Table::of(floors);
     let undecided = |why: &str| Blame::Undecided { why: why.to_owned() };
-    if table.rise.len() + 1 < policy.blame_floors {
+    if whole.rise.len() + 1 < policy.blame_floors {
         return undecided("too little work yet to tell who pays");
     }
-    let all: Vec<usize> = (0..table.columns.len()).collect();
-    let (together, scale) = table.fit(&all, None);
-    let best_loss = table.loss(&all, &together, scale);
+    let all: Vec<usize> = (0..whole.columns.len()).collect();
+    let (table, scale) = whole.clearest(&all);
     let mut alone: Vec<(usize, f64, f64)> = Vec::new();
     for column in all.iter().copied() {
         let (betas, _) = table.fit(&[column], Some(scale));
@@ -164,7 +243,7 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     let Some(work) = of_work.min_by(by_loss) else { return undecided("no work was done while it grew") };
     let hour = alone.iter().find(|(column, ..)| unit_at(*column) == Unit::Hour);
     let margin = policy.blame_margin;
-    let winner = hour.filter(|_| hourly(floors, &table, policy)).unwrap_or(work);
+    let winner = hour.filter(|_| hourly(floors, &whole, policy)).unwrap_or(work);
     let (column, beta, loss) = *winner;
     if beta <= 0.0 {
         return undecided("nothing that was counted explains the growth");
@@ -177,21 +256,26 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
         .map(|(other, ..)| unit_at(*other))
         .collect();
     if !rivals.is_empty() {
-        let shaped = rivals.iter().all(|unit| table.uneven(*unit) < policy.blame_uneven)
-            && table.uneven(unit_at(column)) < policy.blame_uneven;
+        let shaped = rivals.iter().all(|unit| whole.uneven(*unit) < policy.blame_uneven)
+            && whole.uneven(unit_at(column)) < policy.blame_uneven;
         return Blame::Undecided { why: alike(unit_at(column), &rivals, shaped) };
     }
-    let total: f64 = table.rise.iter().sum();
-    let rows = size(table.rise.len());
-    let share = if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 };
-    let sum: f64 = together.iter().sum();
-    let own = if sum > 0.0 { together[column] / sum } else { 0.0 };
-    // Hours are beyond doubt here: with a steady stream of requests beside them, the fit of all splits what is theirs.
-    if unit_at(column) != Unit::Hour && loss > best_loss + 2.0 * margin && own < policy.blame_share {
+    let total: f64 = whole.rise.iter().sum();
+    let rows = size(whole.rise.len());
+    let mut pays =
+        Part { each: beta, share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 } };
+    // Hours are beyond doubt here: with a steady stream of requests beside them, the fit of two splits what is theirs.
+    if unit_at(column) != Unit::Hour {
+        for other in all.into_iter().filter(|other| *other != column) {
+            let beside = table.beside(column, other, loss, scale, policy);
+            pays = beside.filter(|part| part.share < pays.share).unwrap_or(pays);
+        }
+    }
+    if pays.share < policy.blame_share {
         return undecided("several units of work pay together, none of them most of it");
     }
     let (unit, _, mean) = &table.columns[column];
-    Blame::Pays { unit: *unit, bytes_per_unit: beta / mean, share }
+    Blame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
 /// Whether hours pay, from floor to floor and also from every fourth to every fourth. Requests that come at a constant

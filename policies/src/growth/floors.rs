@@ -28,6 +28,9 @@ pub(super) struct Point {
     pub(super) hours: f64,
     /// Work done since the spawn.
     pub(super) work: Work,
+    /// Work of the step in which it was read: some of its memory may still be held.
+    #[serde(default)]
+    pub(super) fresh: Work,
 }
 
 impl Point {
@@ -62,6 +65,11 @@ pub(super) struct Floors {
     scales: Vec<Scale>,
     keep: usize,
     requests: Option<u64>,
+    /// Work done at the latest reading, and before the step that it belongs to.
+    #[serde(default)]
+    latest: Work,
+    #[serde(default)]
+    before: Work,
 }
 
 impl Floors {
@@ -74,7 +82,13 @@ impl Floors {
             floors: VecDeque::new(),
             count: 0,
         };
-        Self { scales: (0..scales.max(1)).map(scale).collect(), keep, requests: None }
+        Self {
+            scales: (0..scales.max(1)).map(scale).collect(),
+            keep,
+            requests: None,
+            latest: Work::default(),
+            before: Work::default(),
+        }
     }
 
     /// How many scales there are.
@@ -92,9 +106,14 @@ impl Floors {
     }
 
     /// Takes a reading in; says whether it began a new step. Only then can floors have been completed.
-    pub(super) fn push(&mut self, point: Point) -> bool {
+    pub(super) fn push(&mut self, mut point: Point) -> bool {
         let step = self.requests != Some(point.work.requests);
         self.requests = Some(point.work.requests);
+        if step {
+            self.before = self.latest;
+        }
+        self.latest = point.work;
+        point.fresh = point.work - self.before;
         for scale in &mut self.scales {
             if step {
                 if scale.open == scale.steps {
@@ -134,7 +153,7 @@ mod tests {
     use super::*;
 
     fn point(requests: u64, level: f64) -> Point {
-        Point { level, hours: 0.0, work: Work { requests, ..Work::default() } }
+        Point { level, hours: 0.0, work: Work { requests, ..Work::default() }, fresh: Work::default() }
     }
 
     fn levels(floors: &Floors, scale: usize) -> Vec<f64> {

@@ -4,8 +4,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::growth::floors::Point;
+use crate::growth::shape::Finding;
+use crate::growth::stats;
 use crate::growth::{Forecast, Interval};
 use crate::units::exact;
+
+/// A walk is seen over this part of the floors at a time: over fewer it is hidden by noise, over more it is seen too seldom.
+const LAGS: usize = 4;
 
 /// Requests per second, averaged with a half-life, so that the present counts most.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -30,6 +36,54 @@ impl Rate {
     /// Requests per second; `None` before the first request.
     pub(super) fn per_second(&self) -> Option<f64> {
         (self.requests > 0.0 && self.seconds > 0.0).then(|| self.requests / self.seconds)
+    }
+}
+
+/// How surely a line goes on as it did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Spread {
+    /// Requests that the line was seen over.
+    seen: f64,
+    /// Floors that it was seen at.
+    floors: f64,
+    /// Deviation of floors about the line, in bytes.
+    scatter: f64,
+    /// Variance that the growth gathers with each request, in square bytes: some requests cost more than others.
+    walk: f64,
+}
+
+impl Spread {
+    /// Of floors and their line; `None` of fewer than two places.
+    pub(super) fn of<'a>(floors: impl Iterator<Item = &'a Point>, line: &Finding) -> Option<Self> {
+        let (xs, rests): (Vec<f64>, Vec<f64>) = floors
+            .map(|floor| {
+                (exact(floor.work.requests), floor.level - line.slope.value * exact(floor.work.requests))
+            })
+            .unzip();
+        let seen = xs.last()? - xs.first()?;
+        let lag = (xs.len() / LAGS).max(1);
+        let moved = rests.iter().zip(rests.iter().skip(lag)).map(|(from, to)| (to - from).powi(2));
+        let moved: Vec<f64> = moved.collect();
+        let count = stats::size(moved.len().max(1));
+        let each = seen * stats::size(lag) / (stats::size(xs.len()) - 1.0).max(1.0);
+        let walk = moved.iter().sum::<f64>() / count / each.max(1.0);
+        (seen > 0.0).then_some(Self { seen, floors: stats::size(xs.len()), scatter: line.scatter, walk })
+    }
+
+    /// The slope over the next `left` bytes, with `z` deviations to each side: what the line may be off by, what the requests to
+    /// come may differ by from those that were seen, and what a floor scatters.
+    pub(super) fn ahead(&self, slope: Interval, left: f64, z: f64) -> Interval {
+        let ahead = (left / slope.value.max(f64::MIN_POSITIVE)).max(1.0);
+        let noise = self.scatter.powi(2);
+        let line = 12.0 * noise / (self.floors * self.seen.powi(2));
+        let variance = self.walk * (1.0 / self.seen + 1.0 / ahead) + line + 2.0 * noise / ahead.powi(2);
+        // A limit is passed by a whole request.
+        let half = z * variance.sqrt() + slope.value / ahead;
+        Interval {
+            value: slope.value,
+            low: slope.low.min(slope.value - half),
+            high: slope.high.max(slope.value + half),
+        }
     }
 }
 

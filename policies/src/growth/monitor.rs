@@ -8,6 +8,7 @@ use crate::growth::forecast::{Rate, forecast};
 use crate::growth::series::{Watch, usual};
 use crate::growth::{Forecast, Growth, GrowthPolicy, Prior, Verdict, VerdictChange};
 use crate::sample::{MemoryKind, Sample};
+use crate::units::exact;
 
 /// Watches all series of one generation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -137,7 +138,9 @@ impl Monitor {
         if growth.verdict == Verdict::Bounded && slope.low <= 0.0 {
             return None;
         }
-        forecast(watch.charged_floor()?, limit, slope, self.rate())
+        let now = watch.charged_now()?;
+        let slope = watch.ahead((exact(limit) - now).max(0.0))?;
+        forecast(now, limit, slope, self.rate())
     }
 
     /// Requests per second, averaged with a half-life of the policy; `None` before the first request.

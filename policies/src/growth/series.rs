@@ -23,10 +23,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
+use crate::growth::forecast::Spread;
 use crate::growth::shape::{Finding, Whole, examine, fell, whole};
 use crate::growth::stats;
 use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Unit, Verdict};
-use crate::sample::{MemoryKind, Sample};
+use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::{self, exact};
 
 /// The tests of one scale.
@@ -56,8 +57,15 @@ pub(super) struct Watch {
     lift: f64,
     /// The latest floor with it.
     lifted: f64,
-    /// The line to show.
+    /// The request at which it was, and the latest one.
+    #[serde(default)]
+    floored: u64,
+    #[serde(default)]
+    now: u64,
+    /// The line to show, and how surely it goes on.
     line: Option<Finding>,
+    #[serde(default)]
+    spread: Option<Spread>,
     /// The unit that was blamed by the latest tests, and how many in a row.
     paid: Option<(Unit, usize)>,
     declared: u64,
@@ -113,7 +121,10 @@ impl Watch {
             reclaims: 0,
             lift: 0.0,
             lifted: 0.0,
+            floored: 0,
+            now: 0,
             line: None,
+            spread: None,
             paid: None,
             declared,
             warm: false,
@@ -134,9 +145,26 @@ impl Watch {
         self.fill();
     }
 
-    /// What the process is charged at its latest floor, measured pools and all.
-    pub(super) fn charged_floor(&self) -> Option<f64> {
-        self.growth.floor.map(|floor| exact(floor) + if self.pooled { self.pool } else { 0.0 })
+    /// What the process is charged at its latest floor, measured pools and all, and what it grew since by the slope that is
+    /// shown.
+    pub(super) fn charged_now(&self) -> Option<f64> {
+        let floor = exact(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
+        let since = exact(self.now.saturating_sub(self.floored));
+        Some(floor + since * self.growth.slope.map_or(0.0, |slope| slope.value.max(0.0)))
+    }
+
+    /// The slope that is shown, with the interval in which it lies while it rises by so many bytes more.
+    pub(super) fn ahead(&self, left: f64) -> Option<Interval> {
+        let slope = self.growth.slope?;
+        Some(self.spread.map_or(slope, |spread| spread.ahead(slope, left, self.policy.bound_z)))
+    }
+
+    /// How surely the line of a scale goes on.
+    fn spread(&self, scale: usize) -> Option<Spread> {
+        let line = self.tracks[scale].last?;
+        let floors = self.floors.of(scale);
+        let from = floors.len().saturating_sub(self.policy.window);
+        Spread::of(floors.range(from..), &line)
     }
 
     /// Forgets what it saw: the next readings are of something else.
@@ -149,6 +177,7 @@ impl Watch {
         self.baseline = None;
         self.growth.baseline = None;
         self.line = None;
+        self.spread = None;
         self.growth.slope = None;
         self.growth.law = None;
         self.growth.blame = None;
@@ -158,7 +187,7 @@ impl Watch {
     pub(super) fn observe(&mut self, sample: &Sample) -> bool {
         let before = self.growth.verdict;
         if let Some(level) = self.level(sample) {
-            let point = Point { level, hours: hours(sample.at), work: sample.work };
+            let point = Point { level, hours: hours(sample.at), work: sample.work, fresh: Work::default() };
             if self.floors.push(point) || self.growth.floor.is_none() {
                 self.step(sample.work.requests, level);
             }
@@ -207,7 +236,8 @@ impl Watch {
 
     /// New work was done.
     fn step(&mut self, requests: u64, level: f64) {
-        self.lifted = self.floor(level);
+        self.now = requests;
+        (self.lifted, self.floored) = self.floor(level, requests);
         self.growth.floor = Some(units::whole((self.lifted - self.lift).max(0.0)));
         if !self.warm {
             self.warm = self.settled(requests);
@@ -256,10 +286,13 @@ impl Watch {
         }
     }
 
-    /// The least of the latest short floors, or the reading while there is none.
-    fn floor(&self, level: f64) -> f64 {
+    /// The least of the latest short floors, or the reading while there is none; and at which request it was.
+    fn floor(&self, level: f64, requests: u64) -> (f64, u64) {
         let latest = self.floors.of(0).iter().rev().take(self.policy.floor_steps);
-        latest.map(|floor| floor.level).fold(level, f64::min)
+        let least = |least: (f64, u64), floor: &Point| {
+            if floor.level < least.0 { (floor.level, floor.work.requests) } else { least }
+        };
+        latest.fold((level, requests), least)
     }
 
     /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
@@ -299,15 +332,27 @@ impl Watch {
         }
         track.recent.push_back(finding);
         track.last = Some(finding);
-        self.line = self.shown();
+        let shown = self.shown();
+        self.line = shown.and_then(|scale| self.tracks[scale].last);
+        self.spread = shown.and_then(|scale| self.spread(scale));
         self.growth.slope = self.line.map(|line| line.slope);
         true
     }
 
-    /// The line to show: of the longest stretch that grows, else of the longest one.
-    fn shown(&self) -> Option<Finding> {
-        let longest = || self.tracks.iter().rev().filter_map(|track| track.last);
-        longest().find(|finding| finding.grows).or_else(|| longest().next())
+    /// The scale whose line is shown: the longest that grows, else the longest one.
+    fn shown(&self) -> Option<usize> {
+        let lines =
+            || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
+        let grows = || lines().filter(|(_, line)| line.grows);
+        // What began late is flat for the first part of a long stretch: a shorter one that surely grows faster knows better.
+        let outdated = |(scale, line): &(usize, Finding)| {
+            grows().any(|(other, shorter)| {
+                other < *scale && shorter.slope.low > self.policy.late_ratio * line.slope.high
+            })
+        };
+        let mut found =
+            grows().find(|line| !outdated(line)).or_else(|| grows().next()).or_else(|| lines().next());
+        found.take().map(|(scale, _)| scale)
     }
 
     /// At least one scale's latest test found growth.
@@ -464,10 +509,12 @@ impl Watch {
         let Some(longest) = (0..self.floors.len()).rev().find(long) else { return false };
         let floors = self.floors.of(longest);
         let Some(whole) = whole(floors.iter(), unit, self.grain(), policy) else { return false };
-        whole.goes_far
-            && whole.rise >= policy.paid_effect * effect
-            && whole.pace >= policy.paid_pace
-            && !self.fell(longest, whole.rise)
+        let even = whole.rise >= policy.paid_effect * effect && whole.pace >= policy.paid_pace;
+        // So much that still goes on, if more slowly: nothing that settles would be blamed for so long.
+        let far = whole.rise >= policy.far_effect * effect
+            && whole.end >= policy.brake_ratio
+            && whole.pace >= policy.steep_ratio;
+        whole.goes_far && (even || far) && !self.fell(longest, whole.rise)
     }
 
     /// Requests without growth after which a leak is over.

@@ -74,6 +74,8 @@ pub(super) struct Whole {
     pub(super) goes_far: bool,
     /// Slope of the later half as a share of that of the earlier one; beyond 1 where the earlier half does not rise.
     pub(super) pace: f64,
+    /// Slope of the last third as a share of that of all.
+    pub(super) end: f64,
     /// Deviation of the floors from their line as a share of the rise.
     pub(super) scatter: f64,
     /// The same, less what the steps are to blame for in which such memory is taken.
@@ -93,6 +95,8 @@ pub(super) fn whole<'a>(
     let rise = slope * (xs.last()? - xs.first()?);
     let half = xs.len() / 2;
     let (early, late) = (stats::sen(&xs[..half], &ys[..half])?, stats::sen(&xs[half..], &ys[half..])?);
+    let third = xs.len() - xs.len() / 3;
+    let end = if slope > 0.0 { stats::sen(&xs[third..], &ys[third..])? / slope } else { 0.0 };
     let scatter = stats::scatter(&xs, &ys, slope);
     let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
@@ -102,19 +106,20 @@ pub(super) fn whole<'a>(
         rise >= policy.drift_z * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
     let goes_far = rise >= policy.drift_far_z * walk(&rests, 4, grain);
-    Some(Whole { rise, drift, goes_far, pace, scatter, bent })
+    Some(Whole { rise, drift, goes_far, pace, end, scatter, bent })
 }
 
 impl Whole {
     /// Its later half rises more slowly than its earlier one: the straighter the line, the surer that is.
     pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
+        if self.rise >= policy.steep_effect * effect {
+            return self.pace < policy.steep_ratio;
+        }
         let noise = 1.0 - policy.pace_noise * self.scatter;
-        let limit = if self.rise >= policy.steep_effect * effect {
-            policy.steep_ratio
-        } else {
-            noise.min(policy.pace_limit).max(policy.persist_ratio)
-        };
-        self.pace < limit
+        let limit = noise.min(policy.pace_limit).max(policy.persist_ratio);
+        // All that such a line scatters by is that it is bent: a heap that settles quietly.
+        let bent = 1.0 - self.pace > policy.bend_noise * self.scatter;
+        self.pace < limit || bent
     }
 }
 

@@ -53,11 +53,17 @@ pub(crate) fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame
     for levels in processes {
         let Some(first) = levels.first() else { continue };
         // One curve of all: each process goes on where the one before ended, so that only differences within one count.
-        let end = points.last().copied().unwrap_or(Point { level: 0.0, hours: 0.0, work: Work::default() });
+        let end = points.last().copied().unwrap_or(Point {
+            level: 0.0,
+            hours: 0.0,
+            work: Work::default(),
+            fresh: Work::default(),
+        });
         let point = |level: &Level| Point {
             level: end.level + exact(level.bytes) - exact(first.bytes),
             hours: end.hours + level.at.saturating_sub(first.at).as_secs_f64() / 3600.0,
             work: end.work + (level.work - first.work),
+            fresh: Work::default(),
         };
         points.extend(levels.iter().step_by(stride).map(point).skip(usize::from(!points.is_empty())));
     }

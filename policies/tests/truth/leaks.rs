@@ -1,0 +1,251 @@
+//! Leaks of a known size, put onto the movement of servers that leak nothing.
+
+use warden_policies::growth::Unit;
+use warden_policies::world::SplitMix;
+use warden_policies::{GpuIndex, MemoryKind, Sample};
+
+use crate::recorded::{Extra, MIB, real};
+
+pub(crate) const HOST: MemoryKind = MemoryKind::Host;
+pub(crate) const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
+
+/// Which server's movement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Base {
+    /// Text and images on three slots, hardly ever idle.
+    Mixed,
+    /// The same, six minutes.
+    MixedLong,
+    /// As `Mixed`, each reading on its own.
+    Shuffled,
+    /// As `MixedLong`, each reading on its own.
+    ShuffledLong,
+    /// The same with five times as many slots, read by a timer.
+    Busy,
+    /// Text of varying length on one slot.
+    Text,
+    /// Growing conversations on three slots.
+    Conversations,
+    /// One image in each request.
+    Images,
+}
+
+/// Bytes beside the movement, reading by reading.
+pub(crate) type Course = Box<dyn FnMut(&Sample) -> Extra>;
+
+/// A leak of known size.
+pub(crate) struct Leaking {
+    /// The name in the table.
+    pub(crate) name: &'static str,
+    pub(crate) base: Base,
+    pub(crate) series: MemoryKind,
+    /// Who pays, and for which share of the growth; nobody where none of the units that are counted does.
+    pub(crate) pays: &'static [(Unit, f64)],
+    /// Requests of a run.
+    pub(crate) requests: u64,
+    /// Bytes that the server is told to keep.
+    pub(crate) declared: u64,
+    /// The course for a seed.
+    pub(crate) course: fn(u64) -> Course,
+}
+
+impl Leaking {
+    const fn new(
+        name: &'static str,
+        base: Base,
+        pays: &'static [(Unit, f64)],
+        course: fn(u64) -> Course,
+    ) -> Self {
+        Self { name, base, series: HOST, pays, requests: 2000, declared: 0, course }
+    }
+
+    const fn requests(self, requests: u64) -> Self {
+        Self { requests, ..self }
+    }
+
+    const fn declared(self, declared: u64) -> Self {
+        Self { declared, ..self }
+    }
+
+    const fn on_vram(self) -> Self {
+        Self { series: VRAM, ..self }
+    }
+}
+
+fn host(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
+    Box::new(move |now| Extra { host: bytes(now), vram: 0.0 })
+}
+
+fn vram(mut bytes: impl FnMut(&Sample) -> f64 + 'static) -> Course {
+    Box::new(move |now| Extra { host: 0.0, vram: bytes(now) })
+}
+
+/// Tokens and seconds of a request in the mixed recordings, as near as it matters: leaks of all units are about as large.
+const PROMPT_TOKENS: f64 = 200.0;
+const OUTPUT_TOKENS: f64 = 64.0;
+
+const REQUEST: &[(Unit, f64)] = &[(Unit::Request, 1.0)];
+const PROMPT: &[(Unit, f64)] = &[(Unit::PromptToken, 1.0)];
+const OUTPUT: &[(Unit, f64)] = &[(Unit::OutputToken, 1.0)];
+const IMAGE: &[(Unit, f64)] = &[(Unit::Image, 1.0)];
+/// 28 requests of a hundred bring an image.
+const BOTH: &[(Unit, f64)] = &[(Unit::Request, 0.52), (Unit::Image, 0.48)];
+
+/// Between 0.5 and 2: each seed has a leak of its own size.
+fn size(seed: u64) -> f64 {
+    2.0_f64.powf(SplitMix::new(seed ^ 0x51_2E).between(-1.0, 1.0))
+}
+
+fn requests(now: &Sample) -> f64 {
+    real(now.work.requests)
+}
+
+fn images(now: &Sample) -> f64 {
+    real(now.work.images)
+}
+
+/// All kinds.
+pub(crate) fn all() -> Vec<Leaking> {
+    use Base::{Busy, Conversations, Images, Mixed, MixedLong, Shuffled, ShuffledLong, Text};
+    vec![
+        Leaking::new("each request, mixed", Mixed, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each request, mixed long", MixedLong, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each prompt token, mixed", Mixed, PROMPT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
+        }),
+        Leaking::new("each prompt token, mixed long", MixedLong, PROMPT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
+        }),
+        Leaking::new("each output token, mixed", Mixed, OUTPUT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
+        }),
+        Leaking::new("each output token, mixed long", MixedLong, OUTPUT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
+        }),
+        Leaking::new("each image, mixed", Mixed, IMAGE, |seed| {
+            host(move |now| 6.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("each image, mixed long", MixedLong, IMAGE, |seed| {
+            host(move |now| 6.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("each request, shuffled", Shuffled, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each prompt token, shuffled", Shuffled, PROMPT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
+        }),
+        Leaking::new("each output token, shuffled", Shuffled, OUTPUT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
+        }),
+        Leaking::new("each image, shuffled", Shuffled, IMAGE, |seed| {
+            host(move |now| 6.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("each request, shuffled long", ShuffledLong, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each prompt token, shuffled long", ShuffledLong, PROMPT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
+        }),
+        Leaking::new("each output token, shuffled long", ShuffledLong, OUTPUT, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
+        }),
+        Leaking::new("each image, shuffled long", ShuffledLong, IMAGE, |seed| {
+            host(move |now| 6.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("images and requests, shuffled", Shuffled, BOTH, |seed| {
+            host(move |now| MIB * size(seed) * (1.5 * requests(now) + 5.0 * images(now)))
+        }),
+        Leaking::new("images and requests, mixed", MixedLong, BOTH, |seed| {
+            host(move |now| MIB * size(seed) * (1.5 * requests(now) + 5.0 * images(now)))
+        }),
+        // It slows down and goes on, as graphs do that are captured for shapes that come again.
+        Leaking::new("each image, ever slower, shuffled", Shuffled, IMAGE, |seed| {
+            host(move |now| 4.4 * MIB * size(seed).sqrt() * slowing(images(now)))
+        }),
+        Leaking::new("each image, ever slower, short", Mixed, IMAGE, |seed| {
+            host(move |now| 4.4 * MIB * size(seed).sqrt() * slowing(images(now)))
+        })
+        .requests(1500),
+        Leaking::new("each image, ever slower, mixed", MixedLong, IMAGE, |seed| {
+            host(move |now| 4.4 * MIB * size(seed).sqrt() * slowing(images(now)))
+        }),
+        Leaking::new("each request, text", Text, REQUEST, |seed| {
+            host(move |now| MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each prompt token, text", Text, PROMPT, |seed| {
+            host(move |now| MIB * size(seed) * real(now.work.prompt_tokens) / 600.0)
+        }),
+        Leaking::new("each request, conversations", Conversations, REQUEST, |seed| {
+            host(move |now| MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each image, images only", Images, IMAGE, |seed| {
+            host(move |now| 4.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("one request in ten, text", Text, REQUEST, |seed| {
+            let mut random = SplitMix::new(seed);
+            let (mut leaked, mut known) = (0.0, 0);
+            host(move |now| {
+                for _ in known..now.work.requests {
+                    leaked += if random.chance(0.1) { 10.0 * MIB * size(seed) } else { 0.0 };
+                }
+                known = now.work.requests;
+                leaked
+            })
+        })
+        .requests(3000),
+        Leaking::new("64 MiB at a time, text", Text, REQUEST, |seed| {
+            host(move |now| (MIB * size(seed) * requests(now) / (64.0 * MIB)).floor() * 64.0 * MIB)
+        })
+        .requests(4000),
+        Leaking::new("0.1 MiB a request, text", Text, REQUEST, |seed| {
+            host(move |now| 0.1 * MIB * size(seed) * requests(now))
+        })
+        .requests(6000),
+        Leaking::new("from request 2,000 on, text", Text, REQUEST, |seed| {
+            host(move |now| MIB * size(seed) * (requests(now) - 2000.0).max(0.0))
+        })
+        .requests(8000),
+        Leaking::new("from request 2,000 on, mixed", MixedLong, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * (requests(now) - 2000.0).max(0.0))
+        })
+        .requests(8000),
+        Leaking::new("beside a declared cache, mixed", MixedLong, REQUEST, |seed| {
+            host(move |now| {
+                let cache = (4.0 * MIB * requests(now)).min(2048.0 * MIB);
+                cache + 2.0 * MIB * size(seed) * requests(now)
+            })
+        })
+        .declared(2 << 30),
+        Leaking::new("each request, many busy slots", Busy, REQUEST, |seed| {
+            host(move |now| 2.0 * MIB * size(seed) * requests(now))
+        })
+        .requests(4000),
+        Leaking::new("each image, many busy slots", Busy, IMAGE, |seed| {
+            host(move |now| 6.0 * MIB * size(seed) * images(now))
+        })
+        .requests(4000),
+        Leaking::new("VRAM, each image, mixed", MixedLong, IMAGE, |seed| {
+            vram(move |now| 0.95 * MIB * size(seed) * images(now))
+        })
+        .on_vram()
+        .requests(3000),
+        Leaking::new("VRAM, each request, text", Text, REQUEST, |seed| {
+            vram(move |now| 0.5 * MIB * size(seed) * requests(now))
+        })
+        .on_vram(),
+        Leaking::new("VRAM, ever slower, mixed", MixedLong, IMAGE, |seed| {
+            vram(move |now| 0.95 * MIB * size(seed).sqrt() * slowing(images(now)))
+        })
+        .on_vram()
+        .requests(3000),
+    ]
+}
+
+/// It adds less and less, down to a half after some hundred of them, and goes on with that.
+fn slowing(count: f64) -> f64 {
+    0.5 * count + 75.0 * (1.0 - (-count / 150.0).exp())
+}

@@ -1,0 +1,135 @@
+//! What the detector says of one leaking run, beside what is true.
+
+use warden_policies::growth::{Blame, Growth, Monitor, Unit, Verdict};
+use warden_policies::{Sample, defaults};
+
+use crate::leaks::{HOST, Leaking};
+use crate::recorded::{MIB, RecordedLoad, real, whole};
+
+/// What a blame may claim beyond the true share before it is wrong.
+const CLAIM: f64 = 0.25;
+/// Forecasts are looked at this often in a run, ...
+const LOOKS: u64 = 8;
+/// ... to these parts of what will still leak in it, ...
+const AHEAD: [f64; 2] = [0.25, 0.75];
+/// ... if that is no less: to limits that are nearer, floors scatter by as much.
+const NEAREST: f64 = 64.0 * MIB;
+
+/// A forecast: the requests that it took, and those that were told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) truth: f64,
+    pub(crate) low: f64,
+    pub(crate) value: f64,
+    pub(crate) high: f64,
+}
+
+/// What was said of one leaking series.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Requests at the first suspicion.
+    pub(crate) suspected: Option<u64>,
+    /// Requests at the first verdict.
+    pub(crate) found: Option<u64>,
+    /// Bytes that had grown by then.
+    pub(crate) cost: f64,
+    /// Blame at the first verdict.
+    pub(crate) first: Option<Blame>,
+    /// Blame at the end.
+    pub(crate) last: Option<Blame>,
+    /// Something wrong was blamed at some time, also while it was only suspected.
+    pub(crate) ever_wrong: bool,
+    /// It was called harmless after the first verdict.
+    pub(crate) fell_back: bool,
+    /// Slope at the end as a share of the true one.
+    pub(crate) slope: Option<f64>,
+    pub(crate) told: Vec<Told>,
+}
+
+impl Seen {
+    /// A run of a kind.
+    pub(crate) fn of(load: &RecordedLoad, kind: &Leaking, seed: u64) -> Self {
+        let mut course = (kind.course)(seed);
+        let mut grown: Vec<f64> = Vec::new();
+        let samples = load.run(seed, kind.requests, |now| {
+            let extra = course(now);
+            grown.push(if kind.series == HOST { extra.host } else { extra.vram });
+            extra
+        });
+        let mut this = Self::default();
+        let mut monitor = Monitor::new(&defaults().growth);
+        monitor.allow(HOST, kind.declared);
+        let mut ask_at = 0;
+        for (at, sample) in samples.iter().enumerate() {
+            monitor.observe(sample);
+            let Some(growth) = own(&monitor, kind) else { continue };
+            let requests = sample.work.requests;
+            this.take(kind, growth, requests, grown[at]);
+            if growth.verdict == Verdict::Leaking && requests >= ask_at {
+                ask_at = requests + kind.requests / LOOKS;
+                this.told.extend(
+                    AHEAD.iter().filter_map(|part| told(&monitor, kind, &samples, &grown, at, *part)),
+                );
+            }
+        }
+        let (middle, end) = (samples.len() / 2, samples.len() - 1);
+        let run = real(samples[end].work.requests - samples[middle].work.requests);
+        let truth = (grown[end] - grown[middle]) / run;
+        this.slope = own(&monitor, kind).and_then(|growth| growth.slope).map(|slope| slope.value / truth);
+        this
+    }
+
+    fn take(&mut self, kind: &Leaking, growth: &Growth, requests: u64, grown: f64) {
+        self.ever_wrong |= is_wrong(kind.pays, growth.blame.as_ref());
+        if growth.verdict >= Verdict::Suspected {
+            self.suspected.get_or_insert(requests);
+        }
+        if growth.verdict == Verdict::Leaking {
+            if self.found.is_none() {
+                self.found = Some(requests);
+                self.cost = grown;
+                self.first.clone_from(&growth.blame);
+            }
+            self.last.clone_from(&growth.blame);
+        } else {
+            self.fell_back |= self.found.is_some();
+        }
+    }
+}
+
+fn own<'a>(monitor: &'a Monitor, kind: &Leaking) -> Option<&'a Growth> {
+    monitor.growth().iter().find(|growth| growth.series == kind.series)
+}
+
+/// Whether a blame names a unit that does not pay, or claims too much for one that does.
+pub(crate) fn is_wrong(pays: &[(Unit, f64)], blame: Option<&Blame>) -> bool {
+    matches!(blame, Some(Blame::Pays { .. })) && !is_right(pays, blame)
+}
+
+/// Whether it names one that pays, and claims no more for it than it pays.
+pub(crate) fn is_right(pays: &[(Unit, f64)], blame: Option<&Blame>) -> bool {
+    let Some(Blame::Pays { unit, share, .. }) = blame else { return false };
+    pays.iter().any(|(paying, true_share)| paying == unit && *share <= true_share + CLAIM)
+}
+
+/// The forecast to what will have leaked after a part of the rest of the run.
+fn told(
+    monitor: &Monitor,
+    kind: &Leaking,
+    samples: &[Sample],
+    grown: &[f64],
+    at: usize,
+    part: f64,
+) -> Option<Told> {
+    let end = grown.len() - 1;
+    let more = (grown[end] - grown[at]) * part;
+    if more < NEAREST {
+        return None;
+    }
+    let floor = own(monitor, kind)?.floor?;
+    let read = (0..=at).rev().find(|at| samples[*at].charged(kind.series) == Some(floor))?;
+    let reached = (at..=end).find(|later| grown[*later] >= grown[read] + more)?;
+    let requests = monitor.forecast(kind.series, floor + whole(more))?.requests;
+    let truth = real(samples[reached].work.requests - samples[at].work.requests);
+    Some(Told { truth, low: requests.low, value: requests.value, high: requests.high })
+}
