@@ -271,6 +271,8 @@ section!(
         follows: f64,
         /// The least correlation at which handles that become more are evidence that a suspected memory leaks.
         proves: f64,
+        /// Least share of the slope that counted allocations keep in the last third to count as kept by every request.
+        goes_on: f64,
         /// Handles more per request from which on they can be followed.
         least_handles: f64,
         /// Readings that are left out at the start of a leg, as a share of all.

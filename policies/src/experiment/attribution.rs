@@ -48,6 +48,9 @@ pub struct Attribution {
     pub follows: Option<Follows>,
     /// Handles that become more with the requests and with which the whole memory rises, reading by reading.
     pub along: Option<Follows>,
+    /// Counted allocations become more with every request to the end, make up the growth, and the memory rises with them.
+    #[serde(default)]
+    pub retained: bool,
 }
 
 impl Attribution {
@@ -102,13 +105,18 @@ impl Attribution {
                 }
             }
         }
-        Some(Self { measured: measured_slope, counted: counted_slope, follows, along })
+        let retained = counted_slope >= numbers.explained * measured_slope
+            && measured_slope > 0.0
+            && correlation(&counted, &measured) >= numbers.proves
+            && goes_on(&requests, &counted);
+        Some(Self { measured: measured_slope, counted: counted_slope, follows, along, retained })
     }
 
-    /// What becomes of the detector's verdict. It sees bytes alone, and where those leave it in doubt, handles that become more
-    /// with every request and take the memory with them leave none: nothing gives them back.
+    /// What becomes of the detector's verdict. It sees bytes alone, and where those leave it in doubt, handles or allocations that
+    /// become more with every request and take the memory with them leave none: nothing gives them back.
     pub fn testifies(&self, verdict: Verdict) -> Verdict {
-        if verdict == Verdict::Suspected && self.along.is_some() { Verdict::Leaking } else { verdict }
+        let proven = self.along.is_some() || self.retained;
+        if verdict == Verdict::Suspected && proven { Verdict::Leaking } else { verdict }
     }
 
     /// The part of the growth that counted allocations explain, from 0 to 1; 1 where nothing grows.
@@ -142,6 +150,13 @@ fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
         }
     }
     median(&mut slopes)
+}
+
+/// Whether values rise in the last third as they do in all, or nearly: what fills has slowed down by then.
+fn goes_on(along: &[f64], values: &[f64]) -> bool {
+    let third = along.len() - along.len() / 3;
+    let rises = slope(along, values).zip(slope(&along[third..], &values[third..]));
+    rises.is_some_and(|(all, last)| all > 0.0 && last >= numbers().goes_on * all)
 }
 
 /// Pearson's; 0 where one of the two does not move.
@@ -202,6 +217,17 @@ mod tests {
         // Declared caches and still memories are left as they are.
         for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
             assert_eq!(found.testifies(verdict), verdict);
+        }
+        // Allocations of each request that live on are as good, where they are what grows and go on to the end.
+        let kept = Attribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
+        assert!(kept.retained && kept.testifies(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
+        let mut fills = leg(900_000, 890_000, [0.0; 2]);
+        for reading in &mut fills[20..] {
+            reading.counted = 50 * MIB.cast_signed() + 20 * 890_000;
+        }
+        let part = Attribution::of(&leg(900_000, 500_000, [0.0; 2])).unwrap();
+        for found in [Attribution::of(&fills).unwrap(), part] {
+            assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
         }
         // As many handles as before, or a memory that goes its own way: no evidence.
         let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();

@@ -57,7 +57,16 @@ impl Judge {
     /// Readings of this leg at most: some more than it was given while one memory is suspected, because what may be either is
     /// an answer to nobody.
     pub fn most(&self) -> u64 {
-        let suspected = self.growth().iter().any(|growth| growth.verdict == Verdict::Suspected);
+        let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
+        let suspected = self.growth().iter().any(|growth| match growth.verdict {
+            Verdict::Suspected => true,
+            // Looked at only where the leg would end.
+            Verdict::Steady if taken >= self.steps => {
+                let levels = levels(growth.series, &self.readings, true);
+                self.doubted(growth, &levels) == Verdict::Suspected
+            }
+            _ => false,
+        });
         self.steps.saturating_add(if suspected { scale(self.steps, self.numbers.doubt_share) } else { 0 })
     }
 
@@ -129,14 +138,11 @@ impl Judge {
         }
     }
 
-    /// Readings for a verdict: the start, and a window and one test after it. Who has that many and knows nothing needs twice
-    /// as many: the start took longer than starts do.
+    /// Readings for a verdict. Who has the fewest that can be enough and knows nothing needs twice as many: the start took longer
+    /// than starts do.
     fn enough(&self) -> u64 {
-        let policy = &self.policy;
-        let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
-        let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
-        let least = least.max(self.numbers.decide_after);
+        let least = fewest_readings(&self.policy, &self.numbers);
         if taken < least { least } else { taken.saturating_mul(2) }
     }
 
@@ -148,7 +154,7 @@ impl Judge {
             (Some(first), Some(last)) => last.work - first.work,
             _ => Work::default(),
         };
-        let (verdict, graphs) = self.testified(growth.series, self.verdict(growth, &levels));
+        let (verdict, graphs) = self.testified(growth.series, self.doubted(growth, &levels));
         let per = |units: u64| {
             let rise = per_request?.value * exact(work.requests);
             (units > 0).then(|| rise / exact(units))
@@ -200,6 +206,16 @@ impl Judge {
         if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
     }
 
+    /// The same, where a memory that rises to the end of the leg is not said to be steady: it rose too little for the detector,
+    /// which has to hold for years, and may be a leak.
+    fn doubted(&self, growth: &Growth, levels: &[Level]) -> Verdict {
+        let verdict = self.verdict(growth, levels);
+        let per_request = slope(after_start(levels), &self.policy);
+        let settles = self.settles(levels, growth.series, verdict, per_request);
+        let rises = settles == Settles::No && per_request.is_some_and(|slope| slope.low > 0.0);
+        if verdict == Verdict::Steady && rises { Verdict::Suspected } else { verdict }
+    }
+
     fn settles(
         &self,
         levels: &[Level],
@@ -248,6 +264,13 @@ impl Judge {
         let whole = policy.swift_effect * policy.straight_share * effect / exact(judged.max(1));
         least.max(whole) / requests_per_step(levels).max(1.0)
     }
+}
+
+/// The fewest readings of a leg that can be enough for a verdict: the start, and a window and one test after it.
+pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
+    let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
+    let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
+    least.max(numbers.decide_after)
 }
 
 /// The readings of one memory, with or without what was in measured pools.

@@ -34,7 +34,7 @@ mod workload;
 
 pub use across::blame_across;
 pub use attribution::{Attribution, Follows, Trace};
-pub use judge::{Judge, Next};
+pub use judge::{Judge, Next, fewest_readings};
 pub use line::Line;
 pub use workload::{Workload, WorkloadError};
 

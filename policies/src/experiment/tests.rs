@@ -127,6 +127,15 @@ fn slower_growth_than_a_leg_of_this_length_can_judge_is_shown_as_such() {
 }
 
 #[test]
+fn a_straight_line_to_the_end_of_a_leg_is_never_said_to_be_steady() {
+    for (steps, rate) in [(64, 470), (100, 470), (100, 300), (184, 200)] {
+        let found = leg(Workload::ShortText, steps, |w| w.requests * rate * 1024, |_| 0, None).0;
+        let host = found.of(MemoryKind::Host).unwrap();
+        assert!(host.verdict.grows() && host.settles == Settles::No, "{steps} {rate}: {host:?}");
+    }
+}
+
+#[test]
 fn what_a_leg_can_see_it_does_see() {
     for steps in [60, 100, limit()] {
         let blind = leg(Workload::ShortText, steps, |_| 0, |_| 0, None).0;

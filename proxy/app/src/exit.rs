@@ -7,7 +7,7 @@
 //! | 2 | it was asked wrongly: configuration or usage |
 //! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a canary that was watched was worse |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks besides |
-//! | 5 | `diagnose` had too few readings to say whether anything leaks; `--between` found no single commit; `--against` cannot tell; nor was it known of a canary |
+//! | 5 | `diagnose` had too few readings to say whether anything leaks, or a memory may leak; `--between` found no single commit; `--against` cannot tell; nor was it known of a canary |
 //! | 130 | it was interrupted; `diagnose` has shown what it knew by then |
 
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ pub(crate) const REFUSED: u8 = 3;
 pub(crate) const LEAKS: u8 = 3;
 /// Exit code for a server that crashed under a workload.
 pub(crate) const CRASHES: u8 = 4;
-/// Exit code for an experiment that was too short to say anything.
+/// Exit code for an experiment that was too short to say anything, or left open whether a memory leaks.
 pub(crate) const TOO_FEW: u8 = 5;
 /// Exit code after an interrupt, as shells have it: 128 and the number of SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::MemoryKind;
 use warden_policies::experiment::crash::{self, Again, Crash};
 use warden_policies::experiment::{Ended, Reading, Workload, blame_across};
-use warden_policies::growth::Blame;
+use warden_policies::growth::{Blame, Verdict};
 use warden_supervisor::SoloSpec;
 
 use crate::error::{DiagnoseError, Kind};
@@ -70,6 +70,11 @@ impl Outcome {
     /// Whether every leg was too short to say anything.
     pub fn tells_nothing(&self) -> bool {
         !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
+    }
+
+    /// Whether a memory may leak, and none is known to.
+    pub fn is_in_doubt(&self) -> bool {
+        !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(Verdict::grows))
     }
 }
 

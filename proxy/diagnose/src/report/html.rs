@@ -6,10 +6,10 @@ use warden_policies::experiment::{Finding, SeriesFinding};
 use warden_policies::growth::Verdict;
 use warden_policies::{ByteSize, phrases};
 
-use super::curves;
 use super::summary::{Outlook, headline};
-use super::table::{name, rows};
+use super::table::{name, rows, verdict};
 use super::{CureReport, LegReport, NotTried, Report};
+use super::{curves, table};
 
 pub(super) fn page(report: &Report) -> String {
     let findings: Vec<&Finding> = report.legs.iter().map(|leg| &leg.finding).collect();
@@ -77,7 +77,9 @@ fn facts(report: &Report, html: &mut Html) {
 /// What each verdict of the table means, and what is drawn.
 fn meanings(findings: &[&Finding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
-    let found = words::VERDICTS.into_iter().filter(|verdict| all().any(|series| series.verdict == *verdict));
+    let found = words::VERDICTS
+        .into_iter()
+        .filter(|verdict| all().any(|series| table::verdict(series) == verdict.as_str()));
     let found: Vec<Verdict> = found.collect();
     if found.is_empty() {
         return;
@@ -138,11 +140,11 @@ fn table(html: &mut Html, rows: &[Vec<String>]) {
 }
 
 fn cell(row: &mut Html, value: &str, wide: usize) {
-    let verdict = words::VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
+    let known = words::VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
     let says: warden_pages::html::Attributes<'_> =
         if wide > 1 { &[("colspan", &wide), ("class", &"says")] } else { &[] };
     row.within("td", says, |cell| {
-        match verdict {
+        match known {
             Some(verdict) => cell.raw(&badge(words::verdict_tone(verdict), value)),
             None => cell.text(value),
         };
@@ -172,7 +174,7 @@ fn plots(report: &Report, leg: &LegReport, html: &mut Html) {
 fn caption(found: &SeriesFinding) -> Html {
     let mut words = Html::new();
     words.text(format_args!("{}: ", words::memory(found.series)));
-    words.raw(&badge(words::verdict_tone(found.verdict), found.verdict.as_str()));
+    words.raw(&badge(words::verdict_tone(found.verdict), verdict(found)));
     let slope = found.per_request.map_or_else(String::new, |slope| format!(", {}", phrases::slope(&slope)));
     words.text(format_args!("{slope}, from {} to {}", ByteSize(found.first), ByteSize(found.last)));
     words

@@ -95,7 +95,7 @@ impl Report {
                     "- {} {}: {}, {} over {} requests, from {:.0} to {:.0} MiB",
                     name(finding),
                     found.series,
-                    found.verdict.as_str(),
+                    if found.is_too_short() { "too few readings" } else { found.verdict.as_str() },
                     phrases::slope(slope),
                     finding.requests,
                     exact(found.first) / MIB,

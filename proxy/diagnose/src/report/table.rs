@@ -1,5 +1,6 @@
 //! The table, the same on a terminal and on the page, and the notes beneath it. Findings in, text out.
 
+use warden_policies::MemoryKind;
 use warden_policies::experiment::{Ended, Finding, SeriesFinding, Settles};
 use warden_policies::growth::{Blame, Interval, Verdict};
 use warden_policies::phrases::grows;
@@ -40,7 +41,7 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
                 token(found, found.per_prompt_token),
                 token(found, found.per_output_token),
                 settles(found.settles),
-                found.verdict.as_str().to_owned(),
+                verdict(found).to_owned(),
                 blame(found),
             ]);
         }
@@ -82,6 +83,11 @@ fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
         Some(bytes) if bytes.abs() >= 1024.0 => format!("{:+.1} KiB", bytes / 1024.0),
         Some(bytes) => format!("{bytes:+.0} B"),
     }
+}
+
+/// The verdict, or `?` where there were too few readings for one.
+pub(super) fn verdict(found: &SeriesFinding) -> &'static str {
+    if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
 }
 
 fn settles(settles: Settles) -> String {
@@ -177,7 +183,8 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
              `--requests` a larger number",
             found.sees / MIB
         )),
-        (Verdict::Bounded, Settles::Unknown | Settles::No) => Some(match pooled {
+        (Verdict::Bounded, Settles::Unknown | Settles::No) => {
+            let fills = match pooled {
             Some(pooled) if pooled >= slope.value => {
                 "all of its growth goes into what the server keeps on purpose, which is not full yet".to_owned()
             }
@@ -189,7 +196,10 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
             None => "it grows within what the server is told to keep, whose size its log does not tell; the row without the \
                      prompt cache says what is left"
                 .to_owned(),
-        }),
+            };
+            let cache = found.series == MemoryKind::Host;
+            Some(if cache { format!("{fills}. To bound the prompt cache, give the server `--cache-ram 512` (MiB)") } else { fills })
+        }
         (Verdict::Leaking | Verdict::Suspected, _) => match &found.blame {
             Some(Blame::Undecided { why }) => Some(format!("nothing is blamed: {}", why.trim_end_matches('.'))),
             _ => None,
@@ -201,7 +211,6 @@ fn note(found: &SeriesFinding, enough: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::MemoryKind;
 
     #[test]
     fn what_is_nothing_for_a_request_is_nothing_for_its_tokens() {
@@ -227,6 +236,10 @@ mod tests {
         assert_eq!(cells(found(-1.0)), ("0".to_owned(), "0".to_owned()));
         let short = SeriesFinding { verdict: Verdict::Warming, per_request: None, ..found(1.0) };
         assert!(note(&short, 64).is_some_and(|note| note.contains("give `--requests 64`")));
+        assert_eq!((verdict(&short), verdict(&SeriesFinding { sees: f64::MAX, ..found(1.0) })), ("?", "?"));
+        assert_eq!(verdict(&found(1.0)), "steady");
+        let cache = SeriesFinding { verdict: Verdict::Bounded, ..found(1.0) };
+        assert!(note(&cache, 64).is_some_and(|note| note.contains("`--cache-ram 512`")));
         assert_eq!(cells(found(1.0)), ("+0.00 MiB".to_owned(), "+30 B".to_owned()));
     }
 }

@@ -187,7 +187,7 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     let slow = leg(Workload::ShortText, 300 * 1024);
     let notes = notes(&[&slow.finding]);
     assert!(notes[0].contains("--requests"), "{notes:?}");
-    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Steady);
+    assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Suspected);
 }
 
 /// A leg of so few readings.

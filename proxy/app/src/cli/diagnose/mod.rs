@@ -35,7 +35,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
-use warden_policies::experiment::{Finding, Workload};
+use warden_policies::experiment::{Finding, Workload, fewest_readings};
 use warden_policies::start_search::StartOutcome;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;
@@ -206,6 +206,12 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Fail
     let sockets = instance::private_dir(&target.runtime_dir)?;
     let starter = Starter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
     let steps = args.requests.unwrap_or(numbers.requests);
+    let fewest = fewest_readings(&target.growth, &numbers);
+    if steps < fewest {
+        out::error_line(&format!(
+            "warning: {steps} requests are too few for a verdict: it takes `--requests {fewest}` or more"
+        ));
+    }
     let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
     let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };
     let stop = CancellationToken::new();
@@ -404,7 +410,7 @@ fn end(outcome: &Outcome, report: &Report, stopped: bool) -> Result<(), Failure>
             "nothing was run: the server can do none of these workloads",
             "the table says why",
         ));
-    } else if outcome.tells_nothing() {
+    } else if outcome.tells_nothing() || outcome.is_in_doubt() {
         crate::exit::TOO_FEW
     } else {
         return Ok(());

@@ -6,8 +6,8 @@
 //!                                                                └─ a third into the leg against its end: places
 //! ```
 //!
-//! It only watches. Where the detector merely suspects a memory, though, handles that become more with every request, and that
-//! take the memory with them, are evidence: then the verdict is that it leaks.
+//! It only watches. Where the detector merely suspects a memory, though, handles or counted allocations that become more with every
+//! request, and that take the memory with them, are evidence: then the verdict is that it leaks.
 
 mod tell;
 

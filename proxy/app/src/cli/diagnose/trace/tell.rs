@@ -200,7 +200,13 @@ mod tests {
         let grows = |memory, counted: f64, follows| Traced {
             memory,
             grows: true,
-            attribution: Attribution { measured: 1_048_576.0, counted, follows, along: None },
+            attribution: Attribution {
+                measured: 1_048_576.0,
+                counted,
+                follows,
+                along: None,
+                retained: false,
+            },
             explained: counted / 1_048_576.0,
         };
         let follows = Follows { kind: 0, per_request: 1.25, bytes_each: 65_536.0, correlation: 0.99 };
@@ -232,8 +238,9 @@ mod tests {
 
     #[test]
     fn a_sentence_never_says_that_a_part_is_more_than_the_whole() {
-        let told =
-            |counted: f64| part(&Attribution { measured: 1_048_576.0, counted, follows: None, along: None });
+        let told = |counted: f64| {
+            part(&Attribution { measured: 1_048_576.0, counted, follows: None, along: None, retained: false })
+        };
         assert_eq!(told(524_288.0), "of which counted allocations make up 512.0 KiB (50 %)");
         assert_eq!(told(-100.0), "of which counted allocations make up 0 B (0 %)");
         assert!(told(1_100_000.0).ends_with("(100 %)"));
