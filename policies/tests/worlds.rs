@@ -268,6 +268,11 @@ fn a_forecast_counts_down_to_the_limit() {
     assert!(
         forecast.requests.low <= forecast.requests.value && forecast.requests.value <= forecast.requests.high
     );
+    let passed = monitor.forecast(MemoryKind::Host, 1 << 20).unwrap().requests;
+    assert!(
+        passed.low.abs() < 1e-9 && passed.high.abs() < 1e-9,
+        "a limit that is passed is passed: {passed:?}"
+    );
     let seconds = forecast.seconds.unwrap().value;
     assert!((800.0..1200.0).contains(&seconds), "two seconds a request: {seconds}");
     assert_eq!(monitor.forecast(MemoryKind::Vram(warden_policies::GpuIndex(0)), 1), None);

@@ -73,6 +73,9 @@ impl Spread {
     /// The slope over the next `left` bytes, with `z` deviations to each side: what the line may be off by, what the requests to
     /// come may differ by from those that were seen, and what a floor scatters.
     pub(super) fn ahead(&self, slope: Interval, left: f64, z: f64) -> Interval {
+        if left <= 0.0 {
+            return slope;
+        }
         let ahead = (left / slope.value.max(f64::MIN_POSITIVE)).max(1.0);
         let noise = self.scatter.powi(2);
         let line = 12.0 * noise / (self.floors * self.seen.powi(2));
