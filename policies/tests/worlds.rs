@@ -242,6 +242,24 @@ fn a_leak_that_ends_is_forgiven_and_one_that_pauses_is_not() {
 }
 
 #[test]
+fn growth_by_a_gibibyte_every_thousand_requests_is_suspected_and_told_as_steps() {
+    let mut monitor = Monitor::new(&defaults().growth);
+    let mut suspected = None;
+    for mut sample in World::quiet(4).run().take(8000) {
+        if let Some(host) = &mut sample.host {
+            host.anon += sample.work.requests / 1000 * (1 << 30);
+        }
+        monitor.observe(&sample);
+        if suspected.is_none() && monitor.growth()[0].verdict == Verdict::Suspected {
+            suspected = Some((sample.work.requests, monitor.growth()[0].blame.clone()));
+        }
+    }
+    let Some((at, Some(Blame::Undecided { why }))) = suspected else { panic!("{suspected:?}") };
+    assert!(at <= 4200 && why.starts_with("it grows in steps: 3 of some 10"), "{at}: {why}");
+    assert!(monitor.growth()[0].verdict >= Verdict::Suspected, "and it stays so");
+}
+
+#[test]
 fn a_known_leaker_is_found_sooner_and_never_without_evidence() {
     let policy = &defaults().growth;
     let world = leaking(9, 3.0 * MIB);

@@ -286,6 +286,8 @@ section!(
         jumps: usize,
         /// ... and the share of the rise that has to remain.
         jump_rest: f64 where Takes::Share,
+        /// Least number of large steps without a fall that are suspected.
+        stairs: u32,
         /// Latest short floors whose least one is shown as the floor.
         floor_steps: usize where Takes::Whole(1, 1024),
         /// Bytes beyond what a server is told to keep, or beyond its measured pools, that count as kept.

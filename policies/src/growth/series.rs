@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::growth::blame::{blame, time_pays};
 use crate::growth::floors::{Floors, Point};
 use crate::growth::forecast::Spread;
-use crate::growth::shape::{Finding, Whole, examine, fell, whole};
+use crate::growth::shape::{Finding, Stairs, Whole, examine, fell, whole};
 use crate::growth::stats;
 use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Unit, Verdict};
 use crate::sample::{MemoryKind, Sample, Work};
@@ -460,6 +460,7 @@ impl Watch {
         let within = limited && fill.used <= fill.allowed;
         let grows = self.suspect();
         let leaks = self.growth.verdict == Verdict::Leaking;
+        let stairs = if grows { None } else { self.stairs(effect) };
         let verdict = if within && (grows || leaks || exact(fill.used) >= effect) {
             Verdict::Bounded
         } else if within {
@@ -468,7 +469,7 @@ impl Watch {
             || (grows && tested && (self.persists(effect) || self.is_paid(effect)))
         {
             Verdict::Leaking
-        } else if grows {
+        } else if grows || stairs.is_some() {
             Verdict::Suspected
         } else if limited && exact(fill.used) >= effect {
             Verdict::Bounded
@@ -481,9 +482,17 @@ impl Watch {
             self.growth.blame = None;
             self.paid = None;
         } else if changed || tested {
-            self.growth.blame = self.blamed();
+            self.growth.blame = stairs.map_or_else(|| self.blamed(), |stairs| Some(stepwise(&stairs)));
             self.keep_payer();
         }
+    }
+
+    /// Steps that are too few and too large for a line.
+    fn stairs(&self, effect: f64) -> Option<Stairs> {
+        let longest = (0..self.floors.len())
+            .rev()
+            .find(|scale| self.floors.of(*scale).len() >= self.policy.window / 2)?;
+        Stairs::of(self.floors.of(longest), effect, &self.policy)
     }
 
     /// Counts how often in a row the same unit of work is blamed for nearly all of the growth. A test that cannot tell says
@@ -554,6 +563,17 @@ impl Watch {
         let used = used.map_or(0, |(baseline, floor)| units::whole(exact(floor) - baseline));
         self.growth.fill = Fill { allowed, used };
     }
+}
+
+/// The sentence for growth in steps.
+fn stepwise(stairs: &Stairs) -> Blame {
+    let why = format!(
+        "it grows in steps: {} of some {:.0} each, one in some {:.0} requests",
+        stairs.steps,
+        units::Amount(stairs.height),
+        stairs.requests
+    );
+    Blame::Undecided { why }
 }
 
 fn hours(at: Duration) -> f64 {

@@ -131,6 +131,50 @@ pub(super) fn fell(floors: &VecDeque<Point>, span: usize, depth: f64) -> bool {
     })
 }
 
+/// Growth in few large steps with nothing between them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Stairs {
+    /// How many steps.
+    pub(super) steps: u32,
+    /// Mean height in bytes.
+    pub(super) height: f64,
+    /// Mean requests from one to the next.
+    pub(super) requests: f64,
+}
+
+impl Stairs {
+    /// Of floors that rose again and again by much more than `effect` at once and never fell; the next step is not overdue. `None`
+    /// for everything else, smaller plateaus among it.
+    pub(super) fn of(floors: &VecDeque<Point>, effect: f64, policy: &GrowthPolicy) -> Option<Self> {
+        let (first, last) = (floors.front()?, floors.back()?);
+        let total = last.level - first.level;
+        if total < policy.steep_effect * effect || fell(floors, floors.len(), policy.fall_share * effect) {
+            return None;
+        }
+        let mut steps: Vec<(f64, f64)> = Vec::new();
+        let mut climbs = false;
+        for (from, to) in floors.iter().zip(floors.iter().skip(1)) {
+            let rise = to.level - from.level;
+            match steps.last_mut().filter(|_| climbs) {
+                Some((_, height)) if rise >= effect => *height += rise,
+                _ if rise >= effect => steps.push((exact(to.work.requests), rise)),
+                _ => {}
+            }
+            climbs = rise >= effect;
+        }
+        let climbed: f64 = steps.iter().map(|(_, height)| height).sum();
+        let highest = steps.iter().map(|(_, height)| *height).fold(0.0, f64::max);
+        let count = u32::try_from(steps.len()).ok().filter(|count| *count >= policy.stairs)?;
+        let run = steps.last()?.0 - steps.first()?.0;
+        let gap = run / (f64::from(count) - 1.0).max(1.0);
+        let due = exact(last.work.requests) - steps.last()?.0 <= 2.0 * gap;
+        let height = climbed / f64::from(count);
+        let even = highest <= 2.0 * height && height >= policy.far_effect * effect;
+        let found = Self { steps: count, height, requests: gap };
+        (due && even && climbed >= (1.0 - policy.fall_share) * total).then_some(found)
+    }
+}
+
 /// How far a random walk goes in as many floors as these, were its steps over `lag` floors of the size of theirs,
 /// less the `grain` in which such memory is taken.
 fn walk(ys: &[f64], lag: usize, grain: f64) -> f64 {
