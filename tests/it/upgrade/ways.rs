@@ -132,7 +132,7 @@ async fn under_llama_servers_name_and_flags_it_stays_llama_server() -> Outcome {
     // A diagnosis beside it starts processes of its own, and touches none of these.
     let fake = binaries::fake_llama()?;
     let fake = fake.to_string_lossy();
-    let words = ["diagnose", "--binary", &fake, "--requests", "40", "--", "-m", "model.gguf"];
+    let words = ["diagnose", "--binary", &fake, "--requests", "64", "--", "-m", "model.gguf"];
     let ran = warden.home().warden(words, SOON * 4).await?;
     assert!(ran.stdout.contains("VERDICT") && ran.stdout.contains("steady"), "{ran:?}");
     assert_eq!(pids(&warden).await?, [i64::from(before[0].pid)]);

@@ -2,7 +2,7 @@
 //! nothing, and neither a model nor a rule can be read from compressed bytes.
 //!
 //! A few bytes can decode to very many, so a decoded body counts against the same limits as a plain one, must not be more
-//! than [`MAX_RATIO`] times as large as what was sent, and reserves its decoder's memory from the common budget.
+//! than [`MAX_DECODED_RATIO`] times as large as what was sent, and reserves its decoder's memory from the common budget.
 
 use std::io;
 use std::pin::Pin;
@@ -22,19 +22,13 @@ use tokio::io::AsyncRead;
 use tokio_util::io::{StreamReader, poll_read_buf};
 
 use crate::body::budget::{Budget, Held};
-use crate::refusal::{BodyFault, Refusal};
-
-/// How many times as large as the sent bytes a decoded body may be. Conversations come to 10 or 20.
-pub(crate) const MAX_RATIO: u64 = 200;
+use crate::refusal::{BodyFault, MAX_DECODED_RATIO, Refusal};
 
 /// Decoded bytes below which the ratio does not matter.
 const RATIO_FROM: u64 = 1 << 20;
 
 /// Bytes that are decoded at a time.
 const PIECE: usize = 16 << 10;
-
-/// The codings that are decoded, as `Accept-Encoding` lists them.
-pub(crate) const ACCEPTED: &str = "gzip, zstd, identity";
 
 /// The largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
 const ZSTD_WINDOW_LOG: u32 = 23;
@@ -66,7 +60,7 @@ impl RequestStream {
     /// Takes the coding off the head, and undoes it while the body comes. Reads nothing yet.
     ///
     /// # Errors
-    /// The coding is none of [`ACCEPTED`], or there is no memory for a decoder at the moment.
+    /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or there is no memory for a decoder at the moment.
     pub(crate) fn open(headers: &mut HeaderMap, body: Incoming, budget: &Budget) -> Result<Self, Refusal> {
         if body.is_end_stream() || !headers.contains_key(CONTENT_ENCODING) {
             return Ok(Self::Plain(body));
@@ -143,7 +137,7 @@ impl DecodedStream {
             Ok(0) => None,
             Ok(bytes) => {
                 self.decoded = self.decoded.saturating_add(bytes as u64);
-                let most = self.sent.load(Ordering::Relaxed).saturating_mul(MAX_RATIO);
+                let most = self.sent.load(Ordering::Relaxed).saturating_mul(MAX_DECODED_RATIO);
                 if self.decoded <= most.max(RATIO_FROM) {
                     return Poll::Ready(Some(Ok(piece.freeze())));
                 }

@@ -2,6 +2,12 @@
 
 use crate::observe::Outcome;
 
+/// The codings of a body that are decoded, as `Accept-Encoding` lists them.
+pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
+
+/// How many times as large as the sent bytes a decoded body may be. Conversations come to 10 or 20.
+pub(crate) const MAX_DECODED_RATIO: u64 = 200;
+
 /// Why a body ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BodyFault {

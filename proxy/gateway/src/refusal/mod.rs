@@ -21,12 +21,11 @@ use warden_policies::quarantine::Fingerprint;
 use warden_policies::{ModelName, Rate};
 use warden_supervisor::{Denied, Failure, ResolveError};
 
-use crate::body::request_stream::{ACCEPTED, MAX_RATIO};
 use crate::observe::Outcome;
 use crate::protocol::fault::WireFault;
 use crate::protocol::headers::EXECUTED;
 
-pub(crate) use self::fault::{BodyFault, Unreadable};
+pub(crate) use self::fault::{ACCEPTED_CODINGS, BodyFault, MAX_DECODED_RATIO, Unreadable};
 pub(crate) use self::spelling::{
     Dialect, HeadLimits, StreamEnd, error_event, not_tls, stream_error, unreadable_head,
 };
@@ -94,13 +93,13 @@ pub(crate) enum Refusal {
     #[error("the request body broke off")]
     BodyBroken,
     #[error(
-        "the request body is not what its `Content-Encoding` says, or breaks off; send it plain, or as {ACCEPTED}"
+        "the request body is not what its `Content-Encoding` says, or breaks off; send it plain, or as {ACCEPTED_CODINGS}"
     )]
     BodyUndecodable,
-    #[error("the request body decodes to more than {MAX_RATIO} times its size; send it plain")]
+    #[error("the request body decodes to more than {MAX_DECODED_RATIO} times its size; send it plain")]
     BodyTooDense,
     #[error(
-        "the `Content-Encoding` of the request is not served; send the body plain, or as one of {ACCEPTED}"
+        "the `Content-Encoding` of the request is not served; send the body plain, or as one of {ACCEPTED_CODINGS}"
     )]
     Coding,
     #[error(
@@ -480,7 +479,7 @@ impl Refusal {
             headers.push((ALLOW, HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")));
         }
         if matches!(self, Self::Coding) {
-            headers.push((ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED)));
+            headers.push((ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED_CODINGS)));
         }
         if let Some(after) = self.retry_after(soon) {
             headers.push((RETRY_AFTER, HeaderValue::from(seconds(after))));
