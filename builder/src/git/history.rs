@@ -31,7 +31,7 @@ pub struct RevisionInfo {
     pub subject: String,
 }
 
-/// How old a commit is beside another one.
+/// Age of a commit relative to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelativeAge {
     /// It descends from the other.
@@ -118,7 +118,7 @@ impl Repository {
         }
     }
 
-    /// How old a commit is beside another one, both given as 40 digits; `None` where one is not here.
+    /// Age of a commit relative to another one, both given as 40 digits. `None` if the repository lacks one of them.
     pub fn age(&self, commit: &str, beside: &str) -> Option<RelativeAge> {
         let (one, other) = (self.id(commit).ok()?, self.id(beside).ok()?);
         let repo = self.lock();

@@ -104,58 +104,42 @@ fn images(now: &Sample) -> f64 {
     real(now.work.images)
 }
 
+fn by_request(seed: u64) -> Course {
+    host(move |now| 2.0 * MIB * size(seed) * requests(now))
+}
+
+fn by_prompt_token(seed: u64) -> Course {
+    host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
+}
+
+fn by_output_token(seed: u64) -> Course {
+    host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
+}
+
+fn by_image(seed: u64) -> Course {
+    host(move |now| 6.0 * MIB * size(seed) * images(now))
+}
+
 /// All kinds.
 pub(crate) fn all() -> Vec<Leaking> {
     use Base::{Busy, Conversations, Images, Mixed, MixedLong, Shuffled, ShuffledLong, Text};
     vec![
-        Leaking::new("each request, mixed", Mixed, REQUEST, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * requests(now))
-        }),
-        Leaking::new("each request, mixed long", MixedLong, REQUEST, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * requests(now))
-        }),
-        Leaking::new("each prompt token, mixed", Mixed, PROMPT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
-        }),
-        Leaking::new("each prompt token, mixed long", MixedLong, PROMPT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
-        }),
-        Leaking::new("each output token, mixed", Mixed, OUTPUT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
-        }),
-        Leaking::new("each output token, mixed long", MixedLong, OUTPUT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
-        }),
-        Leaking::new("each image, mixed", Mixed, IMAGE, |seed| {
-            host(move |now| 6.0 * MIB * size(seed) * images(now))
-        }),
-        Leaking::new("each image, mixed long", MixedLong, IMAGE, |seed| {
-            host(move |now| 6.0 * MIB * size(seed) * images(now))
-        }),
-        Leaking::new("each request, shuffled", Shuffled, REQUEST, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * requests(now))
-        }),
-        Leaking::new("each prompt token, shuffled", Shuffled, PROMPT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
-        }),
-        Leaking::new("each output token, shuffled", Shuffled, OUTPUT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
-        }),
-        Leaking::new("each image, shuffled", Shuffled, IMAGE, |seed| {
-            host(move |now| 6.0 * MIB * size(seed) * images(now))
-        }),
-        Leaking::new("each request, shuffled long", ShuffledLong, REQUEST, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * requests(now))
-        }),
-        Leaking::new("each prompt token, shuffled long", ShuffledLong, PROMPT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.prompt_tokens) / PROMPT_TOKENS)
-        }),
-        Leaking::new("each output token, shuffled long", ShuffledLong, OUTPUT, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * real(now.work.output_tokens) / OUTPUT_TOKENS)
-        }),
-        Leaking::new("each image, shuffled long", ShuffledLong, IMAGE, |seed| {
-            host(move |now| 6.0 * MIB * size(seed) * images(now))
-        }),
+        Leaking::new("each request, mixed", Mixed, REQUEST, by_request),
+        Leaking::new("each request, mixed long", MixedLong, REQUEST, by_request),
+        Leaking::new("each prompt token, mixed", Mixed, PROMPT, by_prompt_token),
+        Leaking::new("each prompt token, mixed long", MixedLong, PROMPT, by_prompt_token),
+        Leaking::new("each output token, mixed", Mixed, OUTPUT, by_output_token),
+        Leaking::new("each output token, mixed long", MixedLong, OUTPUT, by_output_token),
+        Leaking::new("each image, mixed", Mixed, IMAGE, by_image),
+        Leaking::new("each image, mixed long", MixedLong, IMAGE, by_image),
+        Leaking::new("each request, shuffled", Shuffled, REQUEST, by_request),
+        Leaking::new("each prompt token, shuffled", Shuffled, PROMPT, by_prompt_token),
+        Leaking::new("each output token, shuffled", Shuffled, OUTPUT, by_output_token),
+        Leaking::new("each image, shuffled", Shuffled, IMAGE, by_image),
+        Leaking::new("each request, shuffled long", ShuffledLong, REQUEST, by_request),
+        Leaking::new("each prompt token, shuffled long", ShuffledLong, PROMPT, by_prompt_token),
+        Leaking::new("each output token, shuffled long", ShuffledLong, OUTPUT, by_output_token),
+        Leaking::new("each image, shuffled long", ShuffledLong, IMAGE, by_image),
         Leaking::new("images and requests, shuffled", Shuffled, BOTH, |seed| {
             host(move |now| MIB * size(seed) * (1.5 * requests(now) + 5.0 * images(now)))
         }),
@@ -220,14 +204,8 @@ pub(crate) fn all() -> Vec<Leaking> {
             })
         })
         .declared(2 << 30),
-        Leaking::new("each request, many busy slots", Busy, REQUEST, |seed| {
-            host(move |now| 2.0 * MIB * size(seed) * requests(now))
-        })
-        .requests(4000),
-        Leaking::new("each image, many busy slots", Busy, IMAGE, |seed| {
-            host(move |now| 6.0 * MIB * size(seed) * images(now))
-        })
-        .requests(4000),
+        Leaking::new("each request, many busy slots", Busy, REQUEST, by_request).requests(4000),
+        Leaking::new("each image, many busy slots", Busy, IMAGE, by_image).requests(4000),
         Leaking::new("VRAM, each image, mixed", MixedLong, IMAGE, |seed| {
             vram(move |now| 0.95 * MIB * size(seed) * images(now))
         })

@@ -483,14 +483,7 @@ mod tests {
 
     #[test]
     fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
-        let command = Command {
-            wrapper: Vec::new(),
-            binary: "x".into(),
-            args: Vec::new(),
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
-        };
+        let command = Command::bare("x".into());
         let said = Arc::new(Said::new(&command, 3));
         let output = SoloOutput(Arc::clone(&said));
         let take = |lines: &[&str]| {

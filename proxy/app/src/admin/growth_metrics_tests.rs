@@ -104,13 +104,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         xid: Some(31),
         ..DeviceView::default()
     };
-    FleetView {
-        number: 1,
-        models: vec![Arc::new(model)],
-        canaries: Vec::new(),
-        devices: vec![device],
-        host: None,
-    }
+    FleetView { number: 1, models: vec![Arc::new(model)], devices: vec![device], ..FleetView::default() }
 }
 
 fn scrape(view: &FleetView) -> String {

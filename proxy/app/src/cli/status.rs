@@ -379,10 +379,8 @@ mod tests {
             },
             fleet: FleetView {
                 number: 1,
-                canaries: Vec::new(),
                 models: vec![Arc::new(model("a", ModelState::Loaded, two)), Arc::new(failed)],
-                devices: Vec::new(),
-                host: None,
+                ..FleetView::default()
             },
         };
         let text = table(&status, Some(NOTE));

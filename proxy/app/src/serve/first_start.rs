@@ -88,13 +88,7 @@ mod tests {
             remote: None,
             canary: None,
         };
-        FleetView {
-            number: 1,
-            models: vec![Arc::new(model)],
-            canaries: Vec::new(),
-            devices: Vec::new(),
-            host: None,
-        }
+        FleetView { number: 1, models: vec![Arc::new(model)], ..FleetView::default() }
     }
 
     #[test]

@@ -310,12 +310,10 @@ mod tests {
     fn command(args: &[&str], env: &[(&str, &str)], away: &[&str]) -> Command {
         let words = |list: &[&str]| list.iter().map(|&word| word.to_owned()).collect();
         Command {
-            wrapper: Vec::new(),
-            binary: "llama-server".into(),
             args: words(args),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: words(away),
-            directory: None,
+            ..Command::bare("llama-server".into())
         }
     }
 

@@ -149,14 +149,7 @@ mod tests {
     fn about(args: &[&str], env: &[(&str, &str)]) -> About {
         let args = args.iter().map(|&word| word.to_owned()).collect();
         let env = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        let command = Command {
-            wrapper: Vec::new(),
-            binary: "x".into(),
-            args,
-            env,
-            env_remove: Vec::new(),
-            directory: None,
-        };
+        let command = Command { args, env, ..Command::bare("x".into()) };
         About::default().with_command(&command)
     }
 
@@ -210,12 +203,9 @@ mod tests {
     fn what_was_inherited_is_given_and_secrets_are_only_named() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let own = Command {
-            wrapper: Vec::new(),
-            binary: "x".into(),
-            args: Vec::new(),
             env: vec![pair("MALLOC_ARENA_MAX", "2"), pair("HF_TOKEN", "hush")],
             env_remove: vec!["CUDA_GONE".to_owned()],
-            directory: None,
+            ..Command::bare("x".into())
         };
         let all = [
             pair("LLAMA_ARG_N_PARALLEL", "3"),

@@ -60,12 +60,9 @@ pub(super) fn outcome() -> Outcome {
 
 pub(super) fn report() -> Report {
     let command = Command {
-        wrapper: Vec::new(),
-        binary: "/opt/llama-server".into(),
         args: ["-m", "a b.gguf", "--api-key", "hush"].map(str::to_owned).to_vec(),
         env: vec![("HF_TOKEN".to_owned(), "hush".to_owned()), ("A".to_owned(), "1".to_owned())],
-        env_remove: Vec::new(),
-        directory: None,
+        ..Command::bare("/opt/llama-server".into())
     };
     Report::new(About { model: "m".to_owned(), ..About::default() }.with_command(&command), &outcome())
 }

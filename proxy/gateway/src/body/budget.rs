@@ -109,10 +109,11 @@ impl Held {
 
     /// No piece, but memory that something else than pieces takes; `None` if the budget is used up.
     pub(crate) fn reserved(budget: Budget, bytes: usize) -> Option<Self> {
-        let is_taken = budget.take(bytes);
-        let mut held = Self::new(budget);
-        held.reserved = if is_taken { bytes } else { 0 };
-        is_taken.then_some(held)
+        budget.take(bytes).then(|| {
+            let mut held = Self::new(budget);
+            held.reserved = bytes;
+            held
+        })
     }
 
     /// Nothing held, under the same budget.

@@ -362,9 +362,7 @@ impl Backends for Shell {
         Arc::new(FleetView {
             number: 1,
             models: self.0.models.iter().map(one).map(Arc::new).collect(),
-            canaries: Vec::new(),
-            devices: Vec::new(),
-            host: None,
+            ..FleetView::default()
         })
     }
 }

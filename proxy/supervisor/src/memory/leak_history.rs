@@ -535,12 +535,8 @@ mod tests {
     fn what_a_diagnosis_measured_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
         let directory = tempfile::tempdir().unwrap();
         let command = Command {
-            wrapper: Vec::new(),
-            binary: directory.path().join("llama-server"),
             args: vec!["-c".to_owned(), "4096".to_owned()],
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare(directory.path().join("llama-server"))
         };
         let (name, key) = (ModelName::new("m"), key(&command));
         let serving = LeakHistory::open(directory.path(), None);
@@ -590,14 +586,7 @@ mod tests {
     fn another_argument_or_binary_is_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let binary = directory.path().join("llama-server");
-        let command = |arg: &str| Command {
-            wrapper: Vec::new(),
-            binary: binary.clone(),
-            args: vec![arg.to_owned()],
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
-        };
+        let command = |arg: &str| Command { args: vec![arg.to_owned()], ..Command::bare(binary.clone()) };
         let absent = key(&command("a"));
         fs::write(&binary, "one").unwrap();
         let one = key(&command("a"));
@@ -610,12 +599,11 @@ mod tests {
     fn another_model_in_the_old_place_and_variables_that_reach_the_server_make_another_process() {
         let directory = tempfile::tempdir().unwrap();
         let command = |env: &[(&str, &str)], removed: &[&str]| Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama-server".into(),
             args: vec!["-m".to_owned(), "model.gguf".to_owned()],
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
             env_remove: removed.iter().map(|&name| name.to_owned()).collect(),
             directory: Some(directory.path().to_owned()),
+            ..Command::bare("/opt/llama-server".into())
         };
         let inherits = |pairs: &[(&str, &str)], removed: &[&str]| {
             let pairs: Vec<_> = pairs.iter().map(|(name, value)| (name.into(), value.into())).collect();

@@ -55,14 +55,7 @@ mod tests {
 
     fn command() -> Command {
         let directory = None;
-        Command {
-            wrapper: Vec::new(),
-            binary: "/bin/true".into(),
-            args: Vec::new(),
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory,
-        }
+        Command { directory, ..Command::bare("/bin/true".into()) }
     }
 
     #[test]

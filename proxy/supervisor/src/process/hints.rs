@@ -152,12 +152,9 @@ mod tests {
 
     fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
         Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama-server".into(),
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare("/opt/llama-server".into())
         }
     }
 

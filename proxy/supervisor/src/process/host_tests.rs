@@ -37,14 +37,7 @@ async fn sleeper_at(
     std::thread::spawn(|| nursery.run());
     let mut args = vec!["-c".to_owned(), script.to_owned()];
     args.extend(key.iter().flat_map(|key| ["--api-key".to_owned(), (*key).to_owned()]));
-    let command = Command {
-        wrapper: Vec::new(),
-        binary: "/bin/sh".into(),
-        args,
-        env: Vec::new(),
-        env_remove: Vec::new(),
-        directory: None,
-    };
+    let command = Command { args, ..Command::bare("/bin/sh".into()) };
     let heard = Arc::new(Heard::default());
     let ears = Arc::clone(&heard);
     let sink: Sink = Arc::new(move |stream, line| lock(&ears.0).push((stream, line)));

@@ -79,12 +79,8 @@ mod tests {
 
     fn command(env: &[(&str, &str)]) -> Command {
         Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama-server".into(),
-            args: Vec::new(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare("/opt/llama-server".into())
         }
     }
 

@@ -302,12 +302,8 @@ mod tests {
 
     fn command(args: &[&str]) -> Command {
         Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama-server".into(),
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare("/opt/llama-server".into())
         }
     }
 

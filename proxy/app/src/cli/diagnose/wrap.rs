@@ -158,14 +158,8 @@ mod tests {
     #[test]
     fn the_servers_arguments_stay_and_only_its_binary_becomes_a_script() {
         let wrap = Wrap::prepare("sh -c 'echo it''s'").unwrap();
-        let mut command = Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama server".into(),
-            args: vec!["-m".into(), "a b".into()],
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
-        };
+        let mut command =
+            Command { args: vec!["-m".into(), "a b".into()], ..Command::bare("/opt/llama server".into()) };
         wrap.apply(&mut command).unwrap();
         let script = std::fs::read_to_string(&command.binary).unwrap();
         assert!(script.ends_with(" -c 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");

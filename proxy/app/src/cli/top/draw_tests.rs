@@ -138,9 +138,9 @@ fn status(models: Vec<ModelView>) -> Status {
         fleet: FleetView {
             number: 1,
             models: models.into_iter().map(Arc::new).collect(),
-            canaries: Vec::new(),
             devices: vec![device(0, 71 * GIB), device(1, 12 * GIB)],
             host: Some(HostTotals { total: 128 * GIB, available: 90 * GIB }),
+            ..FleetView::default()
         },
     }
 }

@@ -111,12 +111,9 @@ mod tests {
 
     fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
         Command {
-            wrapper: Vec::new(),
-            binary: "/x".into(),
             args: args.iter().map(|&word| word.to_owned()).collect(),
             env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare("/x".into())
         }
     }
 

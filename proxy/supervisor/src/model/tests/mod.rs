@@ -148,12 +148,8 @@ fn spec(name: &str) -> SharedSpec {
         name: ModelName::new(name),
         aliases: Vec::new(),
         command: Command {
-            wrapper: Vec::new(),
-            binary: "/opt/llama-server".into(),
             args: vec!["-m".to_owned(), format!("{name}.gguf")],
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: None,
+            ..Command::bare("/opt/llama-server".into())
         },
         run: defaults::Model { replace: Replace::Sequential, ..defaults.model },
         queue: defaults.queue,

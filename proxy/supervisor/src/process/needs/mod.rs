@@ -371,14 +371,7 @@ mod tests {
         fs::write(&binary, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Command {
-            wrapper: Vec::new(),
-            binary,
-            args,
-            env: Vec::new(),
-            env_remove: Vec::new(),
-            directory: Some(directory.to_owned()),
-        }
+        Command { args, directory: Some(directory.to_owned()), ..Command::bare(binary) }
     }
 
     fn missing(command: &Command) -> Option<(FailureKind, String)> {

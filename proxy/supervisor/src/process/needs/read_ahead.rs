@@ -82,12 +82,9 @@ mod tests {
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
         let command = Command {
-            wrapper: Vec::new(),
-            binary: "/bin/true".into(),
             args: vec!["-m".to_owned(), "m.gguf".to_owned()],
-            env: Vec::new(),
-            env_remove: Vec::new(),
             directory: Some(home.to_owned()),
+            ..Command::bare("/bin/true".into())
         };
         (command, file)
     }
