@@ -117,9 +117,10 @@ impl Rig {
         replacements.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Ends the fleet and checks that nothing is left of it.
+    /// Ends the fleet, has its state written, and checks that nothing is left of it.
     async fn end(self) {
         self.fleet.shutdown(Duration::from_secs(30)).await;
+        assert!(self.fleet.state_writer().written(secs(30)).await);
         self.script.assert_all_reaped();
     }
 }
