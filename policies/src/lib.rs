@@ -9,6 +9,7 @@
 //! | [`growth`] | whether memory leaks, which unit of work pays, when a limit is reached |
 //! | [`server_flags`] | how a flag is spelled for the llama-server at hand |
 //! | [`start_search`] | which switch is tried on a server that dies while it loads |
+//! | [`standstill`] | whether a process that starts stands still |
 //! | [`lifecycle`] | what one backend process does next: start, drain, stop, back off, give up |
 //! | [`dispatch`] | who gets a lease on a backend, who waits, who is turned away |
 //! | [`declared_memory`] | what a server is told to keep, so that growth in it is no leak |
@@ -76,6 +77,7 @@ pub mod server_facts;
 pub mod server_flags;
 pub mod share;
 pub mod simulate;
+pub mod standstill;
 pub mod start_search;
 pub mod trace;
 pub mod trace_context;

@@ -15,6 +15,8 @@ section!(
     Lifecycle of "lifecycle" {
         /// A backend has to be ready within this time.
         pub start_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
+        /// A backend that starts and does nothing for this long (it writes nothing, reads nothing, computes nothing) is ended, too.
+        pub start_stall: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Pause between probes while a backend starts.
         start_probe_interval: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Pause between probes of a ready backend.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`backend_metrics`] | llama-server's own counters, from the text of its `/metrics` |
 //! | [`confirm`] | host memory of a process group to the page, to confirm a verdict |
+//! | [`mod@effort`] | what a process has computed, read and written |
 //! | [`ending`] | whether a process has begun to end |
 //! | [`gpu`] | GPUs: VRAM in all and per process group, temperature, faults |
 //! | [`host`] | host memory of a process group |
@@ -19,6 +20,7 @@
 pub mod backend_metrics;
 mod cgroup;
 pub mod confirm;
+pub mod effort;
 pub mod ending;
 pub mod gpu;
 pub mod host;
@@ -32,6 +34,7 @@ pub mod totals;
 
 pub use backend_metrics::BackendMetrics;
 pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
+pub use effort::effort;
 pub use ending::is_ending;
 pub use gpu::Gpus;
 pub use host::host_memory;

@@ -26,12 +26,13 @@ use warden_sensors::{HostTotals, Report};
 use crate::error::{Failure, FleetError, SpawnError};
 use crate::memory::declared_memory;
 use crate::process::endpoint::{Endpoint, endpoint, flags};
-use crate::process::failure::{self, End};
+use crate::process::failure::{self, End, Lateness};
 use crate::process::group::Exit;
 use crate::process::hints::api_key;
 use crate::process::host::Host;
 use crate::process::nursery::NurseryHandle;
 use crate::process::socket_name::{SOCKET_PATH_LIMIT, socket};
+use crate::process::standstill::stands_still;
 use crate::process::{
     Ask, Health, NoVram, Process, Props, Sink, World, directories, discreet, reclaim_file, report_file,
 };
@@ -163,8 +164,8 @@ impl Starter {
                 solo.said.ready(&spec.command, solo.props, self.world.available());
                 Ok(solo)
             }
-            () = tokio::time::sleep(self.lifecycle.start_timeout) => {
-                let unstarted = judge(End::TimedOut(self.lifecycle.start_timeout), &solo.said);
+            lateness = too_late(&*solo.process, &self.lifecycle) => {
+                let unstarted = judge(End::TimedOut(lateness), &solo.said);
                 solo.stop().await;
                 Err(unstarted)
             }
@@ -190,6 +191,15 @@ impl Starter {
     /// Memory of the machine that anybody could take, in bytes; `None` if it cannot be read.
     pub fn available(&self) -> Option<u64> {
         self.world.available()
+    }
+}
+
+/// Resolves when a start has taken longer than it may.
+async fn too_late(process: &dyn Process, lifecycle: &LifecyclePolicy) -> Lateness {
+    let (in_all, still) = (lifecycle.start_timeout, lifecycle.start_stall);
+    tokio::select! {
+        () = tokio::time::sleep(in_all) => Lateness::NotReady(in_all),
+        () = stands_still(process, still) => Lateness::StoodStill(still),
     }
 }
 

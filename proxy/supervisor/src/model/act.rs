@@ -57,6 +57,11 @@ impl Model {
         if phase != before.phase() && matches!(phase, Phase::Draining | Phase::Stopping | Phase::Starting) {
             unit.stop_watching(phase);
         }
+        if phase != Phase::Starting
+            && let Some(live) = &mut unit.live
+        {
+            live.start_watch = None;
+        }
         if phase != before.phase()
             && phase == Phase::Draining
             && let Some(live) = unit.live.as_deref_mut().filter(|live| live.alarmed.is_none())

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
@@ -76,6 +77,8 @@ pub(crate) enum Report {
     Unset(Vec<String>),
     /// What it needs was looked at, just before its creation.
     Looked(Sight),
+    /// It starts, and has done nothing for so long.
+    StandsStill(Duration),
     /// The process is reaped. If SIGKILL ended it: whether that was for lack of memory.
     Exited(Exit, OutOfMemory),
     /// So much of the memory of an ended process came back.

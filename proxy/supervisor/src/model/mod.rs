@@ -124,6 +124,7 @@ use crate::lease::queue::Leases;
 use crate::memory::loading::Told;
 use crate::model::bequeath::ModelWill;
 use crate::model::context::Context;
+use crate::process::failure::Lateness;
 use crate::spec::{SharedSpec, Watch};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
@@ -367,12 +368,9 @@ impl Model {
                 *at = now + LOOK_FOR_ROOM;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
-                if timer == Timer::Start
-                    && let Some(live) = &mut unit.live
-                {
-                    live.timed_out = true;
-                }
-                if timer == Timer::Drain && self.may_drain_on(id) {
+                if timer == Timer::Start {
+                    self.too_late(id, Lateness::NotReady(self.spec.lifecycle.start_timeout));
+                } else if timer == Timer::Drain && self.may_drain_on(id) {
                     self.drain_later(id);
                 } else if timer == Timer::Drain && self.may_take_its_time(id) {
                     self.carry_out(id, Effect::Arm(timer));

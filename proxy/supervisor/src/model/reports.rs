@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use warden_policies::lifecycle::{Cause, Effect, Event, Phase, Timer};
 use warden_policies::{GenerationId, Reason};
 
@@ -11,12 +12,13 @@ use super::spread::set_all;
 use super::timers;
 use super::unit::{Pending, Role, UnitId};
 use super::warm::unpack::Unpacked;
-use super::{Model, Report};
+use super::{Message, Model, Report};
 use crate::clock;
 use crate::error::{FailureKind, SpawnError};
 use crate::memory::fleet_memory::Returned;
-use crate::process::failure::{self, End, OutOfMemory};
+use crate::process::failure::{self, End, Lateness, OutOfMemory};
 use crate::process::group::Exit;
+use crate::process::standstill::stands_still;
 use crate::process::{Ask, Health, Process, Props, discreet, reclaim_file, report_file};
 use crate::view::event::EventKind;
 
@@ -61,6 +63,7 @@ impl Model {
                     unit.sight = Some(sight);
                 }
             }
+            Report::StandsStill(limit) => self.too_late(id, Lateness::StoodStill(limit)),
             Report::Exited(exit, why) => self.exited(id, generation, exit, why),
             Report::Returned(returned) => self.returned(generation, &returned),
             Report::Sampled { taken, sample } => self.sampled(id, &taken, &sample),
@@ -87,6 +90,7 @@ impl Model {
         }
         if starting {
             live.timers.probe = Some(Instant::now());
+            self.watch_start(id, Arc::clone(&process));
         }
         let pid = process.pid();
         let event = if adopted {
@@ -97,6 +101,32 @@ impl Model {
         self.tell(Some(generation), event);
         self.changed();
         self.await_exit(generation, process);
+    }
+
+    /// Reports when a start stands still, until that counts no more.
+    fn watch_start(&mut self, id: UnitId, process: Arc<dyn Process>) {
+        let limit = self.spec.lifecycle.start_stall;
+        let Some(live) = self.live_mut(id) else { return };
+        let over = CancellationToken::new();
+        live.start_watch = Some(over.clone().drop_guard());
+        let (generation, outbox) = (live.id, self.outbox.clone());
+        self.helpers.spawn(async move {
+            let still = over.run_until_cancelled(stands_still(&*process, limit)).await;
+            if still.is_some() {
+                outbox.send(Message::Report(generation, Report::StandsStill(limit)));
+            }
+        });
+    }
+
+    /// A start has taken longer than it may.
+    pub(super) fn too_late(&mut self, id: UnitId, lateness: Lateness) {
+        let Some(unit) = self.unit_mut(id) else { return };
+        if unit.phase() == Phase::Starting
+            && let Some(live) = &mut unit.live
+        {
+            live.timed_out = Some(lateness);
+            self.step(id, Event::Timer(Timer::Start));
+        }
     }
 
     fn not_spawned(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
@@ -127,10 +157,9 @@ impl Model {
 
     fn exited(&mut self, id: UnitId, generation: GenerationId, exit: Exit, why: OutOfMemory) {
         self.dying.push(generation);
-        let timed_out = self.live(id).is_some_and(|live| live.timed_out);
+        let timed_out = self.live(id).and_then(|live| live.timed_out);
         let never_ready = self.bury(id, generation);
-        let end =
-            if timed_out { End::TimedOut(self.spec.lifecycle.start_timeout) } else { End::Exited(exit, why) };
+        let end = timed_out.map_or(End::Exited(exit, why), End::TimedOut);
         let felled = self.leases.was_felled(generation);
         let event = |cause| if felled { Event::Felled } else { Event::Exited(cause) };
         self.ended(id, generation, event, never_ready, &end, &exit.to_string());

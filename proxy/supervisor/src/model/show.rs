@@ -23,6 +23,7 @@ impl Model {
             queue_depth: self.spec.queue.depth,
             backends,
             recycles: self.replacements.counts.clone(),
+            last_replacement: self.replacements.last.last().map(|entry| (entry.reason, entry.at.clone())),
             reclaims: self.reclaim_counts.show(),
             crashes: self.crashes,
             was_ready: self.experience.load_time.is_some(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
 use warden_policies::cooldown::Held;
 use warden_policies::cooldown::working_set::Passed;
 use warden_policies::health::Lost;
@@ -21,6 +22,7 @@ use crate::error::Failure;
 use crate::lease::cell::Cell;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::Process;
+use crate::process::failure::Lateness;
 use crate::process::needs::Sight;
 use crate::process::slot_files::SlotFiles;
 use crate::spec::Command;
@@ -147,7 +149,10 @@ pub(super) struct Generation {
     pub(super) made_of: Recipe,
     pub(super) process: Option<Arc<dyn Process>>,
     pub(super) pending: Option<Pending>,
-    pub(super) timed_out: bool,
+    /// Its start took longer than it may.
+    pub(super) timed_out: Option<Lateness>,
+    /// Tells when its start stands still, for as long as this is here.
+    pub(super) start_watch: Option<DropGuard>,
     pub(super) spawned: Instant,
     /// An instance before us made it, and it took so long to load.
     pub(super) adopted: Option<Duration>,
@@ -218,7 +223,8 @@ impl Generation {
             made_of,
             process: None,
             pending: None,
-            timed_out: false,
+            timed_out: None,
+            start_watch: None,
             spawned: Instant::now(),
             adopted: None,
             started_with: None,

@@ -4,6 +4,8 @@
 //! causes to consequences: a model that does not fit also "fails to load". Warnings count for nothing: the process went on
 //! after them. Of lack of memory and an unusable file, which may both be logged, the later line counts.
 
+use std::time::Duration;
+
 use crate::error::{Failure, FailureKind, SpawnError};
 use crate::process::group::Exit;
 
@@ -15,7 +17,16 @@ pub(crate) enum End<'a> {
     /// It ended; if SIGKILL ended it, whether that was for lack of memory.
     Exited(Exit, OutOfMemory),
     /// It was not ready in time and was killed.
-    TimedOut(std::time::Duration),
+    TimedOut(Lateness),
+}
+
+/// Which time a start has taken that it may not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lateness {
+    /// It was not ready after so long.
+    NotReady(Duration),
+    /// It did nothing for so long.
+    StoodStill(Duration),
 }
 
 /// What the kernel's counters say about a process that SIGKILL ended.
@@ -86,18 +97,22 @@ fn has(line: &str, phrases: &[&str]) -> bool {
 pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32) -> Failure {
     let (kind, message) = match end {
         End::NotSpawned(error) => not_spawned(error),
-        End::TimedOut(after) => (
-            FailureKind::Timeout,
-            format!(
-                "it was not ready within {:.0} s: give it more time with `start_timeout`, or look at its output for \
-                 what it waits for",
-                after.as_secs_f64()
-            ),
-        ),
+        End::TimedOut(lateness) => (FailureKind::Timeout, too_late(*lateness)),
         End::Exited(exit, why) => exited(*exit, *why, lines),
     };
     let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
     Failure { kind, message, lines, failures }
+}
+
+fn too_late(lateness: Lateness) -> String {
+    let (what, after, key) = match lateness {
+        Lateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
+        Lateness::StoodStill(after) => ("wrote, read and computed nothing for", after, "start_stall"),
+    };
+    let seconds = after.as_secs_f64();
+    format!(
+        "it {what} {seconds:.0} s: give it more time with `{key}`, or look at its output for what it waits for"
+    )
 }
 
 fn not_spawned(error: &SpawnError) -> (FailureKind, String) {
@@ -374,8 +389,9 @@ mod tests {
         let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
         assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
-        let late = judge(&End::TimedOut(Duration::from_secs(900)), &[], 5, 1);
-        let told = permanent.iter().chain(&passing).chain([&late]);
+        let [late, still] = [Lateness::NotReady, Lateness::StoodStill]
+            .map(|late| judge(&End::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
+        let told = permanent.iter().chain(&passing).chain([&late, &still]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }
 }

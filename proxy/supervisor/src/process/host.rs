@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_policies::sample::HostMemory;
+use warden_policies::standstill::Effort;
 use warden_sensors::gpu::{Baseline, Snapshot, Why};
 use warden_sensors::oom::Moved;
 use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
@@ -582,6 +583,17 @@ impl Process for HostProcess {
             };
             // Some small reads, and on a kernel without `children` files a walk over /proc: not for a runtime thread.
             run_job(WorkKind::Kernel, read).await.unwrap_or_default()
+        })
+    }
+
+    fn effort(&self) -> BoxFuture<'_, Option<Effort>> {
+        Box::pin(async move {
+            let (pid, kinship) = (self.child.pid(), Arc::clone(self.child.kinship()));
+            let read = move || {
+                let others = kinship.relatives().into_iter().filter(|one| !one.is_zombie);
+                warden_sensors::effort(pid, others.map(|one| one.process.pid))
+            };
+            run_job(WorkKind::Kernel, read).await.ok().flatten()
         })
     }
 

@@ -16,7 +16,7 @@
 //! | `trusted_path` | which paths no other user of the machine can exchange |
 //! | `reclaim_file` | how it is asked to give memory back |
 //! | `lines`, `discreet`, `failure` | what it said, without secrets, and why it ended |
-//! | `needs` | what it needs to start |
+//! | `needs`, `standstill` | what it needs to start, and whether it moves on |
 //! | `settings` | what clients have set in it |
 //! | `slot_files`, `slot_talk`, `touch` | how the contents of its slots are taken to the next one |
 //! | `gpus`, `population` | the GPUs for all, and how many children there are |
@@ -54,6 +54,7 @@ pub(crate) mod slot_files;
 pub(crate) mod slot_talk;
 pub(crate) mod socket_name;
 pub(crate) mod spawn;
+pub(crate) mod standstill;
 pub(crate) mod touch;
 pub mod trusted_path;
 pub(crate) mod watched_process;
@@ -69,6 +70,7 @@ use futures_util::future::BoxFuture;
 use warden_policies::health::Slots;
 use warden_policies::reclaim::Parts;
 use warden_policies::sample::{GpuIndex, HostMemory, Vram, VramSource};
+use warden_policies::standstill::Effort;
 use warden_sensors::{BackendMetrics, CgroupMemory, HostTotals, Report, Standing};
 
 use crate::error::SpawnError;
@@ -244,6 +246,8 @@ pub(crate) trait Process: Send + Sync + Debug {
     fn out_of_memory(&self) -> BoxFuture<'_, OutOfMemory>;
     /// What it holds now.
     fn sample(&self, ask: Ask) -> BoxFuture<'_, Sample>;
+    /// What it has computed, read and written so far, with all that belongs to it; `None` if that cannot be read.
+    fn effort(&self) -> BoxFuture<'_, Option<Effort>>;
     /// Prepares it for whoever goes on with it: by which number the root knows it, and its files. `None`: it cannot be.
     fn bequeath(&self) -> Option<(u64, Vec<OwnedFd>)> {
         None

@@ -219,6 +219,28 @@ async fn a_start_that_takes_too_long_is_killed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_start_that_stands_still_is_killed_before_its_time_is_over_and_one_that_moves_on_is_not() {
+    let stuck = Role { ready_after: secs(9999), moves_for: secs(900), ..Role::default() };
+    let slow = Role { ready_after: secs(7000), ..Role::default() };
+    let rig = Rig::new(|config, script| {
+        config.models[0].queue.wait = secs(99_999);
+        script.all([stuck, slow]);
+    })
+    .await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(rig.lease().await.unwrap().generation(), GenerationId(2));
+    let took = began.elapsed();
+    // The limit of 300 s, and a quarter of it until it is seen.
+    assert!((secs(7000 + 900 + 300)..secs(7000 + 900 + 380)).contains(&took), "{took:?}");
+    let told = rig.events().into_iter().find_map(|(_, event)| match event {
+        EventKind::Crashed { failure, .. } => Some(failure.message),
+        _ => None,
+    });
+    assert!(told.as_ref().is_some_and(|told| told.contains("computed nothing for 300 s")), "{told:?}");
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_backend_that_answers_no_probes_gets_no_requests_until_it_does_again() {
     let rig = Rig::new(|_, _| {}).await;
     drop(rig.lease().await.unwrap());

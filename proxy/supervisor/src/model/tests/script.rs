@@ -14,6 +14,7 @@ use warden_policies::GpuIndex;
 use warden_policies::health::Slots;
 use warden_policies::reclaim::{Given, Outcome as ReclaimOutcome, Parts};
 use warden_policies::sample::{HostMemory, Vram, VramSource};
+use warden_policies::standstill::Effort;
 use warden_sensors::gpu::{DeviceReading, Fault};
 use warden_sensors::{BackendMetrics, HostTotals, Report, Standing};
 
@@ -50,6 +51,8 @@ pub(super) struct Role {
     pub(super) work: Option<Slots>,
     /// It takes no settings.
     pub(super) refuses: bool,
+    /// For so long after its spawn it is seen to do something.
+    pub(super) moves_for: Duration,
 }
 
 impl Default for Role {
@@ -66,6 +69,7 @@ impl Default for Role {
             vram: None,
             work: None,
             refuses: false,
+            moves_for: Duration::MAX,
         }
     }
 }
@@ -614,6 +618,11 @@ impl Process for Actor {
             }
             sample
         })
+    }
+
+    fn effort(&self) -> BoxFuture<'_, Option<Effort>> {
+        let moved = self.born.elapsed().min(self.role.moves_for).as_secs();
+        Box::pin(async move { Some(Effort { written: moved, ..Effort::default() }) })
     }
 
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {

@@ -196,8 +196,8 @@ impl Desk {
         if self.file.read_exact_at(&mut blocks, start as u64).is_err() {
             return Vec::new();
         }
-        let each = blocks.chunks_exact(BLOCK).enumerate();
-        let of = |(index, block): (usize, &[u8])| {
+        let each = blocks.as_chunks::<BLOCK>().0.iter().enumerate();
+        let of = |(index, block): (usize, &[u8; BLOCK])| {
             let answer = layout::answer(block, part)?;
             self.is_held(start + index * BLOCK).then_some(answer)
         };

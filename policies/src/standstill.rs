@@ -1,0 +1,104 @@
+//! Whether a process that starts stands still: it writes nothing, reads nothing and computes nothing.
+//!
+//! A load of hundreds of gigabytes from a network takes an hour and moves on all the time; one that waits for a lock or a dead disk does
+//! not move. What a server computes for our probes alone is no move.
+
+use std::time::Duration;
+
+/// What a process, and whatever belongs to it, has done since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Effort {
+    /// Time of processors.
+    pub cpu: Duration,
+    /// Bytes read from files and disks, mapped files included.
+    pub read: u64,
+    /// Bytes written to files and pipes: its output, too.
+    pub written: u64,
+}
+
+/// Computes for this share of the time: a server that only answers our probes needs a tenth of that.
+const BUSY_SHARE: f64 = 0.05;
+/// Bytes: less is read by a process that looks at its own state, or is woken.
+const READ_STEP: u64 = 4096;
+
+impl Effort {
+    /// Whether it did something between the two readings, which are `time` apart.
+    fn has_moved_since(self, before: Self, time: Duration) -> bool {
+        self.written > before.written
+            || self.read.saturating_sub(before.read) >= READ_STEP
+            || self.cpu.saturating_sub(before.cpu) >= time.mul_f64(BUSY_SHARE)
+    }
+}
+
+/// Watches one start.
+#[derive(Clone, Copy, Debug)]
+pub struct StandstillWatch {
+    limit: Duration,
+    last: Effort,
+    looked: Duration,
+    moved: Duration,
+}
+
+impl StandstillWatch {
+    /// `limit`: for how long it may stand still.
+    pub fn new(limit: Duration) -> Self {
+        let [looked, moved] = [Duration::ZERO; 2];
+        Self { limit, last: Effort::default(), looked, moved }
+    }
+
+    /// Time until the next look.
+    pub fn pause(&self) -> Duration {
+        self.limit / 4
+    }
+
+    /// Takes a reading, `at` after the start, and returns whether it has stood still for the limit. A reading that could not be made
+    /// (`None`) proves nothing: then it counts as a move.
+    pub fn stands_still(&mut self, at: Duration, effort: Option<Effort>) -> bool {
+        let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
+        self.last = effort.unwrap_or(self.last);
+        self.looked = at;
+        if moved {
+            self.moved = at;
+        }
+        at.saturating_sub(self.moved) >= self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// In which minute it is said to stand still, of ten; `effort` tells what it has done by then.
+    fn found(effort: impl Fn(u32) -> Option<Effort>) -> Option<u32> {
+        let mut watch = StandstillWatch::new(MINUTE * 4);
+        assert_eq!(watch.pause(), MINUTE);
+        (1..=10).find(|&minute| watch.stands_still(MINUTE * minute, effort(minute)))
+    }
+
+    #[test]
+    fn one_that_reads_writes_or_computes_moves_and_one_that_answers_probes_does_not() {
+        let started = Effort { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000 };
+        let stuck =
+            |minute: u32| Effort { cpu: started.cpu + Duration::from_millis(300) * minute, ..started };
+        assert_eq!(found(|minute| Some(stuck(minute))), Some(5), "four minutes after the first");
+        assert_eq!(found(|_| Some(Effort::default())), Some(4), "it never did anything");
+        let reads = |minute: u32| Effort { read: u64::from(minute) * READ_STEP, ..stuck(minute) };
+        assert_eq!(found(|minute| Some(reads(minute))), None);
+        let writes = |minute: u32| Effort { written: u64::from(minute), ..Effort::default() };
+        assert_eq!(found(|minute| Some(writes(minute))), None, "a point is progress");
+        let computes = |minute: u32| Effort { cpu: Duration::from_secs(3) * minute, ..Effort::default() };
+        assert_eq!(found(|minute| Some(computes(minute))), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_proves_nothing_and_a_step_now_and_then_is_enough() {
+        assert_eq!(found(|_| None), None);
+        assert_eq!(found(|minute| (minute % 3 == 0).then(Effort::default)), None);
+        let steps = |minute: u32| Effort { written: u64::from(minute / 3), ..Effort::default() };
+        assert_eq!(found(|minute| Some(steps(minute))), None);
+        let ends = |minute: u32| Effort { written: u64::from(minute.min(4)), ..Effort::default() };
+        assert_eq!(found(|minute| Some(ends(minute))), Some(8));
+    }
+}

@@ -1,0 +1,66 @@
+//! What a process and others that belong to it have done so far: time of processors, bytes read and written.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use procfs::process::Process;
+use warden_policies::standstill::Effort;
+
+use crate::host::{PROC, group};
+
+/// What the process group that `leader` leads and these others have done since they began; `None` if that cannot be read of one of
+/// them. What a child did counts once it is reaped.
+///
+/// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of `/proc/PID/io`. Pages of mapped files
+/// are in `read_bytes` alone, and what a cache already had in `rchar` alone.
+pub fn effort(leader: u32, others: impl IntoIterator<Item = u32>) -> Option<Effort> {
+    let others = others.into_iter().filter_map(|pid| i32::try_from(pid).ok());
+    let all: BTreeSet<i32> = group(Path::new(PROC), leader).into_iter().chain(others).collect();
+    let mut sum = Effort::default();
+    for pid in all {
+        let one = effort_of(pid)?;
+        sum.cpu = sum.cpu.saturating_add(one.cpu);
+        sum.read = sum.read.saturating_add(one.read);
+        sum.written = sum.written.saturating_add(one.written);
+    }
+    Some(sum)
+}
+
+fn effort_of(pid: i32) -> Option<Effort> {
+    let process = Process::new(pid).ok()?;
+    let (stat, io) = (process.stat().ok()?, process.io().ok()?);
+    let of_children = u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0);
+    let ticks = stat.utime.saturating_add(stat.stime).saturating_add(of_children);
+    Some(Effort {
+        cpu: Duration::from_millis(ticks.saturating_mul(1000) / procfs::ticks_per_second().max(1)),
+        read: io.rchar.saturating_add(io.read_bytes),
+        written: io.wchar,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_a_process_writes_reads_and_computes_is_seen_and_one_that_is_gone_has_no_effort() {
+        let mut shell = Command::new("/bin/sh");
+        shell.arg("-c").arg("read x; echo $x; while :; do :; done");
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let before = effort(child.id(), []).unwrap();
+        child.stdin.take().unwrap().write_all(b"four\n").unwrap();
+        let now = std::iter::repeat_with(|| effort(child.id(), []).unwrap())
+            .take(1_000_000)
+            .find(|now| now.cpu >= before.cpu + Duration::from_millis(50))
+            .unwrap();
+        // It may have been reading its own program when we looked first.
+        assert!(now.written - before.written == 5 && now.read - before.read >= 5, "{before:?} {now:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(effort(child.id(), [child.id()]), None);
+    }
+}

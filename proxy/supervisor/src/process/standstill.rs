@@ -1,0 +1,20 @@
+//! Watches a process that starts, and tells when it stands still.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::standstill::StandstillWatch;
+
+use super::Process;
+
+/// Resolves when the process has done nothing for so long. May be dropped.
+pub(crate) async fn stands_still(process: &dyn Process, limit: Duration) {
+    let (began, mut watch) = (Instant::now(), StandstillWatch::new(limit));
+    loop {
+        tokio::time::sleep(watch.pause()).await;
+        let effort = process.effort().await;
+        if watch.stands_still(began.elapsed(), effort) {
+            return;
+        }
+    }
+}
