@@ -219,7 +219,7 @@ async fn settings_that_contradict_each_other_are_named_with_the_numbers() -> Out
 }
 
 #[tokio::test]
-async fn a_flag_that_the_llama_server_does_not_have_is_named_with_the_nearest_one() -> Outcome {
+async fn a_flag_or_variable_that_the_llama_server_does_not_have_is_named_with_the_nearest_one() -> Outcome {
     let home = Home::new()?;
     home.file("m.gguf", "")?;
     let flags: String = (0..30)
@@ -227,19 +227,29 @@ async fn a_flag_that_the_llama_server_does_not_have_is_named_with_the_nearest_on
         .collect();
     let script = format!(
         "#!/bin/sh\ncase $1 in\n--version) echo 'version: 1 (abc)';;\n--help) cat <<'EOF'\n-m, --model FNAME  a file\n-c, \
-         --ctx-size N  tokens\n{flags}EOF\n;;\nesac\n"
+         --ctx-size N  tokens (env: LLAMA_ARG_CTX_SIZE)\n{flags}EOF\n;;\nesac\n"
     );
     let server = home.program("llama-server", script)?;
-    for (args, code) in
-        [("\"-c\", \"1\", \"--ctx_size\", \"2\"", 0), ("\"-c\", \"1\",\n  \"--ctx-sice\", \"2\"", 2)]
-    {
-        let text =
-            format!("[models.a]\nmodel = \"m.gguf\"\nbinary = \"{}\"\nargs = [{args}]\n", server.display());
+    for (args, variable, code) in [
+        ("\"-c\", \"1\", \"--ctx_size\", \"2\"", "LLAMA_ARG_CTX_SIZE", 0),
+        ("\"-c\", \"1\",\n  \"--ctx-sice\", \"2\"", "LLAMA_ARG_CTX_SICE", 2),
+    ] {
+        let text = format!(
+            "[models.a]\nmodel = \"m.gguf\"\nbinary = \"{}\"\nargs = [{args}]\n[models.a.env]\n{variable} = \"1\"\n",
+            server.display()
+        );
         home.file("warden.toml", text)?;
         let ran = home.warden(["config", "check", "warden.toml"], SOON).await?;
         assert_eq!(ran.code, code, "{args}: {ran:?}");
         if code != 0 {
-            for part in ["warden.toml:5", "has no flag `--ctx-sice`", "the nearest is `--ctx-size`"] {
+            for part in [
+                "warden.toml:5",
+                "has no flag `--ctx-sice`",
+                "the nearest is `--ctx-size`",
+                "warden.toml:7",
+                "ignores the variable `LLAMA_ARG_CTX_SICE`",
+                "the nearest is `LLAMA_ARG_CTX_SIZE`",
+            ] {
                 assert!(ran.stderr.contains(part), "{part}: {ran:?}");
             }
         }

@@ -12,6 +12,8 @@ pub use self::renamed::{FlagSpelling, RENAMED_FLAGS, RenamedFlag};
 const FEWEST_FLAGS: usize = 20;
 /// Columns in front of a flag, at most. Its description begins further right, and may begin with a flag, too.
 const FLAG_INDENT: usize = 20;
+/// How variables begin that stand for flags.
+const VARIABLE: &str = "LLAMA_ARG_";
 /// Said of flags that are listed only to say what replaced them. Such a flag ends the process.
 const REMOVED: &str = "the argument has been removed";
 
@@ -22,6 +24,8 @@ pub struct FlagList {
     known: BTreeMap<String, String>,
     /// Flags that are refused, with what the help says about them.
     removed: BTreeMap<String, String>,
+    /// Variables of the environment that stand for a flag; empty if the help names none.
+    variables: BTreeSet<String>,
 }
 
 impl FlagList {
@@ -53,6 +57,9 @@ impl FlagList {
     fn take(&mut self, entry: Option<(Vec<String>, String, String)>) {
         let Some((flags, value, text)) = entry else { return };
         let removed = text.find(REMOVED).map(|at| text[at + REMOVED.len()..].trim_start_matches(['.', ' ']));
+        if removed.is_none() {
+            self.variables.extend(variables_in(&text));
+        }
         for flag in flags {
             match removed {
                 Some(instead) => drop(self.removed.insert(flag, instead.to_owned())),
@@ -64,6 +71,22 @@ impl FlagList {
     /// Whether it takes this flag, in the form that llama-server reads: `_` counts as `-` in long ones.
     pub fn knows(&self, flag: &str) -> bool {
         self.known.contains_key(flag) || self.known.contains_key(&normal_flag(flag))
+    }
+
+    /// Whether a variable of the environment means something to it. Only those that stand for flags are listed; of others, and of a
+    /// help that names none, nothing is known, and they are believed.
+    pub fn knows_variable(&self, name: &str) -> bool {
+        let Some(rest) = name.strip_prefix(VARIABLE) else { return true };
+        // One that switches a flag off is not listed beside the one that switches it on.
+        let positive = rest.strip_prefix("NO_").map(|rest| format!("{VARIABLE}{rest}"));
+        self.variables.is_empty()
+            || self.variables.contains(name)
+            || positive.is_some_and(|name| self.variables.contains(&name))
+    }
+
+    /// All variables that stand for flags, in order.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().map(String::as_str)
     }
 
     /// Whether a flag takes this word for a value. A help that does not list the values is believed.
@@ -182,6 +205,12 @@ fn header(line: &str) -> Option<(Vec<String>, String, String)> {
         }
     }
     Some((flags, value, about.trim().to_owned()))
+}
+
+/// The variables that an entry names: `(env: LLAMA_ARG_MLOCK)`.
+fn variables_in(text: &str) -> impl Iterator<Item = String> {
+    let named = text.split("(env: ").skip(1).filter_map(|rest| rest.split_once(')'));
+    named.map(|(name, _)| name.trim().to_owned())
 }
 
 fn first_word(text: &str) -> &str {

@@ -118,3 +118,17 @@ fn every_name_is_in_one_entry_only_so_that_a_translation_is_the_only_one() {
         assert!(one.gone.is_none_or(|gone| gone >= one.since), "{one:?}");
     }
 }
+
+#[test]
+fn variables_of_a_help_are_known_those_of_removed_flags_are_not_and_others_are_believed() {
+    let gone = "--old N   the argument has been removed. use --new\n          (env: LLAMA_ARG_OLD)";
+    let known = list(&format!("{OLD}\n--mmap2, --no-mmap2    map it (env: LLAMA_ARG_MMAP2)\n{gone}"));
+    for name in ["LLAMA_ARG_MLOCK", "LLAMA_ARG_NO_MMAP2", "HF_TOKEN", "GGML_CUDA_P2P"] {
+        assert!(known.knows_variable(name), "{name}");
+    }
+    for name in ["LLAMA_ARG_MLOC", "LLAMA_ARG_NO_MLOC", "LLAMA_ARG_OLD"] {
+        assert!(!known.knows_variable(name), "{name}");
+    }
+    assert!(list(NEW).knows_variable("LLAMA_ARG_ANY"), "this help names none");
+    assert_eq!(known.variables().collect::<Vec<_>>(), ["LLAMA_ARG_MLOCK", "LLAMA_ARG_MMAP2"]);
+}

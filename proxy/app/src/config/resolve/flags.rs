@@ -1,4 +1,4 @@
-//! Flags that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check` and `update`; a start
+//! Flags and variables that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check` and `update`; a start
 //! would end with the same words of the process itself, some seconds later. Flags that mitigations give are checked like those that the
 //! operator wrote.
 
@@ -40,6 +40,8 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
             let place = |index: usize| loaded.item_place(&path, index);
             problems.extend(check.own_words(args, mitigations, &place));
         }
+        let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
+        problems.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
         problems.extend(check.given_words(&spec.command.args, mitigations));
     }
     problems
@@ -79,6 +81,17 @@ impl Check<'_> {
         unknown.chain(refused.filter(|_| is_ours)).collect()
     }
 
+    /// A variable that the operator sets. One that a llama-server does not know it ignores without a word.
+    fn variable(&self, key: &str, place: Place) -> Option<Problem> {
+        let list = self.list.filter(|list| !list.knows_variable(key))?;
+        let (name, binary) = (self.name, self.binary.display());
+        let hint = match nearest(key, list.variables()) {
+            Some(nearest) => format!("the nearest is `{nearest}`"),
+            None => format!("`{binary} --help` lists those that it knows"),
+        };
+        Some(Problem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`")).hint(hint))
+    }
+
     /// What mitigations added to the command `args`, in the spelling of this binary.
     fn given_words(&self, args: &[String], mitigations: &Mitigations) -> Vec<Problem> {
         let Some(list) = self.list else { return Vec::new() };
@@ -103,7 +116,7 @@ impl Check<'_> {
     fn hint(&self, word: &str, next: Option<&str>) -> String {
         let list = self.list;
         list.and_then(|list| list.renamed_hint(word, next))
-            .or_else(|| Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?)?)))
+            .or_else(|| Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names())?)))
             .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
     }
 }
@@ -125,8 +138,8 @@ fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> 
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-fn nearest(word: &str, known: &FlagList) -> Option<String> {
-    let scored = known.names().map(|one| (alike(word, one), one));
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    let scored = known.map(|one| (alike(word, one), one));
     scored
         .filter(|(score, _)| *score >= ALIKE)
         .max_by(|a, b| a.0.total_cmp(&b.0))
@@ -158,8 +171,8 @@ mod tests {
         }
         let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
         assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
-        assert_eq!(nearest("--ctx-sice", &known).as_deref(), Some("--ctx-size"));
-        assert_eq!(nearest("-cramm", &known).as_deref(), Some("-cram"));
-        assert_eq!(nearest("--qqq", &known), None);
+        assert_eq!(nearest("--ctx-sice", known.names()).as_deref(), Some("--ctx-size"));
+        assert_eq!(nearest("-cramm", known.names()).as_deref(), Some("-cram"));
+        assert_eq!(nearest("--qqq", known.names()), None);
     }
 }
