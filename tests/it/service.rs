@@ -4,6 +4,7 @@
 
 mod lasting;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use warden_rig::http::json_request;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, wait_until};
 
 /// A manager that writes down what it is told.
 struct Manager {
@@ -308,6 +309,44 @@ async fn a_unit_is_installed_shown_and_taken_away_and_nobodys_change_is_lost() -
         wrong.code == 2 && !unit.exists(),
         "a configuration that would not start is told at once: {wrong:?}"
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_services_user_cannot_read_or_run_is_told_with_the_command_that_mends_it() -> Outcome {
+    let home = Home::new()?;
+    let root = home.path().join("root");
+    let put = |path: &str, text: &str, mode: u32| -> Outcome {
+        let path = root.join(path);
+        let folder = path.parent().context("a folder")?;
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(&path, text)?;
+        Ok(std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?)
+    };
+    put("etc/passwd", "llama-warden:x:901:901::/:\n", 0o644)?;
+    put("etc/llama-warden/warden.toml", "[models.m]\nmodel = \"/root/models/m.gguf\"\n", 0o600)?;
+    put("root/models/m.gguf", "", 0o644)?;
+    put("opt/llama-warden", "", 0o755)?;
+    std::fs::set_permissions(root.join("root"), std::fs::Permissions::from_mode(0o700))?;
+    let install = async || {
+        let args = ["service", "install", "--program", "/opt/llama-warden", "--root"];
+        home.warden(args.into_iter().chain(root.to_str()), SOON).await
+    };
+    let told = install().await?;
+    assert_eq!(told.code, 0, "{}", told.all());
+    for line in [
+        "warning: it could not start: user `llama-warden` cannot read the configuration, /etc/llama-warden/warden.toml\n",
+        "warning: it could not start: user `llama-warden` cannot enter /root on the way to models.m.model, /root/models/m.gguf\n",
+        "  setfacl -m u:llama-warden:r /etc/llama-warden/warden.toml\n",
+        "  setfacl -m u:llama-warden:x /root ",
+    ] {
+        assert!(told.stdout.contains(line), "{line}: {}", told.all());
+    }
+    for (path, mode) in [("root", 0o711), ("etc/llama-warden/warden.toml", 0o644)] {
+        std::fs::set_permissions(root.join(path), std::fs::Permissions::from_mode(mode))?;
+    }
+    let told = install().await?;
+    assert!(!told.all().contains("warning"), "{}", told.all());
     Ok(())
 }
 

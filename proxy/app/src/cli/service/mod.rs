@@ -2,6 +2,7 @@
 //! nobody and starts nothing.
 
 mod file;
+mod reach;
 mod unit;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use self::file::Done;
+use self::reach::User;
 use self::unit::{Facts, NAME, Scope};
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
@@ -109,6 +111,8 @@ struct Units {
     folder: PathBuf,
     /// By their names.
     files: Vec<(String, String)>,
+    /// What the service could not use, and what mends it.
+    obstacles: Vec<(String, String)>,
 }
 
 impl Units {
@@ -150,8 +154,23 @@ impl Units {
                 })?;
             files.push((format!("{NAME}.socket"), text));
         }
-        Ok(Self { scope, folder: args.scope.folder(machine)?, config, files })
+        let obstacles = match scope {
+            Scope::System => obstacles(args, &reach::needed(&program, &config, &loaded)),
+            Scope::User => Vec::new(),
+        };
+        Ok(Self { scope, folder: args.scope.folder(machine)?, config, files, obstacles })
     }
+}
+
+/// What of all that is needed the service's user cannot use.
+fn obstacles(args: &UnitArgs, needed: &[reach::Needed]) -> Vec<(String, String)> {
+    let within = |path: &Path| args.scope.within(path);
+    let read = |path: &str| std::fs::read_to_string(within(Path::new(path))).unwrap_or_default();
+    let user = User::read(&args.run_as, &read("/etc/passwd"), &read("/etc/group"));
+    let found: Vec<_> = needed.iter().filter_map(|one| reach::obstacle(&user, one, within)).collect();
+    // One closed folder is in the way of many files.
+    let mut mends = std::collections::BTreeSet::new();
+    found.into_iter().filter(|(_, command)| mends.insert(command.clone())).collect()
 }
 
 impl ScopeArgs {
@@ -234,6 +253,9 @@ fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
     if units.scope == Scope::System && packaged.exists() {
         out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
     }
+    for (why, _) in &units.obstacles {
+        out::line(&format!("warning: it could not start: {why}"))?;
+    }
     out::line("next:")?;
     for line in next(&units, &args.unit) {
         out::line(&format!("  {line}"))?;
@@ -260,6 +282,7 @@ fn next(units: &Units, args: &UnitArgs) -> Vec<String> {
             args.run_as
         ));
     }
+    lines.extend(units.obstacles.iter().map(|(_, command)| command.clone()));
     lines.push(format!("{control} daemon-reload"));
     let started = if args.socket { format!("{NAME}.socket {NAME}.service") } else { NAME.to_owned() };
     lines.push(format!("{control} enable --now {started}"));

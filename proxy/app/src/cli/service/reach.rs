@@ -1,0 +1,223 @@
+//! Whether the user of a service can reach what the service is told to run and to read, and what mends it where not.
+//!
+//! By owner, group and mode of each folder on the way. A folder with an access list beside its mode is taken for open: only a start tells.
+
+use std::collections::BTreeSet;
+use std::fs::Metadata;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::config::settings::Model;
+use crate::config::source::layers::Loaded;
+
+/// What a service with `PrivateTmp=yes` sees as empty folders of its own.
+const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
+const ACCESS_LIST: &str = "system.posix_acl_access";
+/// Who an unknown user is taken for: one that owns nothing and is in no group.
+const NOBODY: u32 = 65_534;
+
+/// A user, as far as permissions go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct User {
+    name: String,
+    uid: u32,
+    groups: BTreeSet<u32>,
+}
+
+impl User {
+    /// By the texts of `/etc/passwd` and `/etc/group`. One who is not there yet is in no group and owns nothing.
+    pub(super) fn read(name: &str, passwd: &str, group: &str) -> Self {
+        let own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let own = own.into_iter().find(|fields| fields.first() == Some(&name));
+        let number =
+            |at: usize| own.as_ref().and_then(|fields| fields.get(at)?.parse().ok()).unwrap_or(NOBODY);
+        let lists = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let of =
+            lists.filter(|fields| fields.get(3).is_some_and(|all| all.split(',').any(|one| one == name)));
+        let groups = of.filter_map(|fields| fields.get(2)?.parse().ok()).chain([number(3)]).collect();
+        Self { name: name.to_owned(), uid: number(2), groups }
+    }
+
+    /// Whether the mode gives this user all of these bits (4 read, 1 run or enter).
+    fn may(&self, facts: &Metadata, bits: u32) -> bool {
+        let is_in_group = self.groups.contains(&facts.gid());
+        let shift = if facts.uid() == self.uid { 6 } else { 3 * u32::from(is_in_group) };
+        self.uid == 0 || (facts.permissions().mode() >> shift) & bits == bits
+    }
+}
+
+/// Something that a service needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Needed {
+    /// The key, or the program.
+    what: String,
+    path: PathBuf,
+    runs: bool,
+}
+
+/// What the service `program` needs that the configuration names. Files that llama-server is told of in `args` are among them where they
+/// stand as words of their own.
+pub(super) fn needed(program: &Path, config: &Path, loaded: &Loaded) -> Vec<Needed> {
+    let beside = config.parent().unwrap_or_else(|| Path::new("/"));
+    let one = |what: String, path: &Path, runs: bool| Needed { what, path: beside.join(path), runs };
+    let mut all = vec![
+        one("the program".to_owned(), program, true),
+        one("the configuration".to_owned(), config, false),
+    ];
+    let server = &loaded.settings.server;
+    for (key, path) in [("keys", &server.keys), ("tls_cert", &server.tls_cert), ("tls_key", &server.tls_key)]
+    {
+        if !path.is_empty() && !path.contains(':') {
+            all.push(one(format!("server.{key}"), Path::new(path), false));
+        }
+    }
+    for folder in loaded.settings.paths.models.iter().chain(&loaded.settings.paths.patches) {
+        all.push(one("a folder of `paths`".to_owned(), folder, false));
+    }
+    let models = loaded.models.iter().map(|(name, model)| (format!("models.{name}"), model));
+    for (of, model) in models.chain([("defaults".to_owned(), &loaded.defaults)]) {
+        let Model { model: file, binary, args, .. } = model;
+        all.extend(file.iter().map(|file| one(format!("{of}.model"), file, false)));
+        all.extend(binary.iter().map(|binary| one(format!("{of}.binary"), binary, true)));
+        let words = args.iter().map(Path::new).filter(|word| word.is_absolute());
+        all.extend(words.map(|word| one(format!("{of}.args"), word, false)));
+    }
+    all
+}
+
+/// Why the service cannot use something, in a sentence, and the command that mends it; `None` if it can, or if it is not there yet.
+/// `within` says where a path of the service is now.
+pub(super) fn obstacle(
+    user: &User,
+    needed: &Needed,
+    within: impl Fn(&Path) -> PathBuf,
+) -> Option<(String, String)> {
+    let (path, what, name) = (needed.path.display(), &needed.what, &user.name);
+    let meta = |path: &Path| std::fs::metadata(within(path)).ok();
+    let facts = meta(&needed.path)?;
+    let private = PRIVATE.iter().find(|folder| needed.path.starts_with(folder));
+    if let Some(folder) = private.filter(|folder| needed.path != Path::new(folder)) {
+        let why = format!(
+            "{what}, {path}, is below {folder}, which a service sees as an empty folder (PrivateTmp=yes)"
+        );
+        let file = needed.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return Some((why, mended(needed, &format!("/var/lib/llama-warden/{file}"))));
+    }
+    let mut folders: Vec<&Path> = needed.path.ancestors().skip(1).collect();
+    folders.reverse();
+    let is_closed =
+        |at: &&&Path| meta(at).is_some_and(|facts| !user.may(&facts, 1) && !has_list(&within(at)));
+    if let Some(closed) = folders.iter().find(is_closed) {
+        let why = format!("user `{name}` cannot enter {} on the way to {what}, {path}", closed.display());
+        let open = format!("setfacl -m u:{name}:x {}        # or: chmod o+x", quoted(closed));
+        return Some((why, open));
+    }
+    let (bits, access) = match (facts.is_dir(), needed.runs) {
+        (true, _) => (5, "rx"),
+        (false, true) => (1, "x"),
+        (false, false) => (4, "r"),
+    };
+    if user.may(&facts, bits) || has_list(&within(&needed.path)) {
+        return None;
+    }
+    let verb = if needed.runs { "run" } else { "read" };
+    let open = format!("setfacl -m u:{name}:{access} {}", quoted(&needed.path));
+    Some((format!("user `{name}` cannot {verb} {what}, {path}"), open))
+}
+
+/// How it is brought where the service sees it.
+fn mended(needed: &Needed, to: &str) -> String {
+    let from = quoted(&needed.path);
+    if needed.what == "the program" {
+        return format!(
+            "install -m 755 {from} /usr/local/bin/        # then --program /usr/local/bin/llama-warden"
+        );
+    }
+    format!("mv {from} {to}        # and name it so")
+}
+
+fn quoted(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    shlex::try_quote(&text).map_or_else(|_| text.to_string(), std::borrow::Cow::into_owned)
+}
+
+fn has_list(path: &Path) -> bool {
+    rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0][..]).is_ok_and(|bytes| bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0::/:\nllama:x:901:902::/:\n";
+    const GROUP: &str = "root:x:0:\nmodels:x:903:x,llama\nothers:x:904:llam\n";
+
+    #[test]
+    fn a_user_is_read_with_its_groups_and_one_who_is_not_there_owns_nothing() {
+        let user = User::read("llama", PASSWD, GROUP);
+        assert_eq!((user.uid, user.groups), (901, BTreeSet::from([902, 903])));
+        let none = User::read("nobody-yet", PASSWD, GROUP);
+        assert_eq!((none.uid, none.groups), (NOBODY, BTreeSet::from([NOBODY])));
+    }
+
+    #[test]
+    fn what_a_user_cannot_enter_read_or_run_is_named_with_the_command_that_mends_it() {
+        let home = tempfile::tempdir().unwrap();
+        let set = |name: &str, mode: u32| {
+            let path = home.path().join(name);
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir_all(home.path().join("srv/models")).unwrap();
+        fs::write(home.path().join("srv/models/a.gguf"), "").unwrap();
+        set("", 0o755);
+        let user = User::read("llama", PASSWD, GROUP);
+        let found_at = |path: &str, runs: bool| {
+            let needed = Needed { what: "models.a.model".to_owned(), path: PathBuf::from(path), runs };
+            obstacle(&user, &needed, |path| home.path().join(path.strip_prefix("/").unwrap()))
+        };
+        let file = "/srv/models/a.gguf";
+        for (folder, mode, runs, why, mends) in [
+            (0o755, 0o644, false, None, ""),
+            (
+                0o700,
+                0o644,
+                false,
+                Some("cannot enter /srv/models on the way to"),
+                "setfacl -m u:llama:x /srv/models ",
+            ),
+            (
+                0o755,
+                0o600,
+                false,
+                Some("user `llama` cannot read models.a.model"),
+                "setfacl -m u:llama:r /srv/models/a.gguf",
+            ),
+            (
+                0o755,
+                0o644,
+                true,
+                Some("user `llama` cannot run models.a.model"),
+                "setfacl -m u:llama:x /srv/models/a.gguf",
+            ),
+            (0o755, 0o755, true, None, ""),
+        ] {
+            set("srv/models", folder);
+            set("srv/models/a.gguf", mode);
+            let found = found_at(file, runs);
+            assert_eq!(found.is_some(), why.is_some(), "{folder:o} {mode:o} {found:?}");
+            if let (Some((told, command)), Some(why)) = (found, why) {
+                assert!(told.contains(why) && command.starts_with(mends), "{told} {command}");
+            }
+        }
+        assert_eq!(found_at("/srv/models/later.gguf", false), None, "it may come");
+        fs::create_dir_all(home.path().join("tmp")).unwrap();
+        fs::write(home.path().join("tmp/m.gguf"), "").unwrap();
+        let (told, command) = found_at("/tmp/m.gguf", false).unwrap();
+        assert!(
+            told.contains("PrivateTmp") && command.starts_with("mv /tmp/m.gguf /var/lib/"),
+            "{told} {command}"
+        );
+    }
+}
