@@ -64,19 +64,29 @@ impl Bar {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// What it should not pass: the soft budget, where there is one, as in `status`.
+    fn allowed(&self) -> Option<u64> {
+        self.soft.or(self.limit)
+    }
+
+    /// `12.3 GiB of 16.0 GiB`, and the hard budget where it is another.
+    pub fn held_of(&self) -> String {
+        let held = ByteSize(self.held());
+        let whole = self.allowed().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
+        let hard = self.limit.filter(|limit| self.soft.is_some_and(|soft| soft != *limit));
+        let hard = hard.map_or_else(String::new, |hard| format!(" (hard {})", ByteSize(hard)));
+        format!("{held}{whole}{hard}")
+    }
+
     /// `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for who does not see the bar.
     pub fn words(&self) -> String {
-        let held = ByteSize(self.held());
-        let whole = match self.limit {
-            Some(limit) => format!("{held} of {}", ByteSize(limit)),
-            None => held.to_string(),
-        };
+        let whole = self.held_of();
         let parts: Vec<String> =
             self.present().map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes))).collect();
         let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
-        let free = self.limit.and_then(|limit| limit.checked_sub(self.held())).filter(|free| *free > 0);
+        let free = self.allowed().and_then(|limit| limit.checked_sub(self.held())).filter(|free| *free > 0);
         let free = free.map_or_else(String::new, |free| format!(", free {}", ByteSize(free)));
-        let over = self.limit.and_then(|limit| self.held().checked_sub(limit)).filter(|over| *over > 0);
+        let over = self.allowed().and_then(|limit| self.held().checked_sub(limit)).filter(|over| *over > 0);
         let over = over.map_or_else(String::new, |over| format!(", {} too much", ByteSize(over)));
         format!("{whole}{parts}{free}{over}")
     }
@@ -125,15 +135,9 @@ impl Bar {
 
     /// The bar, and beneath it how much of how much.
     pub fn html(&self) -> String {
-        let held = ByteSize(self.held());
         let mut html = Html::new();
         html.raw(&self.svg());
-        html.within("span", &[("class", &"holds")], |text| {
-            match self.limit {
-                Some(limit) => text.text(format_args!("{held} of {}", ByteSize(limit))),
-                None => text.text(held),
-            };
-        });
+        html.element("span", &[("class", &"holds")], self.held_of());
         html.into_string()
     }
 }
@@ -157,9 +161,10 @@ mod tests {
             limit: Some(16 * GIB),
             soft: Some(14 * GIB),
         };
-        assert_eq!(bar.words(), "12.0 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.0 GiB, free 4.0 GiB");
+        let words = "12.0 GiB of 14.0 GiB (hard 16.0 GiB): weights 8.0 GiB, growth 4.0 GiB, free 2.0 GiB";
+        assert_eq!(bar.words(), words);
         insta::assert_snapshot!(bar.html().replace("><", ">\n<"));
-        bar.limit = Some(10 * GIB);
+        (bar.limit, bar.soft) = (Some(10 * GIB), None);
         assert_eq!(bar.words(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
         assert!(bar.svg().contains("class=\"over\""));
         let empty = Bar { title: String::new(), parts: Vec::new(), limit: None, soft: None };

@@ -80,6 +80,7 @@ pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
         queue_depth: 1,
         backends,
         recycles: Vec::new(),
+        last_replacement: None,
         reclaims: warden_supervisor::ReclaimTotals::default(),
         crashes: 0,
         was_ready: true,

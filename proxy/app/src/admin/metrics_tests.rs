@@ -199,6 +199,7 @@ fn view() -> FleetView {
         queue_depth: 9,
         backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
         recycles: Vec::new(),
+        last_replacement: None,
         reclaims: warden_supervisor::ReclaimTotals::default(),
         crashes: 0,
         was_ready: true,

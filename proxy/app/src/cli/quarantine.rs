@@ -119,6 +119,7 @@ mod tests {
             queue_depth: 1,
             backends: Vec::new(),
             recycles: Vec::new(),
+            last_replacement: None,
             reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             n_ctx: None,

@@ -245,6 +245,7 @@ mod tests {
             queue_depth: 9,
             backends,
             recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
+            last_replacement: None,
             reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             was_ready: true,

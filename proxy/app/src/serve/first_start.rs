@@ -72,6 +72,7 @@ mod tests {
             queue_depth: 1,
             backends: Vec::new(),
             recycles: Vec::new(),
+            last_replacement: None,
             reclaims: warden_supervisor::ReclaimTotals::default(),
             crashes: 0,
             was_ready,

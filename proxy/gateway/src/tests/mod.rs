@@ -106,6 +106,7 @@ pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
         queue_depth: 1,
         backends: Vec::new(),
         recycles: Vec::new(),
+        last_replacement: None,
         reclaims: warden_supervisor::ReclaimTotals::default(),
         crashes: 0,
         was_ready: false,

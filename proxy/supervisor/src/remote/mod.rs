@@ -364,6 +364,7 @@ impl Remote {
             queue_depth: self.spec.queue.depth,
             backends: vec![self.show_endpoint()],
             recycles: Vec::new(),
+            last_replacement: None,
             reclaims: crate::view::ReclaimTotals::default(),
             crashes: self.outages,
             was_ready: self.was_ready,

@@ -127,6 +127,9 @@ pub struct ModelView {
     pub backends: Vec<BackendView>,
     /// Replacements so far, by reason.
     pub recycles: Vec<(Reason, u64)>,
+    /// The last of them: why, and when it was complete (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_replacement: Option<(Reason, String)>,
     /// Requests to give memory back so far.
     #[serde(default)]
     pub reclaims: ReclaimTotals,

@@ -1,10 +1,13 @@
 //! Events and logs, newest first, filtered by model and by words. Values in, markup out; what looks like a secret is hidden.
 
+use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
+
 use warden_pages::{Html, Tone, badge};
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{Event, EventKind, LogLine};
 
-use super::part::{link, moment};
+use super::part::{link, moment, sentence};
 use super::search::has_words;
 use crate::admin::query::{Query, address};
 use crate::serve::describe;
@@ -85,6 +88,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
         format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
     };
     let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
+    let folded = folded(&found);
     html.element("p", &[("class", &"quiet count")], count(found.len(), all.len(), EVENTS, "events"));
     html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
         table.element("caption", &[("class", &"unseen")], "What happened, the latest first");
@@ -96,7 +100,7 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
             });
         });
         table.within("tbody", &[], |body| {
-            for (event, text) in found.iter().take(EVENTS) {
+            for &(event, text, again) in folded.iter().take(EVENTS) {
                 body.within("tr", &[("id", &format_args!("e-{}", event.id)), ("class", &"row")], |row| {
                     row.within("td", &[("data-title", &"When")], |td| {
                         td.raw(&moment(&event.at));
@@ -115,13 +119,50 @@ pub(crate) fn events(all: &[Event], wish: &Wish) -> Html {
                         if let Some((tone, word)) = mood(&event.kind) {
                             td.raw(&badge(tone, word)).text(" ");
                         }
-                        td.text(text);
+                        sentence(td, text);
+                        if again > 0 {
+                            let before = format!("and {again} times before, between the same failed starts");
+                            td.element("div", &[("class", &"quiet small")], before);
+                        }
                     });
                 });
             }
         });
     });
     html
+}
+
+/// A kind of event, what of its text tells it from others of the kind, and in which row it stands.
+type Latest<'a> = (Discriminant<EventKind>, &'a str, usize);
+
+/// Events with the failed starts of a model folded: of each kind the latest, with how many there were before it, until something else
+/// happened to the model. Latest first, as they come.
+fn folded<'a>(found: &'a [(&'a Event, String)]) -> Vec<(&'a Event, &'a str, u64)> {
+    let mut rows: Vec<(&Event, &str, u64)> = Vec::new();
+    // In which row the latest of each kind is, by model.
+    let mut latest: BTreeMap<Option<&str>, Vec<Latest<'_>>> = BTreeMap::new();
+    for (event, text) in found {
+        let of_model = latest.entry(event.model.as_ref().map(ModelName::as_str)).or_default();
+        let kind = discriminant(&event.kind);
+        let reason = match event.kind {
+            // Process ids and pauses differ from start to start.
+            EventKind::Starting { .. } | EventKind::Backoff { .. } => Some(""),
+            EventKind::Crashed { .. } => Some(text.as_str()),
+            _ => None,
+        };
+        let Some(reason) = reason else {
+            of_model.clear();
+            rows.push((event, text, 0));
+            continue;
+        };
+        if let Some((.., row)) = of_model.iter().find(|known| (known.0, known.1) == (kind, reason)) {
+            rows[*row].2 += 1;
+        } else {
+            of_model.push((kind, reason, rows.len()));
+            rows.push((event, text, 0));
+        }
+    }
+    rows
 }
 
 /// What deserves a glance.
@@ -202,6 +243,32 @@ mod tests {
     fn event(id: u64, model: &str, kind: EventKind) -> Event {
         let at = "2026-11-26T14:03:20Z".to_owned();
         Event { id, at, model: Some(ModelName::new(model)), generation: Some(GenerationId(id)), kind }
+    }
+
+    #[test]
+    fn a_crash_loop_is_three_rows_and_another_reason_or_event_has_its_own() {
+        let crashed = |message: &str| {
+            let failure = warden_supervisor::Failure {
+                kind: warden_supervisor::FailureKind::Signal,
+                message: message.to_owned(),
+                lines: Vec::new(),
+                failures: 1,
+            };
+            EventKind::Crashed { failure, outside: false }
+        };
+        let start = |pid: u32| EventKind::Starting { pid, replica: 0 };
+        let pause = |delay_ms: u64| EventKind::Backoff { delay_ms, failures: 1 };
+        let mut all = vec![event(1, "a", start(7)), event(2, "a", EventKind::Recovered)];
+        for round in 0..20 {
+            all.push(event(3 + round * 3, "a", start(10 + u32::try_from(round).unwrap())));
+            all.push(event(4 + round * 3, "a", crashed(if round == 0 { "no file" } else { "SIGSEGV" })));
+            all.push(event(5 + round * 3, "a", pause(round)));
+        }
+        all.push(event(70, "b", start(99)));
+        let html = events(&all, &Wish::default()).into_string();
+        // Of b one, of the loop three and the other crash, and both before it.
+        assert_eq!(html.matches("class=\"row\"").count(), 1 + 3 + 1 + 2, "{html}");
+        assert!(html.contains("and 18 times before") && html.contains("and 19 times before"), "{html}");
     }
 
     #[test]

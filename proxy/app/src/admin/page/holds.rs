@@ -78,9 +78,9 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// What the bar is of: the last budget, else all that there is, else what is held.
+    /// What should not be passed: the first budget, as in `status`, else all that there is, else what is held.
     pub(crate) fn full(&self) -> u64 {
-        self.hard.or(self.soft).or(self.total).unwrap_or(self.held).max(1)
+        self.soft.or(self.hard).or(self.total).unwrap_or(self.held).max(1)
     }
 
     /// The share that is held, 0 and more.

@@ -5,10 +5,12 @@ use std::fmt::Write as _;
 
 use warden_pages::time::{Moment, time};
 use warden_pages::{Html, badge, style, words};
-use warden_policies::{ByteSize, Reason};
+use warden_policies::sample::HostMemory;
+use warden_policies::{ByteSize, MemoryKind, Reason};
+use warden_supervisor::FleetView;
 
 use super::drawn::plot;
-use crate::series::answer::{Foretold, Listed, MemoryData, Present, SeriesData};
+use crate::series::answer::{Foretold, Listed, ListedOne, MemoryData, Present, SeriesData};
 use crate::series::ask::RANGES;
 
 /// Where the view is served.
@@ -43,8 +45,8 @@ pub(crate) fn file_name(data: &MemoryData) -> String {
     format!("memory-{model}-{at}.html")
 }
 
-/// Which models there are: where none was named.
-pub(crate) fn listing(listed: &Listed) -> Html {
+/// Which models there are, and what they hold now: where none was named.
+pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
     let mut html = Html::new();
     html.element("h1", &[], "Memory");
     if listed.series.is_empty() {
@@ -56,7 +58,8 @@ pub(crate) fn listing(listed: &Listed) -> Html {
     }
     let mut models: Vec<(&str, Vec<String>, u64, u64)> = Vec::new();
     for one in &listed.series {
-        let memory = of_what(one.memory, one.replica, false);
+        let held = held_now(one, fleet).map_or_else(String::new, |bytes| format!(" {}", ByteSize(bytes)));
+        let memory = format!("{}{held}", of_what(one.memory, one.replica, false));
         match models.last_mut().filter(|(name, ..)| *name == one.model.as_str()) {
             Some((_, memories, from, to)) => {
                 memories.push(memory);
@@ -95,6 +98,19 @@ pub(crate) fn listing(listed: &Listed) -> Html {
     });
     place(&mut html, &listed.place);
     html
+}
+
+/// Bytes that the processes of a replica hold at the moment; `None` where none runs, or it was not read.
+fn held_now(one: &ListedOne, fleet: &FleetView) -> Option<u64> {
+    let model = fleet.models.iter().find(|model| model.name == one.model)?;
+    let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
+    let held = backends.filter_map(|backend| match one.memory {
+        MemoryKind::Host => backend.host.map(HostMemory::charged),
+        MemoryKind::Vram(gpu) => {
+            backend.memory.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
+        }
+    });
+    held.reduce(u64::saturating_add)
 }
 
 /// What both have: the memories, then where it is kept.
@@ -195,7 +211,7 @@ fn query(model: &str, more: &str) -> String {
     format!("{text}&{more}")
 }
 
-fn of_what(memory: warden_policies::MemoryKind, replica: u32, replicas: bool) -> String {
+fn of_what(memory: MemoryKind, replica: u32, replicas: bool) -> String {
     let memory = words::memory(memory);
     if replicas || replica > 0 { format!("{memory} of replica {replica}") } else { memory }
 }

@@ -160,7 +160,7 @@ fn a_thousand_models_are_listed_and_a_month_of_points_stays_small() {
         json!({"now": 9, "place": "here", "series": (0..1000).map(one).collect::<Vec<_>>()}),
     )
     .unwrap();
-    let html = listing(&listed).into_string();
+    let html = listing(&listed, &FleetView::default()).into_string();
     assert_eq!(html.matches("<tr role=\"row\" class=\"row\"").count(), 1000);
     assert!(html.len() < 450_000, "{}", html.len());
     let data = leaking();

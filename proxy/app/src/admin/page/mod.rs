@@ -293,7 +293,7 @@ async fn remembered(admin: &Admin, query: &str) -> Result<Option<MemoryData>, St
 /// Of which models there is something.
 async fn listed(admin: &Admin) -> Html {
     match crate::series::answer::list(&admin.series).await {
-        Ok(listed) => memory::listing(&listed),
+        Ok(listed) => memory::listing(&listed, &admin.fleet.view()),
         Err(failed) => without(View::Memory, &failed.to_string()),
     }
 }

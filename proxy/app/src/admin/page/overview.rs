@@ -12,7 +12,7 @@ use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 use super::holds::{self, Holds};
 use super::hub::Picture;
 use super::pace::Pace;
-use super::part::{bar_of, link, rate, seconds};
+use super::part::{bar_of, link, moment, rate, seconds, sentence};
 use super::search::has_words;
 use crate::admin::query::{Query, address};
 use crate::cli::growth;
@@ -360,6 +360,11 @@ fn state(td: &mut Html, model: &ModelView) {
     if tried.is_some() {
         td.element("div", &[("class", &"quiet small")], "a canary is tried");
     }
+    if let Some((reason, at)) = &model.last_replacement {
+        td.within("div", &[("class", &"quiet small"), ("title", &reason.phrase())], |last| {
+            last.text("replaced ").raw(&moment(at)).text(format_args!(": {}", reason.phrase()));
+        });
+    }
     let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
     if refused > 0 {
         td.element("div", &[("class", &"quiet small")], format_args!("{refused} request(s) refused"));
@@ -418,15 +423,24 @@ fn next(td: &mut Html, picture: &Picture, model: &ModelView) {
     let said: Vec<String> = said.iter().map(|one| secrets::text(one)).collect();
     match said.as_slice() {
         [] => td.element("span", &[("class", &"quiet")], "nothing"),
-        [one] => td.text(one),
-        [first, rest @ ..] => td.text(first).within(
-            "details",
-            &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))],
-            |more| {
-                more.element("summary", &[], format_args!("{} more", rest.len()));
-                more.list(rest);
-            },
-        ),
+        [first, rest @ ..] => {
+            sentence(td, first);
+            if rest.is_empty() {
+                return;
+            }
+            td.within(
+                "details",
+                &[("id", &format_args!("d-{}", super::files::hash(model.name.as_str().as_bytes())))],
+                |more| {
+                    more.element("summary", &[], format_args!("{} more", rest.len()));
+                    more.within("ul", &[], |list| {
+                        for one in rest {
+                            list.within("li", &[], |item| sentence(item, one));
+                        }
+                    });
+                },
+            )
+        }
     };
 }
 
@@ -494,7 +508,7 @@ fn head(html: &mut Html, picture: &Picture) {
     html.within("p", &[("class", &"about")], |p| {
         p.text(format_args!("llama-warden {} serves ", instance.version));
         p.element("code", &[], &instance.address);
-        p.text(" since ").raw(&super::part::moment(&instance.started_at));
+        p.text(" since ").raw(&moment(&instance.started_at));
         p.text(format_args!(
             "; {} requests and {} tokens a second",
             rate(all.requests),

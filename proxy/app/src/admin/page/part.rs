@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use warden_pages::Html;
 use warden_pages::bar::{Bar, Held};
-use warden_policies::{ByteSize, MemoryKind};
+use warden_policies::MemoryKind;
 
 use super::holds::Holds;
 
@@ -44,6 +44,35 @@ pub(crate) fn moment(written: &str) -> String {
     }
 }
 
+/// A sentence for people: what stands between backticks as code, and no line ends between a number and its unit.
+pub(crate) fn sentence(html: &mut Html, text: &str) {
+    for (index, piece) in text.split('`').enumerate() {
+        if index % 2 == 0 {
+            html.text(unbroken(piece))
+        } else {
+            html.element("code", &[], piece)
+        };
+    }
+}
+
+/// The same text with its sizes in one piece each: `320 MiB` never stands on two lines.
+fn unbroken(text: &str) -> String {
+    [" B", " KiB", " MiB", " GiB", " TiB"].into_iter().fold(text.to_owned(), |text, unit| {
+        let mut whole = String::with_capacity(text.len());
+        let mut rest = text.as_str();
+        while let Some(at) = rest.find(unit) {
+            let (before, after) = rest.split_at(at);
+            let ends = !after[unit.len()..].starts_with(|next: char| next.is_alphanumeric());
+            let joins = ends && before.ends_with(|last: char| last.is_ascii_digit());
+            whole.push_str(before);
+            whole.push(if joins { '\u{a0}' } else { ' ' });
+            whole.push_str(&unit[1..]);
+            rest = &after[unit.len()..];
+        }
+        whole + rest
+    })
+}
+
 /// What is held of a budget, as a bar and in words.
 pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     let parts = vec![
@@ -56,7 +85,9 @@ pub(crate) fn bar_of(html: &mut Html, of: &str, holds: &Holds) {
     let limit = holds.hard.or(holds.soft).or(holds.total);
     let title = format!("{} of {of}{without}", name(holds.series));
     let bar = Bar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
-    drawn(html, holds.series, &bar, without);
+    html.raw(&bar.svg());
+    let text = format!("{} {}{without}", name(holds.series), bar.held_of());
+    html.element("div", &[("class", &"holds")], unbroken(&text));
 }
 
 /// What of a whole is in use.
@@ -64,16 +95,6 @@ pub(crate) fn bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
     let title = format!("{} in use", name(series));
     let bar = Bar { title, parts: vec![(Held::Other, used)], limit: Some(total), soft: None };
     html.raw(&bar.svg());
-}
-
-fn drawn(html: &mut Html, series: MemoryKind, bar: &Bar, behind: &str) {
-    html.raw(&bar.svg());
-    let of = bar.limit.map_or_else(String::new, |limit| format!(" of {}", ByteSize(limit)));
-    html.element(
-        "div",
-        &[("class", &"holds")],
-        format_args!("{} {}{of}{behind}", name(series), ByteSize(bar.held())),
-    );
 }
 
 fn name(series: MemoryKind) -> String {
@@ -93,6 +114,14 @@ mod tests {
         assert_eq!(rates, ["0", "0", "0.25", "3.4", "42", "1234"]);
         let times = [0.0123, 0.25, 12.34, 3600.0].map(|s| seconds(Duration::from_secs_f64(s)));
         assert_eq!(times, ["12 ms", "0.25 s", "12.3 s", "1 h"]);
+    }
+
+    #[test]
+    fn a_sentence_has_code_for_backticks_and_no_line_end_in_a_size() {
+        let mut html = Html::new();
+        sentence(&mut html, "set `server.port` <1 GiB; 12 BC, 5 B");
+        let told = "set <code>server.port</code> &lt;1\u{a0}GiB; 12 BC, 5\u{a0}B";
+        assert_eq!(html.into_string(), told);
     }
 
     #[test]
