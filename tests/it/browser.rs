@@ -24,7 +24,7 @@ fn load(http: &Http, away: &Arc<AtomicBool>) -> JoinSet<Result<(), Trouble>> {
     for (client, model) in ["plain", MODEL].into_iter().enumerate() {
         let (http, away) = (http.clone(), Arc::clone(away));
         set.spawn(async move {
-            for n in 0_u64.. {
+            for n in 0..u64::MAX {
                 let request = chat(&format!("c{client}-{n}"), model, "one two three", 12, n % 2 == 0);
                 let before = away.load(Ordering::SeqCst);
                 if let Err(wrong) = swarm::answer(&http, &request).await
@@ -177,7 +177,7 @@ async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outc
     for (client, name) in names.into_iter().chain(names).enumerate() {
         let (http, answers) = (warden.http.clone(), Arc::clone(&answers));
         clients.spawn(async move {
-            for n in 0_u64.. {
+            for n in 0..u64::MAX {
                 let request = chat(&format!("c{client}-{n}"), name, "Tell me about the sea.", 24, n % 2 == 0);
                 // What is under way at the replacement is answered, too: other tests see to that.
                 let _answer = swarm::answer(&http, &request).await;

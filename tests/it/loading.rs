@@ -226,7 +226,7 @@ async fn a_stream_is_kept_alive_while_its_model_loads() -> Outcome {
         assert_eq!(whole.status, 200, "{whole:?}");
         assert_eq!(whole.text().contains(": the model is being loaded"), stream, "{}", whole.text());
         assert!(whole.answer()?.is_whole(), "{whole:?}");
-        assert!(warden.cli(&["drain", "slow"]).await?.code == 0);
+        assert_eq!(warden.cli(&["drain", "slow"]).await?.code, 0);
     }
     let whole = warden.http.post(CHAT, &chat("x", "silent", "hi", 3, true)).await?;
     assert!(whole.answer()?.is_whole() && !whole.text().contains(": the model"), "{whole:?}");
@@ -246,7 +246,7 @@ async fn who_cannot_be_served_in_time_is_told_when_to_come_back_and_is_expected_
         warden.status("slow").await.is_ok_and(|status| status["queue_depth"] == 6)
     })
     .await?;
-    assert!(warden.cli(&["drain", "slow"]).await?.code == 0);
+    assert_eq!(warden.cli(&["drain", "slow"]).await?.code, 0);
     let refused = ask(&warden).await?;
     assert_eq!(refused.status, 503, "{refused:?}");
     let told: Value = serde_json::from_str(&refused.text())?;

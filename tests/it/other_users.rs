@@ -209,7 +209,7 @@ async fn a_user_who_makes_our_directory_first_gets_no_socket_of_ours() -> Outcom
         let caught = attack.end()?;
         assert!(caught.is_empty(), "at start {start} she got {caught:?}");
     }
-    assert!(served + refused == STARTS);
+    assert_eq!(served + refused, STARTS);
     Ok(())
 }
 

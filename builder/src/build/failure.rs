@@ -161,6 +161,6 @@ ninja: build stopped: subcommand failed.";
 
     #[test]
     fn endless_lines_are_cut() {
-        assert!(excerpt(&format!("x.c:1:1: error: {}", "ä".repeat(1000))).chars().count() == LONGEST + 1);
+        assert_eq!(excerpt(&format!("x.c:1:1: error: {}", "ä".repeat(1000))).chars().count(), LONGEST + 1);
     }
 }

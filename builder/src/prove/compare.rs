@@ -332,9 +332,8 @@ impl Rounds<'_> {
             // Under a tool that slows it many times over a server may compute in other batches, and their last digits differ. Then its answers
             // there say nothing; whether they do is asked of the plain one.
             let (under, _) = self.watched("watched-plain", tool, self.pair.plain, &[]).await?;
-            let other = under
-                .ok()
-                .is_some_and(|under| questions::difference(&plain.answers, &under.answers).is_some());
+            let other =
+                under.is_ok_and(|under| questions::difference(&plain.answers, &under.answers).is_some());
             if other {
                 note = "; answers were not compared: the plain server's are others under it, too";
             } else {

@@ -29,7 +29,7 @@ pub(super) fn read(file: &[u8]) -> Option<Counters> {
         return None;
     }
     let mut all = Counters::default();
-    for record in file.get(HEADER..)?.chunks_exact(RECORD) {
+    for record in file.get(HEADER..)?.as_chunks::<RECORD>().0 {
         let state = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
         if state != Some(LIVE) {
             continue;

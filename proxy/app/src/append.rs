@@ -26,9 +26,9 @@ fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
     if !facts.is_file() || facts.len() == 0 {
         return Ok(false);
     }
-    let mut last = [b'\n'];
+    let mut last = *b"\n";
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut last, facts.len() - 1));
-    Ok(read.is_ok() && last != [b'\n'])
+    Ok(read.is_ok() && last != *b"\n")
 }
 
 #[cfg(test)]

@@ -25,11 +25,16 @@ static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 #[cold]
 pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
     let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(HEAD);
-    let Ok(at) = ARENA_USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-        used.checked_add(wanted).filter(|end| *end <= ARENA)
-    }) else {
-        return core::ptr::null_mut();
-    };
+    let mut at = ARENA_USED.load(Ordering::Relaxed);
+    loop {
+        let Some(end) = at.checked_add(wanted).filter(|end| *end <= ARENA) else {
+            return core::ptr::null_mut();
+        };
+        match ARENA_USED.compare_exchange_weak(at, end, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(used) => at = used,
+        }
+    }
     // SAFETY: `wanted` bytes from `at` are within the arena and nobody else's, and a multiple of 16 is aligned for a size.
     unsafe {
         let head = ARENA_BYTES.0.get().cast::<c_void>().byte_add(at);

@@ -151,7 +151,7 @@ fn describe(pid: u32, interval: usize) {
     let length = unsafe { sys::readlink(c"/proc/self/exe".as_ptr(), exe.as_mut_ptr().cast(), exe.len()) };
     if let Ok(length) = u32::try_from(length) {
         put_half(header::EXE_BYTES, length);
-        for (index, bytes) in exe.chunks_exact(8).enumerate() {
+        for (index, bytes) in exe.as_chunks::<8>().0.iter().enumerate() {
             let word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
             put(header::EXE + 8 * index, word.to_le());
         }

@@ -15,7 +15,8 @@ const SMALL_PART: usize = 16;
 /// `Q4_K` and `Q5_K`: a number is `scale × integer − minimum`.
 pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
     let most = largest(bits);
-    let ranges: Vec<(f32, f32)> = block.chunks_exact(PART).map(|part| range_of(part, most)).collect();
+    let ranges: Vec<(f32, f32)> =
+        block.as_chunks::<PART>().0.iter().map(|part| range_of(part, most)).collect();
     let widest = |of: fn(&(f32, f32)) -> f32| ranges.iter().map(of).fold(0.0, f32::max) / f32::from(MOST);
     let (scale, scale_bytes) = kept_scale(widest(|range| range.0));
     let (minimum, minimum_bytes) = kept_scale(widest(|range| range.1));
@@ -38,7 +39,7 @@ pub(super) fn encode_with_minima(block: &[f32], bits: u32, out: &mut Vec<u8>) {
         out.extend((0..PART).map(fifth));
     }
     // Two parts side by side: one in the low halves, the next in the high ones.
-    for pair in integers.chunks_exact(2 * PART) {
+    for pair in integers.as_chunks::<{ 2 * PART }>().0 {
         let (low, high) = pair.split_at(PART);
         out.extend(low.iter().zip(high).map(|(low, high)| (low & 0xf) | high << 4));
     }
@@ -97,7 +98,8 @@ fn unpacked_parts(bytes: &[u8]) -> ([u8; PARTS], [u8; PARTS]) {
 
 /// `Q6_K`: a number is `scale × integer`, the integers from −32 to 31.
 pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
-    let wanted: Vec<f32> = block.chunks_exact(SMALL_PART).map(|part| farthest(part) / -32.0).collect();
+    let wanted: Vec<f32> =
+        block.as_chunks::<SMALL_PART>().0.iter().map(|part| farthest(part) / -32.0).collect();
     let (scale, scale_bytes) = kept_scale(farthest(&wanted).abs() / 127.0);
     let scales: Vec<i8> = wanted.iter().map(|part| nearest_step(*part, scale, -127, 127)).collect();
     let integer = |at: usize| {
@@ -107,10 +109,10 @@ pub(super) fn encode_q6(block: &[f32], out: &mut Vec<u8>) {
     let integers: Vec<u8> = (0..block.len()).map(integer).collect();
     // Each half of the block is four rows of 32: rows 0 and 1 are low halves, rows 2 and 3 the high ones of the same
     // bytes.
-    for rows in integers.chunks_exact(128) {
+    for rows in integers.as_chunks::<128>().0 {
         out.extend((0..64).map(|n| (rows[n] & 0xf) | rows[n + 64] << 4));
     }
-    for rows in integers.chunks_exact(128) {
+    for rows in integers.as_chunks::<128>().0 {
         out.extend(
             (0..32).map(|n| (0..4).fold(0, |byte, row| byte | (rows[32 * row + n] >> 4) << (2 * row))),
         );

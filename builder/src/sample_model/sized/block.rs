@@ -66,7 +66,7 @@ fn draw(noise: &Noise, count: usize, deviation: f64) -> io::Result<Vec<u8>> {
         for (index, bytes) in block.chunks_mut(2 * part).enumerate() {
             let mut noise = noise.after((index * part) as u64);
             let fill = move || {
-                for number in bytes.chunks_exact_mut(2) {
+                for number in bytes.as_chunks_mut::<2>().0 {
                     number.copy_from_slice(&half::bits(noise.draw(deviation)).to_le_bytes());
                 }
             };

@@ -123,9 +123,9 @@ impl Ring {
         let slots = usize::try_from(tier.slots).unwrap_or(0);
         let mut bytes = vec![0; slots * RECORD];
         let read = read_up_to(&self.file, &mut bytes, offset(&self.tiers, number))?;
-        let records = bytes[..read].chunks_exact(RECORD).zip(0_u64..);
+        let records = bytes[..read].as_chunks::<RECORD>().0.iter().zip(0_u64..);
         // Where a bucket lies says when it was, too.
-        let bucket = |(record, slot): (&[u8], u64)| {
+        let bucket = |(record, slot): (&[u8; RECORD], u64)| {
             decode(record, small(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
         let mut all: Vec<Bucket> = records.filter_map(bucket).collect();

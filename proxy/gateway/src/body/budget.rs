@@ -66,10 +66,7 @@ impl Budget {
     /// Takes, if all hold no more than `limit` then, and this client no more than `times` what is left.
     fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
-        let taken = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= limit)
-        });
-        let Ok(before) = taken else { return false };
+        let Some(before) = add_up_to(used, bytes, limit) else { return false };
         let most = self.limit.saturating_sub(before.saturating_add(bytes)).saturating_mul(times);
         let mut fits = true;
         for share in self.shares() {
@@ -198,6 +195,18 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.budget.give(self.reserved);
+    }
+}
+
+/// Adds to a sum that may not pass `limit`, and returns what it was; `None` if it would pass it.
+pub(crate) fn add_up_to(sum: &AtomicUsize, more: usize, limit: usize) -> Option<usize> {
+    let mut before = sum.load(Ordering::Relaxed);
+    loop {
+        let after = before.checked_add(more).filter(|after| *after <= limit)?;
+        match sum.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Some(before),
+            Err(newer) => before = newer,
+        }
     }
 }
 

@@ -148,7 +148,7 @@ mod tests {
     fn runs_of_backslashes_are_counted_over_pieces_and_quotes() {
         // All strings of eight characters of these three, read byte by byte by the rule itself.
         for number in 0..3_usize.pow(8) {
-            let letter = |at| [b'a', b'\\', b'"'][number / 3_usize.pow(at) % 3];
+            let letter = |at| b"a\\\""[number / 3_usize.pow(at) % 3];
             let text: Vec<u8> = (0..8).map(letter).chain(*b"a\"").collect();
             let mut end = 0;
             while text[end] != b'"' {

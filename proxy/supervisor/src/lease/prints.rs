@@ -74,8 +74,8 @@ impl<'de> Deserialize<'de> for Blocks {
 
             fn visit_str<E>(self, text: &str) -> Result<Blocks, E> {
                 let mut hasher = DefaultHasher::new();
-                let whole = text.as_bytes().chunks_exact(BLOCK);
-                Ok(Blocks(whole.map(|block| then(&mut hasher, block)).collect()))
+                let (whole, _) = text.as_bytes().as_chunks::<BLOCK>();
+                Ok(Blocks(whole.iter().map(|block| then(&mut hasher, block.as_slice())).collect()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Blocks, A::Error> {

@@ -57,10 +57,10 @@ fn ends_torn(file: &mut File) -> io::Result<bool> {
     if file.metadata()?.len() == 0 {
         return Ok(false);
     }
-    let mut last = [b'\n'];
+    let mut last = *b"\n";
     file.seek(SeekFrom::End(-1))?;
     file.read_exact(&mut last)?;
-    Ok(last != [b'\n'])
+    Ok(last != *b"\n")
 }
 
 #[cfg(test)]

@@ -88,8 +88,7 @@ impl Run<'_> {
                 live::Wrong::Interrupted => Outcome::Interrupted,
             };
             let why = wrong.into_why();
-            let back =
-                self.store.go_back(id, Some(why.as_str()).filter(|_| outcome == Outcome::TakenBack))?;
+            let back = self.store.go_back(id, (outcome == Outcome::TakenBack).then_some(why.as_str()))?;
             let mut reasons = vec![why];
             let wrong = self.taken_back(instances, &back, signals).await?;
             reasons.extend(wrong.into_iter().map(|why| format!("on the way back: {why}")));

@@ -74,7 +74,7 @@ pub(super) async fn newest(
         offline: args.offline,
         history: true,
     };
-    let obtained = builder.repository(&commits(Some(wanted).filter(|_| !is_pattern))).await?;
+    let obtained = builder.repository(&commits((!is_pattern).then_some(wanted))).await?;
     let repository = obtained.repository;
     let (name, commit) = if is_pattern {
         repository.newest_tag(wanted)?.ok_or_else(|| {

@@ -10,7 +10,7 @@ use warden_policies::Work;
 use warden_policies::rate::{Nanos, Rate, nanos};
 
 use super::Key;
-use crate::body::budget::Share;
+use crate::body::budget::{Share, add_up_to};
 
 /// What a token is worth of a text that nobody counted: about that of English with today's vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
@@ -96,9 +96,12 @@ impl Usage {
 
     fn charge(&self, rate: Rate, tokens: u64) {
         let now = self.now();
-        let charged = |used| Some(rate.charge(used, now, tokens));
-        // Never refused: the closure always has an answer.
-        let _before = self.tokens_until.fetch_update(Relaxed, Relaxed, charged);
+        let mut used = self.tokens_until.load(Relaxed);
+        while let Err(newer) =
+            self.tokens_until.compare_exchange_weak(used, rate.charge(used, now, tokens), Relaxed, Relaxed)
+        {
+            used = newer;
+        }
     }
 
     pub(super) fn running(&self) -> usize {
@@ -122,8 +125,7 @@ impl Pass {
     /// Takes a place; `None` if all are taken.
     pub(super) fn try_new(key: &Arc<Key>) -> Option<Self> {
         let most = key.spec.concurrency.unwrap_or(usize::MAX);
-        let one_more = |running| (running < most).then_some(running + 1);
-        key.usage.running.fetch_update(Relaxed, Relaxed, one_more).ok()?;
+        add_up_to(&key.usage.running, 1, most)?;
         Some(Self(key.clone()))
     }
 
