@@ -1,7 +1,7 @@
-//! Whether a process that starts stands still: it writes nothing, reads nothing and computes nothing.
+//! Whether a process that starts stands still: it says nothing, writes and reads nothing, and computes nothing.
 //!
 //! A load of hundreds of gigabytes from a network takes an hour and moves on all the time; one that waits for a lock or a dead disk does
-//! not move. What a server computes for our probes alone is no move.
+//! not move. What a server computes for our probes, and the memory report that it writes each second, are no moves.
 
 use std::time::Duration;
 
@@ -12,20 +12,23 @@ pub struct Effort {
     pub cpu: Duration,
     /// Bytes read from files and disks, mapped files included.
     pub read: u64,
-    /// Bytes written to files and pipes: its output, too.
+    /// Bytes written to files and pipes.
     pub written: u64,
+    /// Bytes of output that have come from it.
+    pub said: u64,
 }
 
 /// Computes for this share of the time: a server that only answers our probes needs a tenth of that.
 const BUSY_SHARE: f64 = 0.05;
-/// Bytes: less is read by a process that looks at its own state, or is woken.
-const READ_STEP: u64 = 4096;
+/// Bytes: less is read and written by a process that looks at its own state, is woken, or reports its memory.
+const IO_STEP: u64 = 1 << 20;
 
 impl Effort {
     /// Whether it did something between the two readings, which are `time` apart.
     fn has_moved_since(self, before: Self, time: Duration) -> bool {
-        self.written > before.written
-            || self.read.saturating_sub(before.read) >= READ_STEP
+        self.said > before.said
+            || self.written.saturating_sub(before.written) >= IO_STEP
+            || self.read.saturating_sub(before.read) >= IO_STEP
             || self.cpu.saturating_sub(before.cpu) >= time.mul_f64(BUSY_SHARE)
     }
 }
@@ -79,15 +82,18 @@ mod tests {
 
     #[test]
     fn one_that_reads_writes_or_computes_moves_and_one_that_answers_probes_does_not() {
-        let started = Effort { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000 };
-        let stuck =
-            |minute: u32| Effort { cpu: started.cpu + Duration::from_millis(300) * minute, ..started };
+        let started = Effort { cpu: Duration::from_secs(5), read: 1 << 30, written: 2000, said: 900 };
+        let stuck = |minute: u32| Effort {
+            cpu: started.cpu + Duration::from_millis(300) * minute,
+            written: started.written + 60 * 1024 * u64::from(minute),
+            ..started
+        };
         assert_eq!(found(|minute| Some(stuck(minute))), Some(5), "four minutes after the first");
         assert_eq!(found(|_| Some(Effort::default())), Some(4), "it never did anything");
-        let reads = |minute: u32| Effort { read: u64::from(minute) * READ_STEP, ..stuck(minute) };
+        let reads = |minute: u32| Effort { read: u64::from(minute) * IO_STEP, ..stuck(minute) };
         assert_eq!(found(|minute| Some(reads(minute))), None);
-        let writes = |minute: u32| Effort { written: u64::from(minute), ..Effort::default() };
-        assert_eq!(found(|minute| Some(writes(minute))), None, "a point is progress");
+        let says = |minute: u32| Effort { said: u64::from(minute), ..Effort::default() };
+        assert_eq!(found(|minute| Some(says(minute))), None, "a point is progress");
         let computes = |minute: u32| Effort { cpu: Duration::from_secs(3) * minute, ..Effort::default() };
         assert_eq!(found(|minute| Some(computes(minute))), None);
     }
@@ -96,9 +102,9 @@ mod tests {
     fn what_cannot_be_read_proves_nothing_and_a_step_now_and_then_is_enough() {
         assert_eq!(found(|_| None), None);
         assert_eq!(found(|minute| (minute % 3 == 0).then(Effort::default)), None);
-        let steps = |minute: u32| Effort { written: u64::from(minute / 3), ..Effort::default() };
+        let steps = |minute: u32| Effort { said: u64::from(minute / 3), ..Effort::default() };
         assert_eq!(found(|minute| Some(steps(minute))), None);
-        let ends = |minute: u32| Effort { written: u64::from(minute.min(4)), ..Effort::default() };
+        let ends = |minute: u32| Effort { said: u64::from(minute.min(4)), ..Effort::default() };
         assert_eq!(found(|minute| Some(ends(minute))), Some(8));
     }
 }

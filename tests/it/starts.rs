@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Home, Outcome, Trouble, Warden, binaries, wait_until};
+use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
 use crate::wrappers::{Wrapped, start_as};
 
@@ -139,7 +139,28 @@ async fn a_server_that_stands_still_while_it_starts_is_ended_and_the_key_is_name
     let started = started_behind(body).await?;
     started.warden.until_ready(1).await?;
     let events = started.warden.cli(&["events"]).await?;
-    let told = "it wrote, read and computed nothing for 2 s: give it more time with `start_stall`";
+    let told = "it said, wrote, read and computed nothing for 2 s: give it more time with `start_stall`";
     assert!(events.stdout.contains(told), "{}", events.all());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_whose_socket_is_removed_while_it_loads_is_started_again() -> Outcome {
+    let warden = Setup::new()?.fake("m", &json!({"load_ms": 4000}), QUICK)?.start().await?;
+    let socket = wait_for("its socket is there", SOON, async || {
+        let path = warden.backends().first()?.socket()?;
+        path.exists().then_some(path)
+    })
+    .await?;
+    // It answers there, that it loads, within some milliseconds; then a cleaner comes.
+    wait_until("it has answered a probe", SOON, async || {
+        Http::Unix(socket.clone()).get("/health").await.is_ok_and(|answer| answer.status.as_u16() == 503)
+    })
+    .await?;
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    std::fs::remove_file(&socket)?;
+    warden.until_ready(1).await?;
+    let events = warden.cli(&["events"]).await?;
+    assert!(events.stdout.contains("its socket was removed while it started"), "{}", events.all());
     Ok(())
 }

@@ -10,7 +10,8 @@ use warden_policies::standstill::Effort;
 use crate::host::{PROC, group};
 
 /// What the process group that `leader` leads and these others have done since they began; `None` if that cannot be read of one of
-/// them. What a child did counts once it is reaped.
+/// them. What a child did counts once it is reaped. What they have said
+/// is not known here: 0.
 ///
 /// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of `/proc/PID/io`. Pages of mapped files
 /// are in `read_bytes` alone, and what a cache already had in `rchar` alone.
@@ -36,6 +37,7 @@ fn effort_of(pid: i32) -> Option<Effort> {
         cpu: Duration::from_millis(ticks.saturating_mul(1000) / procfs::ticks_per_second().max(1)),
         read: io.rchar.saturating_add(io.read_bytes),
         written: io.wchar,
+        said: 0,
     })
 }
 
@@ -46,21 +48,30 @@ mod tests {
 
     use super::*;
 
+    /// Never goes on when a test has failed.
+    struct Ended(std::process::Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            drop(self.0.kill().and_then(|()| self.0.wait()));
+        }
+    }
+
     #[test]
     fn what_a_process_writes_reads_and_computes_is_seen_and_one_that_is_gone_has_no_effort() {
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg("read x; echo $x; while :; do :; done");
-        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let before = effort(child.id(), []).unwrap();
-        child.stdin.take().unwrap().write_all(b"four\n").unwrap();
-        let now = std::iter::repeat_with(|| effort(child.id(), []).unwrap())
+        let mut child = Ended(shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+        let id = child.0.id();
+        let before = effort(id, []).unwrap();
+        child.0.stdin.take().unwrap().write_all(b"four\n").unwrap();
+        let now = std::iter::repeat_with(|| effort(id, []).unwrap())
             .take(1_000_000)
             .find(|now| now.cpu >= before.cpu + Duration::from_millis(50))
             .unwrap();
         // It may have been reading its own program when we looked first.
         assert!(now.written - before.written == 5 && now.read - before.read >= 5, "{before:?} {now:?}");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(effort(child.id(), [child.id()]), None);
+        drop(child);
+        assert_eq!(effort(id, [id]), None);
     }
 }

@@ -10,7 +10,7 @@ use warden_policies::{GenerationId, Reason};
 
 use super::spread::set_all;
 use super::timers;
-use super::unit::{Pending, Role, UnitId};
+use super::unit::{Pending, Role, Unit, UnitId};
 use super::warm::unpack::Unpacked;
 use super::{Message, Model, Report};
 use crate::clock;
@@ -329,9 +329,18 @@ impl Model {
     }
 
     /// The socket of a process that serves was removed with its directory, by a cleaner of `/tmp` or the end of a
-    /// login session. What runs in it may end; no request can reach it any more, and waiting changes nothing. Whether
-    /// that is so.
+    /// login session. What runs in it may end; no request can reach it any more, and waiting changes nothing. One that starts is ended.
+    /// Whether that is so.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
+        let in_start = |unit: &&Unit| unit.phase() == Phase::Starting;
+        if let Some(live) = self.unit(id).filter(in_start).and_then(|unit| unit.live.as_ref()) {
+            // Before that it has made none.
+            let is_removed = live.answered && live.asked == Some(sent);
+            if is_removed {
+                self.too_late(id, Lateness::SocketRemoved);
+            }
+            return is_removed;
+        }
         let Some(unit) = self.unit(id).filter(|unit| matches!(unit.phase(), Phase::Ready | Phase::Suspect))
         else {
             return false;
@@ -360,6 +369,9 @@ impl Model {
             return;
         }
         let health = if health == Health::Unreachable { Health::Lost } else { health };
+        if let Some(live) = self.live_mut(id).filter(|_| health.is_answer()) {
+            live.answered = true;
+        }
         let timing = self.spec.lifecycle;
         let crashed = health == Health::Lost && self.crash_line(id).is_some();
         let Some(unit) = self.unit_mut(id) else { return };

@@ -149,6 +149,8 @@ pub(super) struct Generation {
     pub(super) made_of: Recipe,
     pub(super) process: Option<Arc<dyn Process>>,
     pub(super) pending: Option<Pending>,
+    /// Somebody has answered on its socket.
+    pub(super) answered: bool,
     /// Its start took longer than it may.
     pub(super) timed_out: Option<Lateness>,
     /// Tells when its start stands still, for as long as this is here.
@@ -223,6 +225,7 @@ impl Generation {
             made_of,
             process: None,
             pending: None,
+            answered: false,
             timed_out: None,
             start_watch: None,
             spawned: Instant::now(),

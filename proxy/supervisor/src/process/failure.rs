@@ -27,6 +27,8 @@ pub(crate) enum Lateness {
     NotReady(Duration),
     /// It did nothing for so long.
     StoodStill(Duration),
+    /// Its socket was removed after it had answered there: nobody reaches it any more.
+    SocketRemoved,
 }
 
 /// What the kernel's counters say about a process that SIGKILL ended.
@@ -107,7 +109,10 @@ pub(crate) fn judge(end: &End<'_>, lines: &[String], keep: usize, failures: u32)
 fn too_late(lateness: Lateness) -> String {
     let (what, after, key) = match lateness {
         Lateness::NotReady(after) => ("was not ready within", after, "start_timeout"),
-        Lateness::StoodStill(after) => ("wrote, read and computed nothing for", after, "start_stall"),
+        Lateness::StoodStill(after) => ("said, wrote, read and computed nothing for", after, "start_stall"),
+        Lateness::SocketRemoved => {
+            return "its socket was removed while it started, so nobody could reach it: what cleans the runtime directory?".to_owned();
+        }
     };
     let seconds = after.as_secs_f64();
     format!(
@@ -391,7 +396,8 @@ mod tests {
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
         let [late, still] = [Lateness::NotReady, Lateness::StoodStill]
             .map(|late| judge(&End::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
-        let told = permanent.iter().chain(&passing).chain([&late, &still]);
+        let removed = judge(&End::TimedOut(Lateness::SocketRemoved), &[], 5, 1);
+        let told = permanent.iter().chain(&passing).chain([&late, &still, &removed]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }
 }

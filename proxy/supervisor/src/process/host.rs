@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -104,13 +105,14 @@ impl Host {
             begun.cancel();
         }
         let output = child.take_output().map(|(stdout, stderr)| (Arc::new(stdout), Arc::new(stderr)));
+        let said: Arc<AtomicU64> = Arc::default();
         if let Some((stdout, stderr)) = output.clone() {
             let (to_out, to_err) = (Arc::clone(&sink), sink);
             let of = |pipe, stream, to: Sink| {
-                let (begun, over) = (begun.clone(), over.clone());
+                let (begun, over, said) = (begun.clone(), over.clone(), Arc::clone(&said));
                 async move {
                     begun.cancelled().await;
-                    lines::follow(pipe, longest_line, over, move |line| to(stream, line)).await;
+                    lines::follow(pipe, longest_line, over, &said, move |line| to(stream, line)).await;
                 }
             };
             readers.spawn(of(stdout, Stream::Stdout, to_out));
@@ -122,6 +124,7 @@ impl Host {
             endpoint: endpoint.clone(),
             report: Source::of(command, socket),
             desk: surroundings.desk.map(Arc::new),
+            said,
             tells: tells_metrics(command),
             child,
             readers: tokio::sync::Mutex::new(readers),
@@ -313,6 +316,8 @@ struct HostProcess {
     /// Where it listens.
     endpoint: Endpoint,
     report: Option<Source>,
+    /// Bytes of its output so far.
+    said: Arc<AtomicU64>,
     /// Where it is asked to give memory back.
     desk: Option<Arc<Desk>>,
     /// It tells its own counters.
@@ -593,7 +598,8 @@ impl Process for HostProcess {
                 let others = kinship.relatives().into_iter().filter(|one| !one.is_zombie);
                 warden_sensors::effort(pid, others.map(|one| one.process.pid))
             };
-            run_job(WorkKind::Kernel, read).await.ok().flatten()
+            let effort = run_job(WorkKind::Kernel, read).await.ok().flatten()?;
+            Some(Effort { said: self.said.load(Ordering::Relaxed), ..effort })
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::net::unix::pipe;
 use tokio::time::{Duration, Instant, sleep_until};
@@ -16,7 +17,7 @@ const CHUNK: usize = 8 * 1024;
 const SLICE_BYTES: usize = 800 * 1024;
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Calls `each` with every line until the end of the stream, or until somebody else reads on from there: then this is `over`,
+/// Counts bytes in `said`, and calls `each` with every line until the end of the stream, or until somebody else reads on from there: then this is `over`,
 /// and what was read by then is a line.
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` are left out, bytes that are not UTF-8 are
@@ -25,6 +26,7 @@ pub(crate) async fn follow(
     from: Arc<pipe::Receiver>,
     longest: usize,
     over: CancellationToken,
+    said: &AtomicU64,
     mut each: impl FnMut(String),
 ) {
     let mut chunk = vec![0; CHUNK];
@@ -45,6 +47,7 @@ pub(crate) async fn follow(
         match from.try_read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => {
+                said.fetch_add(count as u64, Ordering::Relaxed);
                 let now = Instant::now();
                 take(&mut line, &chunk[..count], longest, &mut |text| gate.take(text, now, &mut each));
                 if now.saturating_duration_since(slice) >= SLICE {
@@ -103,7 +106,7 @@ mod tests {
         let reader = Arc::new(pipe::Receiver::from_owned_fd(reader.into()).unwrap());
         let text = text.to_vec();
         let writing = tokio::task::spawn_blocking(move || io::Write::write_all(&mut writer, &text));
-        follow(reader, longest, CancellationToken::new(), |line| lines.push(line)).await;
+        follow(reader, longest, CancellationToken::new(), &AtomicU64::new(0), |line| lines.push(line)).await;
         writing.await.unwrap().unwrap();
         lines
     }

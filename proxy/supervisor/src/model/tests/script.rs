@@ -622,7 +622,7 @@ impl Process for Actor {
 
     fn effort(&self) -> BoxFuture<'_, Option<Effort>> {
         let moved = self.born.elapsed().min(self.role.moves_for).as_secs();
-        Box::pin(async move { Some(Effort { written: moved, ..Effort::default() }) })
+        Box::pin(async move { Some(Effort { said: moved, ..Effort::default() }) })
     }
 
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, Reclaimed> {
