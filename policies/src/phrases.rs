@@ -47,7 +47,7 @@ pub fn blame(blame: &Blame) -> String {
 pub fn fill(fill: &Fill) -> Option<String> {
     (fill.allowed > 0).then(|| {
         let percent = exact(fill.used) / exact(fill.allowed) * 100.0;
-        format!("{} of {} that it may keep ({percent:.0} %)", ByteSize(fill.used), ByteSize(fill.allowed))
+        format!("{} of {} declared ({percent:.0} %)", ByteSize(fill.used), ByteSize(fill.allowed))
     })
 }
 

@@ -5,7 +5,7 @@
 //
 // Words on its input drive it from outside, each answered by a line of JSON on its output: `leaving` says that we will be gone, `away` waits
 // until the page says so, `again` looks whether the page, never loaded
-// again, follows an instance that was started anew; `diagnose` begins a diagnosis, looks at it and ends it; `end` ends it all.
+// again, follows an instance that was started anew; `end` ends it all.
 
 import { readFile } from "node:fs/promises";
 import path from "node:path";
@@ -155,22 +155,6 @@ for await (const word of words) {
     // Plots with a new mark were drawn anew, under a pointer that rests.
     const [marked, cursors] = [await memory.evaluate(() => window.marked), await memory.locator("svg.plot .cursor").count()];
     tell({ shown: await page.evaluate(() => window.shown), marked, cursors });
-  } else if (word === "diagnose") {
-    const other = await watched({ viewport: { width: 1280, height: 900 } });
-    await other.goto(`${url}/page/diagnose`);
-    await other.waitForSelector("#live[data-state=live]");
-    await other.selectOption("#diagnose-model", model);
-    await other.selectOption("#diagnose-work", "short-text");
-    await other.locator("button[value=diagnose]").click();
-    await other.waitForSelector("#runs", { timeout: 60000 });
-    await other.waitForSelector("main pre.log");
-    const running = await judged(other);
-    const chosen = await other.evaluate(() => document.querySelector("#diagnose-work").value);
-    await other.locator(`button[value="end-diagnosis ${model}"]`).click();
-    await other.waitForSelector("#last", { timeout: 60000 });
-    const ended = { text: await other.locator("main").innerText(), violations: await judged(other) };
-    await other.context().close();
-    tell({ running, chosen, ended, complaints, elsewhere });
   } else if (word === "leaving") {
     // From now on whoever asks may be refused.
     all.away = true;

@@ -44,7 +44,6 @@ mod operator;
 mod other_users;
 mod package;
 mod page;
-mod page_diagnose;
 mod page_outside;
 mod pages;
 mod passthrough;

@@ -30,7 +30,7 @@ mod trial;
 use serde::{Deserialize, Serialize};
 
 pub use self::facts::{Arm, Exchange, Memory};
-pub use self::report::{Answers, ArmReport, Report};
+pub use self::report::{ArmReport, Report};
 pub use self::trial::Trial;
 
 /// The numbers. Reasons: `defaults.toml`, section `[canary]`.

@@ -11,9 +11,6 @@ pub struct Report {
     pub base: ArmReport,
     /// The build that is tried.
     pub canary: ArmReport,
-    /// Answers to the same requests, where a shadow was compared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answers: Option<Answers>,
     /// How much speaks for each answer.
     pub evidence: Vec<Weight>,
 }
@@ -52,17 +49,4 @@ pub struct ArmReport {
     pub host_at_ready: Option<u64>,
     /// What the detector says of its worst series; `None` before the first reading.
     pub growth: Option<growth::Verdict>,
-}
-
-/// Answers of both builds to the same requests, where nothing is drawn (temperature 0).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answers {
-    /// To the letter the same.
-    pub same: u64,
-    /// Others.
-    pub different: u64,
-    /// Requests that were not copied because the shadow was busy, or they were too large.
-    pub dropped: u64,
-    /// At which character the first two that differed did so; their texts are nobody's business.
-    pub first_difference_at: Option<u64>,
 }

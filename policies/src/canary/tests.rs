@@ -28,8 +28,8 @@ fn steady() -> Memory {
     Memory { growth: vec![growth], host_at_ready: Some(1 << 30) }
 }
 
-fn ready(shadow: bool, numbers: Numbers) -> Trial {
-    let mut trial = Trial::new(numbers, shadow);
+fn ready(numbers: Numbers) -> Trial {
+    let mut trial = Trial::new(numbers);
     trial.memory(Arm::Base, steady());
     trial.memory(Arm::Canary, steady());
     trial
@@ -39,7 +39,7 @@ fn ready(shadow: bool, numbers: Numbers) -> Trial {
 /// logarithm of a latency.
 fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (Verdict, u64) {
     let mut random = SplitMix::new(seed);
-    let mut trial = ready(false, Numbers { requests: 600, ..numbers() });
+    let mut trial = ready(Numbers { requests: 600, ..numbers() });
     let mut conversation = 0_u64;
     loop {
         conversation += 1;
@@ -112,7 +112,7 @@ fn a_build_that_is_slower_is_found_and_one_at_the_margin_is_not_called_as_good()
 
 #[test]
 fn requests_of_one_conversation_count_once_for_speeds() {
-    let mut trial = ready(false, numbers());
+    let mut trial = ready(numbers());
     for _ in 0..1000 {
         for (arm, conversation, ms) in [(Arm::Base, 1, 10.0), (Arm::Canary, 2, 900.0)] {
             let (latency_ms, token_ms) = (Some(ms), Some(ms));
@@ -159,7 +159,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     };
     let undecided =
         |trial: &Trial| assert!(!trial.judge(Duration::ZERO).1, "{:?}", trial.judge(Duration::ZERO));
-    let mut trial = ready(false, numbers());
+    let mut trial = ready(numbers());
     let request = |arm| Exchange { arm, conversation: 0, failed: false, latency_ms: None, token_ms: None };
     for _ in 0..9 {
         trial.note(&request(Arm::Canary));
@@ -174,7 +174,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     (0..3).for_each(|_| trial.died(Arm::Base));
     undecided(&trial);
 
-    let mut trial = ready(false, numbers());
+    let mut trial = ready(numbers());
     trial.is_unwell(Arm::Canary, "nothing moves".into());
     assert_eq!(worse(&trial), ["it is unwell, and the other is not: nothing moves"]);
     trial.is_unwell(Arm::Base, "nothing moves".into());
@@ -185,7 +185,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
         let growth = Growth { verdict: growth::Verdict::Leaking, slope, ..Growth::of(MemoryKind::Host) };
         Memory { growth: vec![growth], host_at_ready: None }
     };
-    let mut trial = ready(false, numbers());
+    let mut trial = ready(numbers());
     trial.memory(Arm::Canary, leak(10.0, 20.0));
     assert_eq!(worse(&trial), ["it leaks host memory, and the other does not"]);
     trial.memory(Arm::Base, leak(15.0, 25.0));
@@ -197,7 +197,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
 
 #[test]
 fn a_trial_has_an_end_and_says_what_is_missing() {
-    let mut trial = Trial::new(Numbers { requests: 3, memory_requests: 400, ..numbers() }, false);
+    let mut trial = Trial::new(Numbers { requests: 3, memory_requests: 400, ..numbers() });
     let (verdict, over) = trial.judge(Duration::ZERO);
     assert!(!over);
     insta::assert_snapshot!(verdict.words().join("\n"));
@@ -212,26 +212,8 @@ fn a_trial_has_an_end_and_says_what_is_missing() {
 }
 
 #[test]
-fn a_shadow_is_not_judged_by_its_latency_and_answers_are_counted() {
-    let mut trial = ready(true, numbers());
-    for conversation in 0..200 {
-        for (arm, ms) in [(Arm::Base, 1.0), (Arm::Canary, 50.0)] {
-            let (latency_ms, token_ms) = (Some(ms), Some(5.0));
-            trial.note(&Exchange { arm, conversation, failed: false, latency_ms, token_ms });
-        }
-    }
-    for differs_at in [None, Some(7), Some(3)] {
-        trial.compared(differs_at);
-    }
-    trial.dropped(2);
-    assert_eq!(trial.judge(Duration::ZERO), (Verdict::BetterOrEqual, true));
-    let answers = Answers { same: 1, different: 2, dropped: 2, first_difference_at: Some(7) };
-    assert_eq!(trial.report().answers, Some(answers));
-}
-
-#[test]
 fn memory_that_had_no_time_to_show_itself_is_missing() {
-    let mut trial = ready(false, Numbers { memory_requests: 300, ..numbers() });
+    let mut trial = ready(Numbers { memory_requests: 300, ..numbers() });
     for conversation in 0..300 {
         let (verdict, _) = trial.judge(Duration::ZERO);
         assert_ne!(verdict, Verdict::BetterOrEqual, "after {conversation}");
@@ -248,7 +230,7 @@ fn memory_that_had_no_time_to_show_itself_is_missing() {
 
 #[test]
 fn what_has_no_tokens_is_judged_without_them() {
-    let mut trial = ready(false, numbers());
+    let mut trial = ready(numbers());
     for conversation in 0..400 {
         for arm in [Arm::Base, Arm::Canary] {
             let (latency_ms, token_ms) = (Some(5.0), None);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::blocks::Blocks;
 use super::evidence::{Above, MoreDeaths, MoreFailures};
-use super::report::{Answers, ArmReport, Report, Weight};
+use super::report::{ArmReport, Report, Weight};
 use super::{Arm, Exchange, Memory, Numbers, Verdict};
 use crate::growth::stats::median;
 use crate::growth::{self, Growth};
@@ -21,9 +21,6 @@ const CONVERSATIONS: usize = 65_536;
 #[derive(Clone, Debug)]
 pub struct Trial {
     numbers: Numbers,
-    /// Clients are answered by the build that serves alone: what the other did first says nothing of its latency, because its cache
-    /// has none of their prompts.
-    shadow: bool,
     base: Side,
     canary: Side,
     seen: HashSet<(Arm, u64)>,
@@ -35,7 +32,6 @@ pub struct Trial {
     pace: Speed,
     /// Answers of the canary in a row from the first on that told no speed.
     paceless: u64,
-    answers: Option<Answers>,
     slowest_ms: f64,
 }
 
@@ -80,11 +76,10 @@ impl Speed {
 }
 
 impl Trial {
-    /// Nothing is known yet. `shadow`: the build that is tried answers nobody.
-    pub fn new(numbers: Numbers, shadow: bool) -> Self {
+    /// Nothing is known yet.
+    pub fn new(numbers: Numbers) -> Self {
         Self {
             numbers,
-            shadow,
             base: Side::default(),
             canary: Side::default(),
             seen: HashSet::new(),
@@ -95,7 +90,6 @@ impl Trial {
             latency: Speed::new(&numbers),
             pace: Speed::new(&numbers),
             paceless: 0,
-            answers: shadow.then(Answers::default),
             slowest_ms: 0.0,
         }
     }
@@ -132,7 +126,7 @@ impl Trial {
             self.not_many_more.note(self.numbers.failing - more);
         }
         if fresh {
-            if let Some(ms) = latency_ms.filter(|_| !self.shadow) {
+            if let Some(ms) = latency_ms {
                 self.latency.note(arm, ms);
             }
             if let Some(ms) = token_ms {
@@ -165,25 +159,6 @@ impl Trial {
         side.report.growth = memory.growth.iter().map(|growth| growth.verdict).max();
         side.report.host_at_ready = memory.host_at_ready.or(side.report.host_at_ready);
         side.growth = memory.growth;
-    }
-
-    /// Both builds have answered the same request, for which nothing is drawn. `differs_at`: at which character they differ, if they do.
-    pub fn compared(&mut self, differs_at: Option<u64>) {
-        let Some(answers) = &mut self.answers else { return };
-        match differs_at {
-            None => answers.same += 1,
-            Some(at) => {
-                answers.different += 1;
-                answers.first_difference_at.get_or_insert(at);
-            }
-        }
-    }
-
-    /// A request was not copied for the shadow.
-    pub fn dropped(&mut self, count: u64) {
-        if let Some(answers) = &mut self.answers {
-            answers.dropped += count;
-        }
     }
 
     /// For how long an answer of the build that is tried may be awaited before the other is asked.
@@ -290,9 +265,7 @@ impl Trial {
             }
         };
         ask(self.not_many_more.wealth(), "requests, to rule out that it fails more often");
-        if !self.shadow {
-            ask(self.latency.not_slower.wealth(), "conversations, to rule out that its answers begin later");
-        }
+        ask(self.latency.not_slower.wealth(), "conversations, to rule out that its answers begin later");
         if self.paces() {
             ask(self.pace.not_slower.wealth(), "conversations, to rule out that it takes longer for a token");
         }
@@ -331,19 +304,14 @@ impl Trial {
             not_worse: not_worse.min(f64::MAX),
             not_worse_needs,
         };
-        let mut evidence = vec![weight("failures", self.more.wealth(), self.not_many_more.wealth())];
-        if !self.shadow {
-            evidence.push(weight("latency", self.latency.slower.wealth(), self.latency.not_slower.wealth()));
-        }
+        let mut evidence = vec![
+            weight("failures", self.more.wealth(), self.not_many_more.wealth()),
+            weight("latency", self.latency.slower.wealth(), self.latency.not_slower.wealth()),
+        ];
         if self.paces() {
             evidence.push(weight("pace", self.pace.slower.wealth(), self.pace.not_slower.wealth()));
         }
-        Report {
-            base: self.base.shown(),
-            canary: self.canary.shown(),
-            answers: self.answers.clone(),
-            evidence,
-        }
+        Report { base: self.base.shown(), canary: self.canary.shown(), evidence }
     }
 }
 

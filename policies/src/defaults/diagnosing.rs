@@ -37,10 +37,6 @@ section!(
         pub request_limit: Duration = "duration" where Takes::Within("1s", "365d"),
         /// A question to the server that is no work (how many tokens a text has) takes no longer.
         question_limit: Duration = "duration",
-        /// A diagnosis beside what serves takes no longer.
-        beside_limit: Duration = "duration",
-        /// One that was told to end is killed after this time.
-        beside_grace: Duration = "duration",
         /// A request with more bytes than this is not recorded (`record_requests`).
         recording_body: ByteSize,
         /// Bytes of a file of recorded requests.

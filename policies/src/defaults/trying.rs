@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
-use crate::units::ByteSize;
 
 section!(
     /// Another build that is tried beside the one that serves.
@@ -42,11 +41,5 @@ section!(
         patience: f64,
         /// ... and at least for this time.
         patience_least: Duration = "duration",
-        /// Finished requests that wait for a shadow, at most.
-        shadow_kept: usize,
-        /// The largest request that is kept for it.
-        shadow_bytes: ByteSize,
-        /// A shadow's answer may take so long.
-        shadow_limit: Duration = "duration",
     }
 );

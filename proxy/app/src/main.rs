@@ -12,7 +12,6 @@ mod child_lines;
 mod cli;
 mod clock;
 mod config;
-mod diagnosis;
 mod events_file;
 mod exit;
 mod journal;

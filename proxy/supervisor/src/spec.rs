@@ -178,19 +178,10 @@ pub struct CanarySpec {
     pub build: Option<String>,
     /// What is known of how it behaves.
     pub facts: ServerFacts,
-    /// Which requests it gets.
-    pub traffic: Traffic,
+    /// The share of conversations whose clients it answers, above 0.
+    pub share: f64,
     /// When it is over, and what is declared worse.
     pub numbers: canary::Numbers,
-}
-
-/// Which requests a canary gets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Traffic {
-    /// This share of conversations, above 0; it answers their clients.
-    Share(f64),
-    /// Copies of requests that were answered. It answers nobody.
-    Shadow,
 }
 
 /// A model that somebody else's endpoint serves.

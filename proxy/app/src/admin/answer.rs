@@ -34,7 +34,6 @@ use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, Servers};
 use crate::captures::Captures;
 use crate::config::show::Kept;
-use crate::diagnosis::Diagnoses;
 use crate::probe::facts;
 use crate::series::Store;
 use crate::serve::leaving::Leaving;
@@ -205,8 +204,6 @@ pub(crate) struct Admin {
     pub(crate) page: Arc<Desk>,
     /// The last requests of models whose requests are recorded.
     pub(crate) captures: Captures,
-    /// Diagnoses that are begun from the page.
-    pub(crate) diagnoses: Diagnoses,
     /// What memory did.
     pub(crate) series: Store,
     /// Where another program is asked to take our place.
@@ -277,7 +274,6 @@ impl Admin {
                 Ok(pin) => json(StatusCode::OK, &pin),
                 Err(error) => control_error(&error),
             },
-            Ok(Route::Diagnosis(model, order)) => self.diagnosis(&model, order).await,
             Ok(Route::Canary(model, order)) => self.canary(&model, order).await,
             Ok(Route::Requests(filter)) => self.requests_answer(filter),
             Ok(Route::Request(id)) => self.request_answer(&id),

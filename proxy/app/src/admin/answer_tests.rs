@@ -20,10 +20,6 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         ..Instance::default()
     };
     let gauges: Arc<Gauges> = Arc::default();
-    let numbers = crate::diagnosis::Numbers::of(
-        &warden_policies::defaults().loading,
-        &warden_policies::defaults().diagnose,
-    );
     let admin = Admin {
         fleet,
         metrics: Arc::new(Metrics::new()),
@@ -39,12 +35,6 @@ pub(crate) async fn admin() -> (Admin, tempfile::TempDir) {
         instance: Arc::new(instance),
         page: Arc::default(),
         captures: Captures::default(),
-        diagnoses: Diagnoses::new(
-            None,
-            crate::diagnosis::Words::default(),
-            numbers,
-            CancellationToken::new(),
-        ),
         series: Store::new(&warden_policies::defaults().series, &dir.path().join("state")),
         upgrades: Orders::default(),
         stop: CancellationToken::new(),

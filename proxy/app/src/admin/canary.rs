@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::{Response, StatusCode};
 use warden_policies::defaults::parse_duration;
 use warden_policies::{canary, defaults};
-use warden_supervisor::{CanaryError, CanarySpec, Traffic};
+use warden_supervisor::{CanaryError, CanarySpec};
 
 use super::answer::{Admin, Body, error, json};
 use super::query::Query;
@@ -19,9 +19,8 @@ use crate::config::resolve::store;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wish {
     choice: Choice,
-    /// A share of conversations; `None`: the default. Absent with a shadow.
+    /// A share of conversations; `None`: the default.
     share: Option<f64>,
-    shadow: bool,
     requests: Option<u64>,
     time: Option<Duration>,
     slower: Option<f64>,
@@ -45,7 +44,7 @@ impl Default for Tries {
 }
 
 /// The names in a query, for the answer to another one.
-const NAMES: &str = "`build` or `binary`, `share` or `shadow`, `requests`, `for`, `slower`";
+const NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
 impl Wish {
     /// Reads the query of a `POST`.
@@ -71,14 +70,6 @@ impl Wish {
             text.map(read).transpose()
         };
         let share = number("share", take("share"))?;
-        let shadow = match take("shadow").as_deref() {
-            None | Some("0" | "false") => false,
-            Some("" | "1" | "true") => true,
-            Some(other) => return Err(format!("`shadow={other}` is neither 1 nor 0")),
-        };
-        if shadow && share.is_some() {
-            return Err("a shadow answers nobody, so it has no `share`: leave one of both out".to_owned());
-        }
         let whole = |text: String| {
             text.parse()
                 .ok()
@@ -94,7 +85,7 @@ impl Wish {
         let slower = number("slower", take("slower"))?;
         match given.left() {
             Some(name) => Err(format!("`{name}` says nothing here: the names are {NAMES}")),
-            None => Ok(Self { choice, share, shadow, requests, time, slower }),
+            None => Ok(Self { choice, share, requests, time, slower }),
         }
     }
 
@@ -107,9 +98,8 @@ impl Wish {
         numbers.requests = self.requests.unwrap_or(numbers.requests);
         numbers.time = self.time.unwrap_or(numbers.time);
         numbers.slower = self.slower.unwrap_or(numbers.slower);
-        let traffic =
-            if self.shadow { Traffic::Shadow } else { Traffic::Share(self.share.unwrap_or(numbers.share)) };
-        Ok(CanarySpec { binary: found.binary, build: found.build, facts: found.facts, traffic, numbers })
+        let share = self.share.unwrap_or(numbers.share);
+        Ok(CanarySpec { binary: found.binary, build: found.build, facts: found.facts, share, numbers })
     }
 }
 
@@ -165,14 +155,13 @@ mod tests {
             Wish {
                 choice: Choice::Build("ab12".into()),
                 share: Some(0.25),
-                shadow: false,
                 requests: Some(10),
                 time: Some(Duration::from_secs(5400)),
                 slower: Some(0.5),
             }
         );
-        let shadow = Wish::of(Some("binary=%2Fopt%2Fa%20b&shadow=1")).unwrap();
-        assert_eq!((shadow.choice, shadow.shadow), (Choice::Path("/opt/a b".into()), true));
+        let by_path = Wish::of(Some("binary=%2Fopt%2Fa%20b")).unwrap();
+        assert_eq!(by_path.choice, Choice::Path("/opt/a b".into()));
     }
 
     #[test]
@@ -183,8 +172,6 @@ mod tests {
             "binary=relative",
             "build=a&share=much",
             "build=a&share=-1",
-            "build=a&share=0.1&shadow",
-            "build=a&shadow=maybe",
             "build=a&requests=0",
             "build=a&for=0s",
             "build=a&for=soon",

@@ -18,7 +18,6 @@
 pub(crate) mod answer;
 pub(crate) mod canary;
 pub(crate) mod client;
-pub(crate) mod diagnosis;
 mod event_metrics;
 pub(crate) mod families;
 pub(crate) mod growth_metrics;

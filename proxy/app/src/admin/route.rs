@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method, header};
 use warden_gateway::percent_decoded;
-use warden_policies::experiment::Workload;
 
 use super::canary::Wish;
-use super::diagnosis;
 use super::query::Query;
 use super::requests::{self, Filter};
 
@@ -48,8 +46,6 @@ pub(crate) enum Route {
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, Order<Wish>),
-    /// `GET`, `POST` or `DELETE /models/{name}/diagnosis`
-    Diagnosis(String, Order<Option<Workload>>),
     /// `GET /requests`
     Requests(Result<Filter, String>),
     /// `GET /requests/{id}`
@@ -111,8 +107,7 @@ pub(crate) const ROUTES: &str = "GET /status, GET /metrics, GET /events[?follow=
                                  GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
                                  POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
                                  POST /models/NAME/pin, POST /models/NAME/unpin, \
-                                 GET, POST or DELETE /models/NAME/diagnosis[?workload=KIND], \
-                                 GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1 or shadow=1], \
+                                 GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1], \
                                  GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, POST /requests/ID/cancel[?number=NUMBER], \
                                  POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
@@ -155,9 +150,6 @@ pub(crate) fn route(method: &Method, path: &str, query: Option<&str>) -> Result<
                 "reclaim" => (Route::Reclaim(model), "POST"),
                 "pin" => (Route::Pin(model, true), "POST"),
                 "unpin" => (Route::Pin(model, false), "POST"),
-                "diagnosis" => {
-                    return Ok(Route::Diagnosis(model, Order::of(method, || diagnosis::chosen(query))?));
-                }
                 "canary" => {
                     return Ok(Route::Canary(model, Order::of(method, || Wish::of(query))?));
                 }
@@ -230,13 +222,6 @@ mod tests {
             Ok(Route::Pin("org/a".into(), false))
         );
         assert_eq!(get("/models/a/pin"), Err(Mismatch::Method("POST")));
-        let diagnosis = |method: &Method, query| route(method, "/models/org%2Fa/diagnosis", query);
-        let ordered = |order| Ok(Route::Diagnosis("org/a".into(), order));
-        assert_eq!(diagnosis(&Method::GET, None), ordered(Order::Show));
-        assert_eq!(diagnosis(&Method::DELETE, None), ordered(Order::Stop));
-        let start = Order::Start(Ok(Some(Workload::Audio)));
-        assert_eq!(diagnosis(&Method::POST, Some("workload=audio")), ordered(start));
-        assert_eq!(diagnosis(&Method::PUT, None), Err(Mismatch::Method("GET, POST or DELETE")));
         let canary = |method: &Method| route(method, "/models/org%2Fa/canary", Some("build=x"));
         assert_eq!(canary(&Method::GET), Ok(Route::Canary("org/a".into(), Order::Show)));
         assert_eq!(canary(&Method::DELETE), Ok(Route::Canary("org/a".into(), Order::Stop)));

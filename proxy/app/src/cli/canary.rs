@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What can be done with canaries.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CanaryCommand {
-    /// Tries another llama-server with a model: it answers a share of conversations, or copies of requests, until it is known
+    /// Tries another llama-server with a model: it answers a share of conversations until it is known
     /// whether it is worse.
     Start(StartArgs),
     /// Shows the canaries that run and the last one of each model, with what is made of them.
@@ -43,11 +43,8 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
     /// The share of conversations that it answers, like `10%` or `0.1`. Default: 10%.
-    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "shadow")]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     share: Option<f64>,
-    /// It answers nobody: it gets copies of requests, one after another, and where nothing is drawn its answers are compared.
-    #[arg(long)]
-    shadow: bool,
     /// After so many requests to it, it is over.
     #[arg(long, value_name = "COUNT")]
     requests: Option<u64>,
@@ -128,9 +125,6 @@ fn start(args: &StartArgs) -> Result<(), Failure> {
         })?;
         query.push(("binary", text.to_owned()));
     }
-    if args.shadow {
-        query.push(("shadow", "1".to_owned()));
-    }
     query.extend(args.share.map(|share| ("share", share.to_string())));
     query.extend(args.requests.map(|requests| ("requests", requests.to_string())));
     query.extend(args.time.clone().map(|time| ("for", time)));
@@ -184,9 +178,7 @@ fn show(view: &CanaryView, json: bool) -> Result<(), Failure> {
 
 /// What is said of one canary, in a line.
 pub(crate) fn line(view: &CanaryView) -> String {
-    let what = view
-        .share
-        .map_or_else(|| "a shadow".to_owned(), |share| format!("{:.0} % of conversations", share * 100.0));
+    let what = format!("{:.0} % of conversations", view.share.unwrap_or_default() * 100.0);
     let verdict = match &view.verdict {
         Verdict::BetterOrEqual => "as good or better",
         Verdict::Worse { .. } => "worse",
@@ -224,22 +216,12 @@ fn text(view: &CanaryView) -> String {
         ]);
     }
     text.extend(out::table(&rows).lines().map(|line| format!("  {line}\n")));
-    if let Some(answers) = &view.report.answers {
-        let at = answers.first_difference_at.map(|at| format!(", the first at character {at}"));
-        text.extend([format!(
-            "  answers without chance: {} the same, {} different{}; {} requests were not copied\n",
-            answers.same,
-            answers.different,
-            at.unwrap_or_default(),
-            answers.dropped
-        )]);
-    }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::canary::{Answers, ArmReport, Report};
+    use warden_policies::canary::{ArmReport, Report};
     use warden_policies::{ModelName, growth};
 
     use super::*;
@@ -275,14 +257,12 @@ mod tests {
             seconds: 4000.0,
             ended_at: Some("2026-01-02T04:10:45.678Z".into()),
             verdict: Verdict::worse("it fails more often: 7 of 100 requests, against 0 of 900"),
-            report: Report { base, canary, answers: None, evidence: Vec::new() },
+            report: Report { base, canary, evidence: Vec::new() },
         };
         let mut all = text(&view);
-        (view.state, view.build, view.share) = (CanaryState::Running, None, None);
+        (view.state, view.build) = (CanaryState::Running, None);
         view.verdict =
             Verdict::undecided("requests, to rule out that it fails more often (evidence 3.1 of 20)");
-        let answers = Answers { same: 40, different: 2, dropped: 11, first_difference_at: Some(17) };
-        view.report.answers = Some(answers);
         all.push_str(&text(&view));
         insta::assert_snapshot!(all);
     }

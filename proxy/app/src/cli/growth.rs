@@ -22,7 +22,7 @@ pub(crate) fn lines(backend: &BackendView) -> Vec<String> {
     }
     let host = memory.growth.iter().find(|growth| growth.series == MemoryKind::Host);
     if host.is_some_and(|growth| growth.verdict >= Verdict::Bounded) {
-        lines.extend(memory.allowance.iter().map(|line| format!("may keep: {line}")));
+        lines.extend(memory.allowance.iter().map(|line| format!("declared cache: {line}")));
     }
     lines.extend(memory.unmeasured.clone());
     lines.extend(vram(backend));

@@ -101,7 +101,7 @@ enum Command {
     Drain(control::DrainArgs),
     /// Asks the processes of a model to give back what they hoard; they serve on.
     Reclaim(control::ReclaimArgs),
-    /// Lets a model leave for no other one, until llama-warden is started anew.
+    /// Keeps a model loaded: no other model evicts it, until llama-warden restarts.
     Pin(control::ModelArgs),
     /// Lets a model leave for another one again, even if it is configured that it never does.
     Unpin(control::ModelArgs),

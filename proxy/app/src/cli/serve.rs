@@ -99,7 +99,7 @@ impl ServeArgs {
         }
         let mut flags = if any_name { dropin::settings(&self.flags, machine)? } else { Vec::new() };
         flags.extend(self.settings());
-        Ok(Plan { config: self.config, flags, server_flags: self.flags, any_name })
+        Ok(Plan { config: self.config, flags, any_name })
     }
 }
 

@@ -16,9 +16,9 @@ pub(crate) fn text(trace: &str, told: &Told, done: &Replayed, advice: &[Advice])
         phrases::time(done.lasted.as_secs_f64())
     )];
     lines.push(if told.allowance > 0 {
-        format!("  the server may keep {} of host memory", ByteSize(told.allowance))
+        format!("  declared caches: {} of host memory", ByteSize(told.allowance))
     } else {
-        "  nothing is declared that the server may keep (--cache-ram, --ctx-checkpoints, --model)".to_owned()
+        "  no caches are declared (--cache-ram, --ctx-checkpoints, --model)".to_owned()
     });
     lines.extend(shares(told));
     let mut steps: Vec<(std::time::Duration, u64, String)> = Vec::new();

@@ -108,10 +108,6 @@ pub(crate) fn describe(kind: &EventKind) -> String {
             format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
         }
         EventKind::Pinned { entry } => entry.words(),
-        EventKind::Diagnosed { outcome, report, .. } => {
-            let report = report.as_ref().map(|name| format!(" (reports/{name})")).unwrap_or_default();
-            format!("diagnosis ended: {outcome}{report}")
-        }
         EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
         EventKind::ConfigApplied { report } => {
             let count = |what: &str, names: &[warden_policies::ModelName]| {

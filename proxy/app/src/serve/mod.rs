@@ -26,7 +26,6 @@ use crate::config::problem::{Place, Problem};
 use crate::config::resolve::store;
 use crate::config::resolve::{Resolved, resolve};
 use crate::config::source::layers::FlagSetting;
-use crate::diagnosis::Words;
 use crate::exit::Failure;
 use crate::{logging, out};
 
@@ -67,8 +66,6 @@ pub(crate) struct Plan {
     /// File and `--set`.
     pub(crate) config: ConfigArgs,
     pub(crate) flags: Vec<FlagSetting>,
-    /// llama-server's own flags, as they were given.
-    pub(crate) server_flags: Vec<String>,
     /// Drop-in: the one model answers to every name.
     pub(crate) any_name: bool,
 }
@@ -217,9 +214,7 @@ async fn serve(
     let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
     let longest =
         deadline.saturating_add(resolved.probe.drain_delay).saturating_add(graces.max().unwrap_or_default());
-    let mut server =
-        Box::pin(Server::start_after(resolved, machine, nursery, sockets, Words::of(&plan), inheritance))
-            .await?;
+    let mut server = Box::pin(Server::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
     let views = server.fleet().subscribe();
     if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
         let kept = predecessor.take_over(server.fleet(), &begun, server.answers()).await?;

@@ -122,7 +122,7 @@ mod tests {
         let path = dir.path().join("warden.toml");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let config = ConfigArgs { config: Some(path.clone()), set: Vec::new() };
-        let plan = Plan { config, flags: Vec::new(), server_flags: Vec::new(), any_name: false };
+        let plan = Plan { config, flags: Vec::new(), any_name: false };
         let mut reading = Reading::new(&plan, &Machine::read());
         let opened = || oneshot::channel().1;
         reading.patience = Duration::from_millis(20);

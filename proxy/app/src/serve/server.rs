@@ -39,7 +39,6 @@ use crate::config::changes::{Changes, compare_loaded};
 use crate::config::machine::Machine;
 use crate::config::resolve::Resolved;
 use crate::config::show::Kept;
-use crate::diagnosis::{self, Diagnoses};
 use crate::events_file::EventsFile;
 use crate::exit::Failure;
 use crate::otel::{Exporter, Tracer};
@@ -108,8 +107,7 @@ impl Server {
         nursery: NurseryHandle,
         sockets: Sockets,
     ) -> Result<Self, Failure> {
-        let words = diagnosis::Words::default();
-        Box::pin(Self::start_after(resolved, machine, nursery, sockets, words, None)).await
+        Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
     /// The same with what a program before us left. Nothing of it is touched before that one has let go.
@@ -118,7 +116,6 @@ impl Server {
         machine: &Machine,
         nursery: NurseryHandle,
         given: Sockets,
-        words: diagnosis::Words,
         inheritance: Option<Inheritance>,
     ) -> Result<Self, Failure> {
         let (begun, mut claim, left, leaves, will) = if let Some(inheritance) = inheritance {
@@ -236,10 +233,8 @@ impl Server {
             leaving.begin();
         }
         let board = Arc::new(Board::new(resolved.probe.clone(), gauges.clone(), metrics.pace()));
-        // Whoever looks on over the public listener must not hold up its end, and a diagnosis makes room for whoever comes.
+        // Whoever looks on over the public listener must not hold up its end.
         let retiring = ends.stop.child_token();
-        let numbers = diagnosis::Numbers::of(&resolved.fleet.loading, &resolved.diagnose);
-        let diagnoses = Diagnoses::new(Some(nursery.clone()), words, numbers, retiring.clone());
         let admin = Admin {
             leaving: leaving.clone(),
             probe: Arc::new(resolved.probe.clone()),
@@ -255,7 +250,6 @@ impl Server {
             instance: Arc::new(instance),
             page: Arc::default(),
             captures: recorders.captures(),
-            diagnoses,
             series: kept,
             upgrades,
             stop: stop.clone(),

@@ -174,14 +174,18 @@ fn legend(plot: &Plot, frame: &Frame, html: &mut Html) {
     });
 }
 
-/// What happened, so that nobody has to point at marks to read it.
+fn events(count: usize) -> String {
+    if count == 1 { "1 event".to_owned() } else { format!("{count} events") }
+}
+
+/// Lists the events in words: a reader need not point at each mark.
 fn list(plot: &Plot, frame: &Frame, html: &mut Html) {
     let (marks, left_out) = shown(&plot.marks, frame.from, frame.to);
     if marks.is_empty() {
         return;
     }
     html.within("details", &[("class", &"marks")], |details| {
-        details.element("summary", &[], format_args!("What happened: {}", marks.len() + left_out));
+        details.element("summary", &[], events(marks.len() + left_out));
         details.within("ul", &[], |list| {
             if left_out > 0 {
                 list.element(

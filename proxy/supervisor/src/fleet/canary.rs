@@ -31,7 +31,7 @@ use super::{Change, Fleet};
 use crate::clock;
 use crate::error::{CanaryError, ResolveError};
 use crate::lease::Lease;
-use crate::spec::{CanarySpec, FleetConfig, ModelSpec, SharedSpec, Traffic};
+use crate::spec::{CanarySpec, FleetConfig, ModelSpec, SharedSpec};
 use crate::sync::lock;
 use crate::view::canary::{CanaryEntry, CanaryKind, CanaryState, CanaryView};
 use crate::view::event::EventKind;
@@ -86,7 +86,7 @@ pub(super) struct Running {
 
 impl Running {
     fn new(model: ModelName, spec: CanarySpec, seed: u64, after: GenerationId) -> Self {
-        let trial = Trial::new(spec.numbers, spec.traffic == Traffic::Shadow);
+        let trial = Trial::new(spec.numbers);
         Self {
             name: name_of(&model),
             model,
@@ -130,10 +130,7 @@ impl Running {
             state,
             binary: self.spec.binary.clone(),
             build: self.spec.build.clone(),
-            share: match self.spec.traffic {
-                Traffic::Share(share) => Some(share),
-                Traffic::Shadow => None,
-            },
+            share: Some(self.spec.share),
             began_at: self.began_at.clone(),
             seconds: self.elapsed().as_secs_f64(),
             ended_at: ended.then(clock::wall),
@@ -161,7 +158,7 @@ impl Running {
 pub struct CanaryRoute {
     /// Under which name its leases are.
     pub name: ModelName,
-    /// The share of conversations whose clients it answers; 0: of none.
+    /// The share of conversations whose clients it answers.
     pub share: f64,
     /// Of each canary another one, so that each gets other conversations.
     pub seed: u64,
@@ -185,12 +182,13 @@ impl Fleet {
         if !self.leases(model).ok()?.settings.are_untouched() {
             return None;
         }
-        let share = match running.spec.traffic {
-            Traffic::Share(share) => share,
-            Traffic::Shadow => 0.0,
-        };
         let patience = lock(&running.trial).patience();
-        Some(CanaryRoute { name: running.name.clone(), share, seed: running.seed, patience })
+        Some(CanaryRoute {
+            name: running.name.clone(),
+            share: running.spec.share,
+            seed: running.seed,
+            patience,
+        })
     }
 
     fn running_canary(&self, model: &ModelName) -> Option<Arc<Running>> {
@@ -241,9 +239,8 @@ impl Fleet {
 
     async fn begin_canary(&self, model: ModelName, spec: CanarySpec) -> Result<Arc<Running>, CanaryError> {
         let most = spec.numbers.share_most;
-        if let Traffic::Share(share) = spec.traffic
-            && !(share > 0.0 && share <= most)
-        {
+        let share = spec.share;
+        if !(share > 0.0 && share <= most) {
             return Err(CanaryError::Share { share, most });
         }
         check_binary(&spec.binary)?;
@@ -271,18 +268,12 @@ impl Fleet {
         change.canaries = with;
         let seed = inner.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let running = Arc::new(Running::new(model.clone(), spec, seed, inner.context.last_generation()));
-        let share = running.view().share;
         let binary = running.spec.binary.clone();
         // Before its model's task is there, so that no event of it is missed.
         let watching = self.clone().watch_canary(Arc::clone(&running));
         inner.tasks.spawn(watching);
-        if running.spec.traffic == Traffic::Shadow
-            && let Ok(base) = self.leases(&model)
-        {
-            inner.tasks.spawn(self.clone().cast_shadow(Arc::clone(&running), base));
-        }
         inner.canaries.insert(&running);
-        inner.context.journal.tell(Some(&model), None, EventKind::CanaryBegan { binary, share });
+        inner.context.journal.tell(Some(&model), None, EventKind::CanaryBegan { binary, share: Some(share) });
         let configured = change.configured.clone();
         Box::pin(self.put_in_place(&mut change, configured)).await;
         Ok(running)

@@ -5,7 +5,6 @@ mod canary;
 pub mod handover;
 mod loaded;
 mod roster;
-mod shadow;
 mod trial;
 
 use std::collections::BTreeMap;

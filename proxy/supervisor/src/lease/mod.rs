@@ -8,7 +8,6 @@
 //! | `outcomes` | what the ends of exchanges tell about a generation's health |
 //! | `pulse` | what its requests wait for |
 //! | `refused` | turning away who waits in an instance before us |
-//! | `shadow` | copies of requests for a build that is tried and answers nobody |
 //! | `turns`, `prints` | the latest conversations, for the process that follows |
 
 pub mod address;
@@ -19,7 +18,6 @@ mod prints;
 pub(crate) mod pulse;
 pub(crate) mod queue;
 pub mod refused;
-pub(crate) mod shadow;
 pub(crate) mod turns;
 
 use std::any::{Any, TypeId};
@@ -40,7 +38,6 @@ use crate::lease::pulse::{Asked, Pulse};
 use crate::lease::queue::Leases;
 use crate::lease::queue::ward::Alone;
 use crate::lease::turns::Turn;
-use crate::process::Process;
 use crate::process::needs::Kin;
 use crate::sync::lock;
 
@@ -204,12 +201,11 @@ impl Lease {
 
     /// Whether requests and their answers are kept at all, so that nobody makes a [`Turn`] where they are not.
     pub fn keeps_turns(&self) -> bool {
-        self.leases.turns.keeps() || self.leases.shadow.is_on()
+        self.leases.turns.keeps()
     }
 
     /// The request was answered whole: the process that follows this one may need to know it.
     pub fn note_turn(&self, turn: Turn) {
-        self.leases.shadow.offer(&turn);
         self.leases.turns.note(self.cell.id, turn);
     }
 
@@ -287,11 +283,6 @@ impl Lease {
             self.leases.unseek(self.cell.id, self.kind);
         }
         alone
-    }
-
-    /// The process, while it is there.
-    pub(crate) fn process(&self) -> Option<Arc<dyn Process>> {
-        self.cell.process.get()?.upgrade()
     }
 
     /// Whether it was granted to be alone, and nobody was let in since.

@@ -43,7 +43,7 @@ pub struct CanaryView {
     /// Its build in the store, if it is one of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// The share of conversations that it gets; `None`: it answers nobody (a shadow).
+    /// The share of conversations that it gets; `None` only in entries of earlier versions.
     pub share: Option<f64>,
     /// When it began, RFC 3339.
     pub began_at: String,

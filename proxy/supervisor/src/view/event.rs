@@ -276,7 +276,7 @@ pub enum EventKind {
     CanaryBegan {
         /// Its binary.
         binary: std::path::PathBuf,
-        /// The share of conversations that it gets; `None`: it answers nobody (a shadow).
+        /// The share of conversations that it gets; `None` only in entries of earlier versions.
         share: Option<f64>,
     },
     /// That is over.
@@ -295,16 +295,6 @@ pub enum EventKind {
     Pinned {
         /// Its entry in the ledger.
         entry: Box<PinEntry>,
-    },
-    /// A diagnosis that was begun beside what serves has ended.
-    Diagnosed {
-        /// It came to a finding.
-        found: bool,
-        /// What was found, or why nothing was, in words.
-        outcome: String,
-        /// The name of its report, if it wrote one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        report: Option<String>,
     },
     /// A configuration was taken over.
     ConfigApplied {
@@ -462,7 +452,7 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
             );
         }
         EventKind::CrashLoop { ends, within_s, failure } => {
-            tracing::error!(model, ends, within_s, "ends again and again; starts go on: {}", failure.message);
+            tracing::error!(model, ends, within_s, "crash loop; still restarting: {}", failure.message);
         }
         EventKind::RecycleWanted { decision, series_bytes, .. } => {
             let series = decision.series.map(tracing::field::display);
@@ -512,9 +502,6 @@ fn log(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &Event
         }
         EventKind::CanaryEnded { entry } => {
             tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
-        }
-        EventKind::Diagnosed { outcome, report, .. } => {
-            tracing::info!(model, report, "a diagnosis has ended: {outcome}");
         }
         EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator asks"),
         EventKind::Pinned { entry } => {

@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 
-use warden_policies::experiment::Workload;
 use warden_supervisor::{ControlError, LeaseKind};
 
 use super::guard::Refused;
@@ -11,7 +10,6 @@ use super::hub::Outcome;
 use super::view::is_here;
 use crate::admin::answer::Admin;
 use crate::admin::query::Query;
-use crate::diagnosis::workload;
 
 /// Actions that go on at a time; more are a script that has gone wild, or somebody's finger on a key.
 const AT_A_TIME: usize = 32;
@@ -26,12 +24,10 @@ pub(crate) enum Action {
     Release,
     Pin,
     Unpin,
-    Diagnose,
-    EndDiagnosis,
 }
 
 impl Action {
-    const ALL: [(Self, &'static str); 9] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Restart, "restart"),
         (Self::Reclaim, "reclaim"),
         (Self::Drain, "drain"),
@@ -39,8 +35,6 @@ impl Action {
         (Self::Release, "release"),
         (Self::Pin, "pin"),
         (Self::Unpin, "unpin"),
-        (Self::Diagnose, "diagnose"),
-        (Self::EndDiagnosis, "end-diagnosis"),
     ];
 
     fn of(word: &str) -> Option<Self> {
@@ -57,8 +51,6 @@ impl Action {
 pub(crate) struct Order {
     pub(crate) action: Action,
     pub(crate) model: String,
-    /// For a diagnosis: which work; `None`: all.
-    pub(crate) workload: Option<Workload>,
     /// Where to go then: on this page.
     pub(crate) back: String,
 }
@@ -69,7 +61,7 @@ pub(crate) enum Wrong {
     #[error(transparent)]
     Refused(#[from] Refused),
     #[error(
-        "the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release, pin, unpin, diagnose, end-diagnosis"
+        "the form asks for `{0}`, which is no action: restart, reclaim, drain, load, release, pin, unpin"
     )]
     Unknown(String),
     #[error("{AT_A_TIME} actions are being done: wait until some of them have ended")]
@@ -86,14 +78,10 @@ pub(crate) fn order(form: &Query, is_ours: impl FnOnce(&str) -> bool) -> Result<
     }
     let asked = form.get("do").unwrap_or_default();
     let unknown = |asked: &str| Wrong::Unknown(asked.chars().take(100).collect());
-    // Where the model is chosen in a list it stands in a field of its own.
-    let (word, model) = asked.split_once(' ').unwrap_or((asked, form.get("model").unwrap_or_default()));
-    let known = Action::of(word).filter(|action| asked.contains(' ') || *action == Action::Diagnose);
-    let Some(action) = known.filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
-    let chosen = form.get("workload").filter(|_| action == Action::Diagnose).unwrap_or_default();
-    let workload = workload(chosen).map_err(unknown)?;
+    let (word, model) = asked.split_once(' ').unwrap_or((asked, ""));
+    let Some(action) = Action::of(word).filter(|_| !model.is_empty()) else { return Err(unknown(asked)) };
     let here = form.get("back").filter(|back| is_here(back));
-    Ok(Order { action, model: model.to_owned(), workload, back: here.unwrap_or("/page/").to_owned() })
+    Ok(Order { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
 }
 
 /// Who acts, for events and ledger.
@@ -110,12 +98,12 @@ pub(crate) fn begin(admin: &Admin, order: Order, who: String) -> Result<u64, Wro
     if desk.work.len() >= AT_A_TIME {
         return Err(Wrong::TooMany);
     }
-    let Order { action, model, workload, .. } = order;
+    let Order { action, model, .. } = order;
     let id = desk.note(format!("{} of {model}", action.word()));
     let admin = admin.clone();
     let desk = desk.clone();
     admin.page.work.clone().spawn(async move {
-        let outcome = match Box::pin(carry_out(&admin, (action, workload), &model, &who)).await {
+        let outcome = match Box::pin(carry_out(&admin, action, &model, &who)).await {
             Ok(more) => Outcome::Done(more),
             Err(why) => Outcome::Failed(warden_policies::secrets::text(&why)),
         };
@@ -149,12 +137,7 @@ pub(crate) fn cancel(
     Ok(id)
 }
 
-async fn carry_out(
-    admin: &Admin,
-    (action, workload): (Action, Option<Workload>),
-    model: &str,
-    who: &str,
-) -> Result<String, String> {
+async fn carry_out(admin: &Admin, action: Action, model: &str, who: &str) -> Result<String, String> {
     let fleet = &admin.fleet;
     let told = |error: ControlError| error.to_string();
     match action {
@@ -188,15 +171,6 @@ async fn carry_out(
                 fleet.release_requests(Some(name.as_str())).map_err(|unknown| unknown.to_string())?;
             Ok(format!("{released} request(s) released"))
         }
-        Action::Diagnose => {
-            let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
-            let begun = admin.diagnoses.begin(admin, &name, workload, who).await;
-            begun.map(|()| "it has begun".to_owned()).map_err(|refused| refused.to_string())
-        }
-        Action::EndDiagnosis => {
-            let told = admin.diagnoses.end(model, who).map_err(|refused| refused.to_string());
-            told.map(|()| "it was told to end".to_owned())
-        }
         Action::Pin | Action::Unpin => {
             fleet.pin(model, action == Action::Pin, who).await.map_err(told)?;
             Ok("until llama-warden is started anew".to_owned())
@@ -215,15 +189,13 @@ mod tests {
     #[test]
     fn a_form_needs_the_token_and_one_of_the_actions() {
         let order = |action, model: &str, back: &str| {
-            Ok(Order { action, model: model.to_owned(), workload: None, back: back.to_owned() })
+            Ok(Order { action, model: model.to_owned(), back: back.to_owned() })
         };
         assert_eq!(read("token=right&do=restart+a"), order(Action::Restart, "a", "/page/"));
         assert_eq!(
             read("token=right&do=drain+org%2Fa%20b&back=/page/%3Fq%3Dx"),
             order(Action::Drain, "org/a b", "/page/?q=x")
         );
-        let chosen = read("token=right&do=diagnose&model=org%2Fa&workload=short-text").unwrap();
-        assert_eq!((chosen.model.as_str(), chosen.workload), ("org/a", Some(Workload::ShortText)));
         for form in [
             "",
             "do=restart+a",
@@ -240,9 +212,6 @@ mod tests {
             "token=right&do=restart+",
             "token=right&do=kill+a",
             "token=right&do=restart&model=a",
-            "token=right&do=diagnose",
-            "token=right&do=diagnose&model=a&workload=replay",
-            "token=right&do=diagnose&model=a&workload=--html",
         ] {
             assert!(matches!(read(form), Err(Wrong::Unknown(_))), "{form}");
         }

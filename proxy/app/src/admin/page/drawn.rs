@@ -110,7 +110,7 @@ fn declared_name(series: &SeriesData, top: u64) -> String {
 
 fn read_how(series: &SeriesData) -> String {
     let each = std::time::Duration::from_secs(series.seconds);
-    format!("read: the mean of {} each, with the least and the most", warden_policies::units::span(each))
+    format!("{} mean, min and max", warden_policies::units::span(each))
 }
 
 fn law_name(series: &SeriesData, data: &MemoryData) -> String {

@@ -185,8 +185,6 @@ fn mood(kind: &EventKind) -> Option<(Tone, &'static str)> {
         EventKind::Verdict { growth, .. } if growth.verdict.grows() => (Tone::Warn, growth.verdict.as_str()),
         EventKind::Pinned { entry } if entry.pinned => (Tone::Busy, "pinned"),
         EventKind::Pinned { .. } => (Tone::Busy, "unpinned"),
-        EventKind::Diagnosed { found: true, .. } => (Tone::Good, "diagnosed"),
-        EventKind::Diagnosed { .. } => (Tone::Warn, "diagnosed"),
         EventKind::Asked { .. } => (Tone::Busy, "asked"),
         _ => return None,
     })

@@ -37,12 +37,6 @@ pub(crate) fn plans(models: &[SharedSpec]) -> Plans {
 }
 
 impl Planned {
-    /// Bytes of the host, and of all GPUs.
-    pub(crate) fn bytes(&self) -> (u64, u64) {
-        let all = |plan: Plan| plan.weights.saturating_add(plan.cache);
-        (all(self.host), all(self.gpus))
-    }
-
     fn of(needs: &Needs) -> Self {
         let sum = |parts: &[(Part, u64)], wanted: &[Part]| {
             parts.iter().filter(|(part, _)| wanted.contains(part)).map(|(_, bytes)| bytes).sum()

@@ -23,8 +23,8 @@ use super::holds::Plans;
 use super::pace::{Pace, Paces};
 use super::token::Token;
 use crate::admin::answer::{Admin, Status};
+use crate::clock;
 use crate::sync::lock;
-use crate::{clock, diagnosis};
 
 /// Pictures are at least so far apart: what changes faster nobody reads.
 const LEAST: Duration = Duration::from_millis(200);
@@ -46,8 +46,6 @@ pub(crate) struct Picture {
     pub(crate) plans: Plans,
     pub(crate) paces: BTreeMap<String, Pace>,
     pub(crate) notices: Vec<Notice>,
-    /// The diagnosis that runs, and the last one.
-    pub(crate) diagnoses: diagnosis::View,
     /// The number of the last event.
     pub(crate) event: u64,
 }
@@ -56,21 +54,12 @@ impl Picture {
     #[cfg(test)]
     pub(crate) fn numbered(number: u64) -> Self {
         let (plans, paces) = (Plans::new(), BTreeMap::new());
-        Self {
-            number,
-            status: Status::default(),
-            plans,
-            paces,
-            notices: Vec::new(),
-            diagnoses: diagnosis::View::default(),
-            event: 0,
-        }
+        Self { number, status: Status::default(), plans, paces, notices: Vec::new(), event: 0 }
     }
 
     fn shows_the_same(&self, other: &Self) -> bool {
         self.event == other.event
             && self.notices == other.notices
-            && self.diagnoses == other.diagnoses
             && self.paces == other.paces
             && self.plans == other.plans
             && self.status.budgets == other.status.budgets
@@ -225,13 +214,11 @@ impl Desk {
         self.count(admin);
         let plans = admin.told.borrow().plans.clone();
         // Before the notices are locked: whoever notes what came of one has that to himself.
-        let diagnoses = admin.diagnoses.view();
         let picture = Picture {
             number: 0,
             status: admin.seen(),
             plans,
             paces: lock(&self.paces).now(),
-            diagnoses,
             notices: lock(&self.notices).1.iter().cloned().collect(),
             event: admin.fleet.last_event(),
         };

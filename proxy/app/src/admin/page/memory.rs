@@ -170,7 +170,7 @@ fn ranges(html: &mut Html, data: &MemoryData) {
             if data.to < data.now {
                 link(&between(data.to, data.to.saturating_add(span)), "later", false);
             }
-            link(&between(data.from, data.to), "this stretch, to be sent as a link", data.range.is_none());
+            link(&between(data.from, data.to), "link to this range", data.range.is_none());
             let same = data
                 .range
                 .as_ref()
@@ -250,7 +250,7 @@ fn facts(present: &Present) -> Vec<(&'static str, String)> {
         ("holds now", format!("{} (process g{})", ByteSize(present.bytes), present.generation)),
         ("grows", present.slope.clone().unwrap_or_default()),
         ("who pays", present.blame.clone().unwrap_or_default()),
-        ("may keep", kept.join("\n")),
+        ("declared caches", kept.join("\n")),
         ("soft budget", size(present.soft)),
         ("hard budget", size(present.hard)),
         ("forecast", foretold.join("\n")),

@@ -33,7 +33,7 @@ fn leaking() -> MemoryData {
             "present": {
                 "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::verdict(warden_policies::growth::Verdict::Leaking),
                 "slope": "+4.42 MiB a request (4.40 to 4.45)", "blame": "each image pays 4.42 MiB (98 % of the growth)",
-                "fill": {"allowed": 512 * MIB, "used": 512 * MIB}, "kept": "512.0 MiB of 512.0 MiB that it may keep (100 %)",
+                "fill": {"allowed": 512 * MIB, "used": 512 * MIB}, "kept": "512.0 MiB of 512.0 MiB declared (100 %)",
                 "allowance": ["prompt cache: 512.0 MiB (`--cache-ram 512`)"], "soft": 2600 * MIB, "hard": 3072 * MIB,
                 "forecasts": [{"reason": "host_soft", "limit": 2600 * MIB, "early": NOW + 2400, "at": NOW + 3000, "late": NOW + 4200, "words": "in 95 requests (90 to 100), 50 min (40 min to 1 h 10 min)"}],
                 "next": "replace it when quiet (growth): memory leaks and would reach a limit before long",

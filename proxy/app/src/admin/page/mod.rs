@@ -195,8 +195,7 @@ fn controls(view: View, asked: &Query, picture: &Picture) -> Html {
         View::Events => events::Wish::of(asked).form(view.path(), models(), true),
         View::Logs => log_wish(asked, picture).form(view.path(), models(), false),
         View::Configuration => configuration::form(asked.get("q").unwrap_or_default()),
-        View::Diagnose => diagnose::form(own_models(picture)),
-        View::Memory | View::Requests | View::Builds | View::Help => Html::new(),
+        View::Memory | View::Requests | View::Builds | View::Diagnose | View::Help => Html::new(),
     }
 }
 
@@ -248,7 +247,7 @@ async fn content(admin: &Admin, view: View, asked: &Query, picture: &Arc<Picture
             let folder = reports::folder(&picture.status.instance.ledger);
             let place = folder.clone();
             let all = blocking(WorkKind::StateFiles, move || reports::read(&place)).await.unwrap_or_default();
-            diagnose::view(&all, &folder, own_models(picture), &picture.diagnoses)
+            diagnose::view(&all, &folder, own_models(picture))
         }
         View::Help => frame::help(),
         View::Requests => in_flight(admin, asked),

@@ -287,8 +287,8 @@ fn titles(table: &mut Html) {
         "Requests/s",
         "Tokens/s",
         "First token, p50 / p99",
-        "What is next",
-        "Do",
+        "Next action",
+        "Actions",
     ];
     table.within("thead", &[], |head| {
         head.within("tr", &[], |row| {
@@ -332,8 +332,8 @@ fn write_row(body: &mut Html, picture: &Picture, row: &Row) {
             _ => "–".to_owned(),
         };
         number(tr, "First token, p50 / p99", first);
-        cell(tr, "What is next", "says", |td| next(td, picture, model));
-        cell(tr, "Do", "do", |td| actions(td, model));
+        cell(tr, "Next action", "says", |td| next(td, picture, model));
+        cell(tr, "Actions", "do", |td| actions(td, model));
     });
 }
 
@@ -545,7 +545,7 @@ fn machine(html: &mut Html, picture: &Picture) {
                 let used = host.total.saturating_sub(host.available);
                 list.within("li", &[], |item| {
                     let text = format!(
-                        "host memory: {} of {} in use, {} to be had",
+                        "host memory: {} of {} in use, {} available",
                         ByteSize(used),
                         ByteSize(host.total),
                         ByteSize(host.available)

@@ -132,7 +132,7 @@ fn plan(args: &DiagnoseArgs, machine: &Machine) -> Result<Plan, Failure> {
     }
     let mut flags = if any_name { dropin::settings(&args.flags, machine)? } else { Vec::new() };
     flags.extend(serve::folders(&args.models_dir));
-    Ok(Plan { config: args.config.clone(), flags, server_flags: args.flags.clone(), any_name })
+    Ok(Plan { config: args.config.clone(), flags, any_name })
 }
 
 /// The program that the command line asks for, and the flag that does.

@@ -241,7 +241,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
     if let Some(limit) = soft {
         let what = match limit {
             MemoryLimit::Auto => format!(
-                "auto: {:.0} % of its settled size with what it may keep, at least {} above its settled size, at most {:.0} % \
+                "auto: {:.0} % of its settled size with its declared caches, at least {} above its settled size, at most {:.0} % \
                  of the machine; off until it has settled",
                 levels.host_soft * 100.0,
                 levels.host_room,
@@ -270,7 +270,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
             .say("warning", format!("{size} is more than the {memory} of this machine: it is never reached"));
     }
     for line in keeps.words() {
-        sheet.say("may keep", line);
+        sheet.say("caches", line);
     }
     let kept = keeps.bytes();
     let least = soft.or(hard).and_then(MemoryLimit::bytes);
@@ -278,7 +278,7 @@ fn host(sheet: &mut Sheet, spec: &ModelSpec, keeps: &DeclaredMemory, here: &Here
         sheet.say(
             "warning",
             format!(
-                "the budget of {budget} is passed without any leak, because it may keep {}: lower that with `--cache-ram \
+                "the budget of {budget} is passed without any leak, because its declared caches are {}: lower that with `--cache-ram \
                  MIB` in `args` (or the mitigation `cache-ram=MIB`), or raise the budget above its settled size and that",
                 ByteSize(kept)
             ),

@@ -116,7 +116,6 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let plan = Plan {
         config: ConfigArgs { config: Some(config), set: Vec::new() },
         flags: Vec::new(),
-        server_flags: Vec::new(),
         any_name: false,
     };
     let mut server = Box::pin(start(&plan, &machine, nursery, &mut file, args.port.is_none())).await?;

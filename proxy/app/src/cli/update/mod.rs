@@ -322,7 +322,7 @@ impl Run<'_> {
 
 /// How to read the configuration again.
 fn plan_of(config: &ConfigArgs) -> serve::Plan {
-    serve::Plan { config: config.clone(), flags: Vec::new(), server_flags: Vec::new(), any_name: false }
+    serve::Plan { config: config.clone(), flags: Vec::new(), any_name: false }
 }
 
 /// What is configured; nothing if no model is.

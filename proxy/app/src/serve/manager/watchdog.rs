@@ -65,7 +65,7 @@ async fn turned(asked: Asked, patience: Duration, meanwhile: &str) -> bool {
         }
     }
     if silent {
-        tracing::warn!(target: "watchdog", "all turn again");
+        tracing::warn!(target: "watchdog", "all loops are responsive again");
     }
     all
 }

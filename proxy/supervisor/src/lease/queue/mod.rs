@@ -35,7 +35,6 @@ use crate::error::Denied;
 use crate::lease::Lease;
 use crate::lease::admit::{Admit, Board, Judged};
 use crate::lease::cell::Cell;
-use crate::lease::shadow::Shadow;
 use crate::lease::turns::Turns;
 use crate::process::settings::{self, Settings};
 use crate::sync::lock;
@@ -61,8 +60,6 @@ pub(crate) struct Leases {
     pub(crate) settings: Settings,
     /// The latest conversations.
     pub(crate) turns: Turns,
-    /// Copies of its requests for such a build.
-    pub(crate) shadow: Shadow,
     /// It is a build that is tried beside a model's own.
     is_canary: AtomicBool,
     /// Something is known against some request, so that nobody takes the lock for it where nothing is.
@@ -209,7 +206,6 @@ impl Leases {
             asks,
             settings,
             turns,
-            shadow: Shadow::default(),
             is_canary,
             knows,
             moved,
