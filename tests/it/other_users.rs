@@ -105,16 +105,21 @@ impl Users {
 
     /// Where Alice's sockets go without `XDG_RUNTIME_DIR`.
     fn base(user: u32) -> Base {
-        Base(PathBuf::from(format!("/tmp/llama-warden-{user}")))
+        let path = PathBuf::from(format!("/tmp/llama-warden-{user}"));
+        let is_ours = !path.exists();
+        Base(path, is_ours)
     }
 }
 
-/// A directory in the temporary one, which goes with the test, whoever made it.
-struct Base(PathBuf);
+/// A directory in the temporary one, which goes with the test, whoever made it; one that was there before stays: root may run a
+/// llama-warden on this machine.
+struct Base(PathBuf, bool);
 
 impl Drop for Base {
     fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
+        if self.1 {
+            drop(fs::remove_dir_all(&self.0));
+        }
     }
 }
 

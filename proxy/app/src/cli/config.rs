@@ -67,8 +67,9 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), Failure> {
             super::block_on(store::fill(&mut resolved, &machine))??;
             needs::fill(&mut resolved, &machine);
             let unknown = super::block_on(flags::unknown(&loaded, &resolved))?;
-            if !unknown.is_empty() {
-                return Err(Problems(unknown).into());
+            warn(&unknown.ignored);
+            if !unknown.refused.is_empty() {
+                return Err(Problems(unknown.refused).into());
             }
             warn(&resolved.warnings);
             let count = resolved.fleet.models.len();

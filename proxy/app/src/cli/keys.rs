@@ -92,7 +92,12 @@ fn new(args: &NewArgs) -> Result<(), Failure> {
         return out::write(&format!("{}\n\n{section}", key.as_str()));
     };
     append(file, &section, &args.name)?;
-    out::line(&key)
+    out::line(&key)?;
+    let shown = file.display();
+    out::error_line(&format!(
+        "{shown} counts where the configuration says `server.keys = \"{shown}\"`, after a reload; from then on every request needs a key"
+    ));
+    Ok(())
 }
 
 fn append(file: &Path, section: &str, name: &str) -> Result<(), Failure> {

@@ -270,7 +270,7 @@ fn next(units: &Units, args: &UnitArgs) -> Vec<String> {
     if !args.scope.within(&units.config).exists() {
         lines.push(format!(
             "write {}, for example: paths.models = [\"/FOLDER/OF/MODELS\"]",
-            units.config.display()
+            args.scope.within(&units.config).display()
         ));
     }
     lines.push(format!("llama-warden config check {}", units.config.display()));

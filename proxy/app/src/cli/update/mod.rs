@@ -312,8 +312,8 @@ impl Run<'_> {
             )
         };
         let resolved = resolving.await.map_err(|failure| refuse(failure.lines().join("; ")))?;
-        let strangers = crate::config::resolve::flags::unknown(self.loaded, &resolved).await;
-        match strangers.first() {
+        let unknown = crate::config::resolve::flags::unknown(self.loaded, &resolved).await;
+        match unknown.refused.first() {
             None => Ok(()),
             Some(problem) => Err(refuse(problem.to_string())),
         }

@@ -20,11 +20,20 @@ use crate::config::source::layers::Loaded;
 /// How alike two flags have to be for one to be meant by the other (Jaro-Winkler, 0 to 1).
 const ALIKE: f64 = 0.85;
 
-/// The flags of all models that their llama-servers do not know, and values that these builds have not. The binaries are filled in; each is
-/// asked once. One that does not answer says nothing: whether it can be run was tried before.
-pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem> {
+/// What models give their llama-servers and those do not know.
+#[derive(Debug, Default)]
+pub(crate) struct UnknownWords {
+    /// Flags, and values that these builds have not: with one of them a process does not start.
+    pub(crate) refused: Vec<Problem>,
+    /// Variables, which the process ignores without a word.
+    pub(crate) ignored: Vec<Problem>,
+}
+
+/// The flags and variables of all models that their llama-servers do not know. The binaries are filled in; each is asked once. One that does
+/// not answer says nothing: whether it can be run was tried before.
+pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
     let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
-    let mut problems = Vec::new();
+    let mut unknown = UnknownWords::default();
     let models =
         loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
     for ((((name, model), spec), mitigations), build) in models {
@@ -38,13 +47,13 @@ pub(crate) async fn unknown(loaded: &Loaded, resolved: &Resolved) -> Vec<Problem
         for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
             let path = ["models".to_owned(), name.clone(), key.to_owned()];
             let place = |index: usize| loaded.item_place(&path, index);
-            problems.extend(check.own_words(args, mitigations, &place));
+            unknown.refused.extend(check.own_words(args, mitigations, &place));
         }
         let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
-        problems.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
-        problems.extend(check.given_words(&spec.command.args, mitigations));
+        unknown.ignored.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
+        unknown.refused.extend(check.given_words(&spec.command.args, mitigations));
     }
-    problems
+    unknown
 }
 
 /// One model, and what its llama-server lists.
@@ -85,7 +94,7 @@ impl Check<'_> {
     fn variable(&self, key: &str, place: Place) -> Option<Problem> {
         let list = self.list.filter(|list| !list.knows_variable(key))?;
         let (name, binary) = (self.name, self.binary.display());
-        let hint = match nearest(key, list.variables()) {
+        let hint = match nearest(key, list.variables(), bare) {
             Some(nearest) => format!("the nearest is `{nearest}`"),
             None => format!("`{binary} --help` lists those that it knows"),
         };
@@ -116,9 +125,16 @@ impl Check<'_> {
     fn hint(&self, word: &str, next: Option<&str>) -> String {
         let list = self.list;
         list.and_then(|list| list.renamed_hint(word, next))
-            .or_else(|| Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names())?)))
+            .or_else(|| {
+                Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names(), str::trim)?))
+            })
             .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
     }
+}
+
+/// A variable without what all begin with that stand for flags: by that alone any two would be alike.
+fn bare(variable: &str) -> &str {
+    variable.trim_start_matches("LLAMA_ARG_").trim_start_matches("NO_")
 }
 
 /// All flags of a command's llama-server, by its help; `None` if it tells none.
@@ -138,8 +154,9 @@ fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> 
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
-    let scored = known.map(|one| (alike(word, one), one));
+/// The most alike of these by what `part` takes of them, if any is alike enough.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
+    let scored = known.map(|one| (alike(part(word), part(one)), one));
     scored
         .filter(|(score, _)| *score >= ALIKE)
         .max_by(|a, b| a.0.total_cmp(&b.0))
@@ -171,8 +188,11 @@ mod tests {
         }
         let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
         assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
-        assert_eq!(nearest("--ctx-sice", known.names()).as_deref(), Some("--ctx-size"));
-        assert_eq!(nearest("-cramm", known.names()).as_deref(), Some("-cram"));
-        assert_eq!(nearest("--qqq", known.names()), None);
+        assert_eq!(nearest("--ctx-sice", known.names(), str::trim).as_deref(), Some("--ctx-size"));
+        assert_eq!(nearest("-cramm", known.names(), str::trim).as_deref(), Some("-cram"));
+        assert_eq!(nearest("--qqq", known.names(), str::trim), None);
+        let variables = || ["LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_NUMA", "LLAMA_ARG_MMPROJ"].into_iter();
+        assert_eq!(nearest("LLAMA_ARG_CTX_SICE", variables(), bare).as_deref(), Some("LLAMA_ARG_CTX_SIZE"));
+        assert_eq!(nearest("LLAMA_ARG_NO_MMAP", variables(), bare), None, "alike by what all begin with");
     }
 }
