@@ -52,6 +52,10 @@ impl Behind {
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
         let mut warmth = Warmth::default();
         let mut tried: Vec<Arc<Kept>> = Vec::new();
+        // This task may run before the gate has opened, which is not the same as closed again.
+        while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
+            tokio::time::sleep(LOOK).await;
+        }
         loop {
             let Some(kept) = self.next(&tried) else {
                 // What still runs in the old process is a conversation of this one when it has ended.
