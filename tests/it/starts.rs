@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
-use crate::wrappers::{Wrapped, start_as};
+use crate::wrappers::start_as;
 
 /// Short pauses, so that a search begins soon.
 const QUICK: &str = "lifecycle.backoff_first = \"20ms\"\n";
@@ -116,31 +116,29 @@ async fn diagnose_writes_the_switch_into_the_configuration() -> Outcome {
     Ok(())
 }
 
-/// A script that does this where the server is to listen, and is the server then.
-async fn started_behind(body: &str) -> Result<Wrapped, Trouble> {
+/// What the events say once a server has started behind a script that does this first, and may stand still for two seconds.
+async fn events_of_start(body: &str) -> Result<String, Trouble> {
     let toml = format!("lifecycle.start_stall = \"2s\"\n{QUICK}");
-    start_as(&binaries::llama_warden()?, Setup::new()?, body, &json!({}), &toml).await
+    let started = start_as(&binaries::llama_warden()?, Setup::new()?, body, &json!({}), &toml).await?;
+    started.warden.until_ready(1).await?;
+    Ok(started.warden.cli(&["events"]).await?.stdout)
 }
 
 #[tokio::test]
 async fn a_server_that_loads_for_longer_than_it_may_stand_still_is_left_alone_while_it_moves_on() -> Outcome {
     // Points of progress without an end of line, as llama-server prints them while it loads.
     let body = "for i in 1 2 3 4 5 6 7 8; do printf . >&2; sleep 0.5; done; exec \"$fake\" \"$@\"";
-    let started = started_behind(body).await?;
-    started.warden.until_ready(1).await?;
-    let events = started.warden.cli(&["events"]).await?;
-    assert!(!events.stdout.contains("start_stall"), "{}", events.all());
+    let events = events_of_start(body).await?;
+    assert!(!events.contains("start_stall"), "{events}");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_server_that_stands_still_while_it_starts_is_ended_and_the_key_is_named() -> Outcome {
     let body = "echo waiting for a lock >&2; [ -e \"$0.stood\" ] || { : >\"$0.stood\"; exec sleep 600; }; exec \"$fake\" \"$@\"";
-    let started = started_behind(body).await?;
-    started.warden.until_ready(1).await?;
-    let events = started.warden.cli(&["events"]).await?;
+    let events = events_of_start(body).await?;
     let told = "it said, wrote, read and computed nothing for 2 s: give it more time with `start_stall`";
-    assert!(events.stdout.contains(told), "{}", events.all());
+    assert!(events.contains(told), "{events}");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod access_line;
+mod access_list;
 mod access_log;
 mod admin;
 mod advice;

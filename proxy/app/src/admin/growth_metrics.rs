@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_policies::growth::{Blame, Growth, Verdict};
-use warden_policies::sample::{MemoryKind, VramSource};
+use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
 use super::families::{families, labels};
@@ -152,7 +152,7 @@ impl GrowthMetrics {
         }
         for growth in &backend.memory.growth {
             self.read_growth(&replica, growth, backend.memory.request_rate);
-            if let Some(now) = now(backend, growth.series) {
+            if let Some(now) = backend.held(growth.series) {
                 self.read_components(&replica, growth, now);
             }
         }
@@ -244,16 +244,6 @@ impl GrowthMetrics {
         self.action.get_or_create(&ActionLabels { model, replica: number, action, reason }).set(1);
         let held = next.held.is_some() || next.decision.why_not.is_some();
         self.held.get_or_create(replica).set(i64::from(held));
-    }
-}
-
-/// What was read last of a memory of a process.
-fn now(backend: &BackendView, series: MemoryKind) -> Option<u64> {
-    match series {
-        MemoryKind::Host => backend.host.map(|host| host.anon + host.swap),
-        MemoryKind::Vram(gpu) => {
-            backend.memory.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
-        }
     }
 }
 

@@ -73,28 +73,10 @@ pub(crate) fn leaking() -> BackendView {
 /// A fleet of one model with these backends and one GPU.
 pub(crate) fn fleet(backends: Vec<BackendView>) -> FleetView {
     let model = ModelView {
-        name: ModelName::new("m"),
-        aliases: Vec::new(),
         state: ModelState::Loaded,
-        waiting: 0,
-        queue_depth: 1,
         backends,
-        recycles: Vec::new(),
-        last_replacement: None,
-        reclaims: warden_supervisor::ReclaimTotals::default(),
-        crashes: 0,
         was_ready: true,
-        n_ctx: None,
-        modalities: None,
-        policy: None,
-        last_failure: None,
-        outage: None,
-        warm: None,
-        pin: warden_supervisor::PinView::default(),
-        replace_note: None,
-        quarantine: warden_supervisor::QuarantineView::default(),
-        remote: None,
-        canary: None,
+        ..ModelView::unloaded(ModelName::new("m"))
     };
     let device = DeviceView {
         gpu: GpuIndex(0),

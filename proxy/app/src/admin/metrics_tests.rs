@@ -192,28 +192,12 @@ fn too_large() -> EventKind {
 
 fn view() -> FleetView {
     let model = ModelView {
-        name: ModelName::new("m"),
-        aliases: Vec::new(),
         state: ModelState::Loaded,
         waiting: 3,
         queue_depth: 9,
         backends: vec![backend(4, Phase::Draining), backend(5, Phase::Ready)],
-        recycles: Vec::new(),
-        last_replacement: None,
-        reclaims: warden_supervisor::ReclaimTotals::default(),
-        crashes: 0,
         was_ready: true,
-        n_ctx: None,
-        modalities: None,
-        policy: None,
-        last_failure: None,
-        outage: None,
-        warm: None,
-        pin: warden_supervisor::PinView::default(),
-        replace_note: None,
-        quarantine: warden_supervisor::QuarantineView::default(),
-        remote: None,
-        canary: None,
+        ..ModelView::unloaded(ModelName::new("m"))
     };
     FleetView { number: 1, models: vec![Arc::new(model)], ..FleetView::default() }
 }

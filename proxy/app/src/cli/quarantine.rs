@@ -111,28 +111,10 @@ mod tests {
         };
         let requests = vec![known(0xabc, true), known(0xdef, false)];
         let model = ModelView {
-            name: ModelName::new("m"),
-            aliases: Vec::new(),
             state: ModelState::Loaded,
             was_ready: true,
-            waiting: 0,
-            queue_depth: 1,
-            backends: Vec::new(),
-            recycles: Vec::new(),
-            last_replacement: None,
-            reclaims: warden_supervisor::ReclaimTotals::default(),
-            crashes: 0,
-            n_ctx: None,
-            modalities: None,
-            policy: None,
-            last_failure: None,
-            outage: None,
-            warm: None,
-            pin: warden_supervisor::PinView::default(),
-            replace_note: None,
             quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
-            remote: None,
-            canary: None,
+            ..ModelView::unloaded(ModelName::new("m"))
         };
         insta::assert_snapshot!(table(&[Arc::new(model)]) + "\n" + &table(&[]));
     }

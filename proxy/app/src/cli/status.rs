@@ -238,28 +238,13 @@ mod tests {
 
     fn model(name: &str, state: ModelState, backends: Vec<BackendView>) -> ModelView {
         ModelView {
-            name: ModelName::new(name),
-            aliases: Vec::new(),
             state,
             waiting: 1,
             queue_depth: 9,
             backends,
             recycles: vec![(Reason::HostSoft, 2), (Reason::Operator, 1)],
-            last_replacement: None,
-            reclaims: warden_supervisor::ReclaimTotals::default(),
-            crashes: 0,
             was_ready: true,
-            n_ctx: None,
-            modalities: None,
-            policy: None,
-            last_failure: None,
-            outage: None,
-            warm: None,
-            pin: warden_supervisor::PinView::default(),
-            replace_note: None,
-            quarantine: warden_supervisor::QuarantineView::default(),
-            remote: None,
-            canary: None,
+            ..ModelView::unloaded(ModelName::new(name))
         }
     }
 

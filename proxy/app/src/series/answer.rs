@@ -237,10 +237,7 @@ fn point(bucket: &Bucket) -> Point {
 }
 
 fn present(backend: &BackendView, memory: MemoryKind, now: u64) -> Option<Present> {
-    let bytes = match memory {
-        MemoryKind::Host => backend.host?.charged(),
-        MemoryKind::Vram(gpu) => backend.memory.vram.iter().find(|vram| vram.gpu == gpu)?.bytes,
-    };
+    let bytes = backend.held(memory)?;
     let known = backend.memory.growth.iter().find(|growth| growth.series == memory).cloned();
     let own = known.unwrap_or_else(|| warden_policies::growth::Growth::of(memory));
     let budget =

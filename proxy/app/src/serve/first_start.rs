@@ -65,29 +65,10 @@ mod tests {
         let failure =
             |kind| StartFailure { kind, message: "no".into(), lines: vec!["x".into()], failures: 1 };
         let model = ModelView {
-            name: ModelName::new("m"),
-            aliases: Vec::new(),
             state,
-            waiting: 0,
-            queue_depth: 1,
-            backends: Vec::new(),
-            recycles: Vec::new(),
-            last_replacement: None,
-            reclaims: warden_supervisor::ReclaimTotals::default(),
-            crashes: 0,
             was_ready,
-            // A server that asks for a key that nobody knows tells nothing.
-            n_ctx: None,
-            modalities: None,
-            policy: None,
             last_failure: kind.map(failure),
-            outage: None,
-            warm: None,
-            pin: warden_supervisor::PinView::default(),
-            replace_note: None,
-            quarantine: warden_supervisor::QuarantineView::default(),
-            remote: None,
-            canary: None,
+            ..ModelView::unloaded(ModelName::new("m"))
         };
         FleetView { number: 1, models: vec![Arc::new(model)], ..FleetView::default() }
     }

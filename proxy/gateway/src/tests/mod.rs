@@ -98,30 +98,7 @@ async fn stalled(written: &AtomicUsize) -> usize {
 
 /// A model of which nothing runs.
 pub(crate) fn unloaded(name: &ModelName, aliases: Vec<String>) -> ModelView {
-    ModelView {
-        name: name.clone(),
-        aliases,
-        state: ModelState::Unloaded,
-        waiting: 0,
-        queue_depth: 1,
-        backends: Vec::new(),
-        recycles: Vec::new(),
-        last_replacement: None,
-        reclaims: warden_supervisor::ReclaimTotals::default(),
-        crashes: 0,
-        was_ready: false,
-        n_ctx: None,
-        modalities: None,
-        policy: None,
-        last_failure: None,
-        outage: None,
-        warm: None,
-        pin: warden_supervisor::PinView::default(),
-        replace_note: None,
-        quarantine: warden_supervisor::QuarantineView::default(),
-        remote: None,
-        canary: None,
-    }
+    ModelView { aliases, ..ModelView::unloaded(name.clone()) }
 }
 
 /// Models whose generations are the given sockets, in order: each lease after a failed one gets the next.

@@ -32,7 +32,6 @@ use crate::model::{Control, Message};
 use crate::origin::probe::{Listed, Silence, probe};
 use crate::spec::RemoteSpec;
 use crate::view::event::EventKind;
-use crate::view::pin_entry::PinView;
 use crate::view::{BackendView, ModelState, ModelView, Outage, RemoteView};
 
 /// The task of one such model.
@@ -357,28 +356,20 @@ impl Remote {
             ),
         });
         ModelView {
-            name: self.spec.name.clone(),
             aliases: self.spec.aliases.clone(),
             state,
             waiting: self.leases.waiting(),
             queue_depth: self.spec.queue.depth,
             backends: vec![self.show_endpoint()],
-            recycles: Vec::new(),
-            last_replacement: None,
-            reclaims: crate::view::ReclaimTotals::default(),
             crashes: self.outages,
             was_ready: self.was_ready,
             n_ctx: self.listed.n_ctx.map(u64::from),
-            modalities: None,
-            policy: None,
             last_failure: failure,
             outage,
-            warm: None,
             replace_note: self.listed.note.clone(),
             quarantine: self.leases.quarantine(),
-            pin: PinView::default(),
             remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
-            canary: None,
+            ..ModelView::unloaded(self.spec.name.clone())
         }
     }
 

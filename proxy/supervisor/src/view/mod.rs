@@ -169,6 +169,36 @@ pub struct ModelView {
     pub canary: Option<Box<CanaryView>>,
 }
 
+impl ModelView {
+    /// A model of which nothing runs, and nothing has.
+    pub fn unloaded(name: ModelName) -> Self {
+        Self {
+            name,
+            aliases: Vec::new(),
+            state: ModelState::Unloaded,
+            waiting: 0,
+            queue_depth: 1,
+            backends: Vec::new(),
+            recycles: Vec::new(),
+            last_replacement: None,
+            reclaims: ReclaimTotals::default(),
+            crashes: 0,
+            was_ready: false,
+            n_ctx: None,
+            modalities: None,
+            policy: None,
+            last_failure: None,
+            outage: None,
+            warm: None,
+            replace_note: None,
+            quarantine: QuarantineView::default(),
+            pin: PinView::default(),
+            remote: None,
+            canary: None,
+        }
+    }
+}
+
 /// Somebody else's endpoint that serves a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteView {
@@ -269,6 +299,18 @@ pub struct BackendView {
     /// What the policy does next with it; `None` before it was judged.
     #[serde(default)]
     pub next: Option<PolicyView>,
+}
+
+impl BackendView {
+    /// Bytes that it held of a memory when that was read last; `None` if it was not.
+    pub fn held(&self, memory: MemoryKind) -> Option<u64> {
+        match memory {
+            MemoryKind::Host => self.host.map(HostMemory::charged),
+            MemoryKind::Vram(gpu) => {
+                self.memory.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
+            }
+        }
+    }
 }
 
 /// Requests to give memory back to all processes of a model.

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use warden_pages::time::{Moment, time};
 use warden_pages::{Html, badge, style, words};
-use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
@@ -104,13 +103,7 @@ pub(crate) fn listing(listed: &Listed, fleet: &FleetView) -> Html {
 fn held_now(one: &ListedOne, fleet: &FleetView) -> Option<u64> {
     let model = fleet.models.iter().find(|model| model.name == one.model)?;
     let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
-    let held = backends.filter_map(|backend| match one.memory {
-        MemoryKind::Host => backend.host.map(HostMemory::charged),
-        MemoryKind::Vram(gpu) => {
-            backend.memory.vram.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
-        }
-    });
-    held.reduce(u64::saturating_add)
+    backends.filter_map(|backend| backend.held(one.memory)).reduce(u64::saturating_add)
 }
 
 /// What both have: the memories, then where it is kept.

@@ -57,20 +57,16 @@ pub(crate) fn sentence(html: &mut Html, text: &str) {
 
 /// The same text with its sizes in one piece each: `320 MiB` never stands on two lines.
 fn unbroken(text: &str) -> String {
-    [" B", " KiB", " MiB", " GiB", " TiB"].into_iter().fold(text.to_owned(), |text, unit| {
-        let mut whole = String::with_capacity(text.len());
-        let mut rest = text.as_str();
-        while let Some(at) = rest.find(unit) {
-            let (before, after) = rest.split_at(at);
-            let ends = !after[unit.len()..].starts_with(|next: char| next.is_alphanumeric());
-            let joins = ends && before.ends_with(|last: char| last.is_ascii_digit());
-            whole.push_str(before);
-            whole.push(if joins { '\u{a0}' } else { ' ' });
-            whole.push_str(&unit[1..]);
-            rest = &after[unit.len()..];
-        }
-        whole + rest
-    })
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut words = text.split(' ');
+    let mut whole = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let unit = word.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default();
+        let joins = UNITS.contains(&unit) && whole.ends_with(|last: char| last.is_ascii_digit());
+        whole.push(if joins { '\u{a0}' } else { ' ' });
+        whole.push_str(word);
+    }
+    whole
 }
 
 /// What is held of a budget, as a bar and in words.

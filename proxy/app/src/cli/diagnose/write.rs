@@ -6,10 +6,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, fchown};
 use std::path::Path;
 
-use rustix::fs::{XattrFlags, fremovexattr, fsetxattr, getxattr};
+use rustix::fs::{XattrFlags, fremovexattr, fsetxattr};
 use rustix::io::Errno;
 use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 
+use crate::access_list::{self, access_list};
 use crate::exit::Failure;
 
 /// The text of a configuration with this list for this model.
@@ -115,31 +116,15 @@ fn keep(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     }
     // With a list, the group's bits of the mode are its mask: without it they would let the group in.
     match access_list(path)? {
-        Some(list) => fsetxattr(new, ACCESS_LIST, &list, XattrFlags::empty())?,
+        Some(list) => fsetxattr(new, access_list::ATTRIBUTE, &list, XattrFlags::empty())?,
         // The folder may have given it one.
-        None => match fremovexattr(new, ACCESS_LIST) {
+        None => match fremovexattr(new, access_list::ATTRIBUTE) {
             Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
             Err(error) => return Err(error.into()),
         },
     }
     // Last: a new owner takes bits of the mode away.
     new.set_permissions(old.permissions())
-}
-
-const ACCESS_LIST: &str = "system.posix_acl_access";
-
-/// The access list of a file beside its mode, if it has one.
-fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // The kernel's limit for any such attribute.
-    let mut list = vec![0; 64 << 10];
-    match getxattr(path, ACCESS_LIST, &mut list[..]) {
-        Ok(bytes) => {
-            list.truncate(bytes);
-            Ok(Some(list))
-        }
-        Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 #[cfg(test)]
@@ -227,7 +212,7 @@ mod tests {
             acl.extend([&tag.to_le_bytes()[..], &may.to_le_bytes()[..], &id.to_le_bytes()[..]].concat());
         }
         let file = File::open(&path).unwrap();
-        if let Err(error) = fsetxattr(&file, ACCESS_LIST, &acl, XattrFlags::empty()) {
+        if let Err(error) = fsetxattr(&file, access_list::ATTRIBUTE, &acl, XattrFlags::empty()) {
             // A file system without such lists.
             assert_eq!(error, Errno::NOTSUP);
             return;

@@ -5,6 +5,7 @@ mod file;
 mod reach;
 mod unit;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use self::file::Done;
-use self::reach::User;
+use self::reach::{Needed, User};
 use self::unit::{Facts, NAME, Scope};
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
@@ -111,8 +112,8 @@ struct Units {
     folder: PathBuf,
     /// By their names.
     files: Vec<(String, String)>,
-    /// What the service could not use, and what mends it.
-    obstacles: Vec<(String, String)>,
+    /// What the service has to be able to use.
+    needed: Vec<Needed>,
 }
 
 impl Units {
@@ -154,23 +155,17 @@ impl Units {
                 })?;
             files.push((format!("{NAME}.socket"), text));
         }
-        let obstacles = match scope {
-            Scope::System => obstacles(args, &reach::needed(&program, &config, &loaded)),
-            Scope::User => Vec::new(),
-        };
-        Ok(Self { scope, folder: args.scope.folder(machine)?, config, files, obstacles })
+        let needed = reach::needed(&program, &config, &loaded);
+        Ok(Self { scope, folder: args.scope.folder(machine)?, config, files, needed })
     }
 }
 
-/// What of all that is needed the service's user cannot use.
-fn obstacles(args: &UnitArgs, needed: &[reach::Needed]) -> Vec<(String, String)> {
-    let within = |path: &Path| args.scope.within(path);
-    let read = |path: &str| std::fs::read_to_string(within(Path::new(path))).unwrap_or_default();
-    let user = User::read(&args.run_as, &read("/etc/passwd"), &read("/etc/group"));
-    let found: Vec<_> = needed.iter().filter_map(|one| reach::obstacle(&user, one, within)).collect();
+/// What the user of the machine's service could not use, and what mends it.
+fn obstacles(user: &User, scope: &ScopeArgs, needed: &[Needed]) -> Vec<(String, String)> {
+    let all = needed.iter().filter_map(|one| reach::obstacle(user, one, |path| scope.within(path)));
     // One closed folder is in the way of many files.
-    let mut mends = std::collections::BTreeSet::new();
-    found.into_iter().filter(|(_, command)| mends.insert(command.clone())).collect()
+    let mut mends = BTreeSet::new();
+    all.filter(|(_, command)| mends.insert(command.clone())).collect()
 }
 
 impl ScopeArgs {
@@ -185,6 +180,12 @@ impl ScopeArgs {
             Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
             None => path.to_owned(),
         }
+    }
+
+    /// A user of the system that the unit is for.
+    fn user(&self, name: &str) -> User {
+        let read = |path: &str| std::fs::read_to_string(self.within(Path::new(path))).unwrap_or_default();
+        User::read(name, &read("/etc/passwd"), &read("/etc/group"))
     }
 
     /// Where units of an administrator or a user are.
@@ -253,36 +254,39 @@ fn install(args: &InstallArgs, machine: &Machine) -> Result<(), Failure> {
     if units.scope == Scope::System && packaged.exists() {
         out::line(&format!("note: it stands over that of a package, {}", packaged.display()))?;
     }
-    for (why, _) in &units.obstacles {
+    let scope = &args.unit.scope;
+    let (mut user, mut obstacles) = (None, Vec::new());
+    if units.scope == Scope::System {
+        let own = user.insert(scope.user(&args.unit.run_as));
+        obstacles = self::obstacles(own, scope, &units.needed);
+    }
+    for (why, _) in &obstacles {
         out::line(&format!("warning: it could not start: {why}"))?;
     }
     out::line("next:")?;
-    for line in next(&units, &args.unit) {
+    for line in next(&units, &args.unit, user.as_ref(), &obstacles) {
         out::line(&format!("  {line}"))?;
     }
     Ok(())
 }
 
-/// What is left to do.
-fn next(units: &Units, args: &UnitArgs) -> Vec<String> {
+/// What is left to do. `user`: of the machine's service.
+fn next(units: &Units, args: &UnitArgs, user: Option<&User>, obstacles: &[(String, String)]) -> Vec<String> {
     let mut lines = Vec::new();
     let control = if units.scope == Scope::System { "systemctl" } else { "systemctl --user" };
-    if !args.scope.within(&units.config).exists() {
-        lines.push(format!(
-            "write {}, for example: paths.models = [\"/FOLDER/OF/MODELS\"]",
-            args.scope.within(&units.config).display()
-        ));
+    let config = args.scope.within(&units.config);
+    if !config.exists() {
+        lines
+            .push(format!("write {}, for example: paths.models = [\"/FOLDER/OF/MODELS\"]", config.display()));
     }
     lines.push(format!("llama-warden config check {}", units.config.display()));
-    let users = std::fs::read_to_string(args.scope.within(Path::new("/etc/passwd"))).unwrap_or_default();
-    let is_there = users.lines().any(|line| line.split(':').next() == Some(&args.run_as));
-    if units.scope == Scope::System && !is_there && args.run_as != "root" {
+    if user.is_some_and(|user| !user.is_there) && args.run_as != "root" {
         lines.push(format!(
             "useradd --system --no-create-home --home-dir /var/lib/llama-warden --groups video,render {}",
             args.run_as
         ));
     }
-    lines.extend(units.obstacles.iter().map(|(_, command)| command.clone()));
+    lines.extend(obstacles.iter().map(|(_, command)| command.clone()));
     lines.push(format!("{control} daemon-reload"));
     let started = if args.socket { format!("{NAME}.socket {NAME}.service") } else { NAME.to_owned() };
     lines.push(format!("{control} enable --now {started}"));

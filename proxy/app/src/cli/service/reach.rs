@@ -7,12 +7,14 @@ use std::fs::Metadata;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use warden_diagnose::shell;
+
+use crate::access_list::access_list;
 use crate::config::settings::Model;
 use crate::config::source::layers::Loaded;
 
 /// What a service with `PrivateTmp=yes` sees as empty folders of its own.
 const PRIVATE: [&str; 2] = ["/tmp", "/var/tmp"];
-const ACCESS_LIST: &str = "system.posix_acl_access";
 /// Who an unknown user is taken for: one that owns nothing and is in no group.
 const NOBODY: u32 = 65_534;
 
@@ -22,20 +24,23 @@ pub(super) struct User {
     name: String,
     uid: u32,
     groups: BTreeSet<u32>,
+    /// It is in the list of users.
+    pub(super) is_there: bool,
 }
 
 impl User {
     /// By the texts of `/etc/passwd` and `/etc/group`. One who is not there yet is in no group and owns nothing.
     pub(super) fn read(name: &str, passwd: &str, group: &str) -> Self {
-        let own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
-        let own = own.into_iter().find(|fields| fields.first() == Some(&name));
+        let mut own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let own = own.find(|fields| fields.first() == Some(&name));
+        let is_there = own.is_some();
         let number =
             |at: usize| own.as_ref().and_then(|fields| fields.get(at)?.parse().ok()).unwrap_or(NOBODY);
         let lists = group.lines().map(|line| line.split(':').collect::<Vec<_>>());
         let of =
             lists.filter(|fields| fields.get(3).is_some_and(|all| all.split(',').any(|one| one == name)));
         let groups = of.filter_map(|fields| fields.get(2)?.parse().ok()).chain([number(3)]).collect();
-        Self { name: name.to_owned(), uid: number(2), groups }
+        Self { name: name.to_owned(), uid: number(2), groups, is_there }
     }
 
     /// Whether the mode gives this user all of these bits (4 read, 1 run or enter).
@@ -137,12 +142,11 @@ fn mended(needed: &Needed, to: &str) -> String {
 }
 
 fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    shlex::try_quote(&text).map_or_else(|_| text.to_string(), std::borrow::Cow::into_owned)
+    shell::quoted(&path.to_string_lossy())
 }
 
 fn has_list(path: &Path) -> bool {
-    rustix::fs::getxattr(path, ACCESS_LIST, &mut [0; 0][..]).is_ok_and(|bytes| bytes > 0)
+    matches!(access_list(path), Ok(Some(_)))
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Check<'_> {
         let list = self.list;
         list.and_then(|list| list.renamed_hint(word, next))
             .or_else(|| {
-                Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names(), str::trim)?))
+                Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names(), |word| word)?))
             })
             .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
     }
@@ -188,9 +188,9 @@ mod tests {
         }
         let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
         assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
-        assert_eq!(nearest("--ctx-sice", known.names(), str::trim).as_deref(), Some("--ctx-size"));
-        assert_eq!(nearest("-cramm", known.names(), str::trim).as_deref(), Some("-cram"));
-        assert_eq!(nearest("--qqq", known.names(), str::trim), None);
+        assert_eq!(nearest("--ctx-sice", known.names(), |word| word).as_deref(), Some("--ctx-size"));
+        assert_eq!(nearest("-cramm", known.names(), |word| word).as_deref(), Some("-cram"));
+        assert_eq!(nearest("--qqq", known.names(), |word| word), None);
         let variables = || ["LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_NUMA", "LLAMA_ARG_MMPROJ"].into_iter();
         assert_eq!(nearest("LLAMA_ARG_CTX_SICE", variables(), bare).as_deref(), Some("LLAMA_ARG_CTX_SIZE"));
         assert_eq!(nearest("LLAMA_ARG_NO_MMAP", variables(), bare), None, "alike by what all begin with");

@@ -1,0 +1,27 @@
+//! The access list of a file beside its mode (POSIX.1e).
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::getxattr;
+use rustix::io::Errno;
+
+/// The extended attribute that holds it.
+pub(crate) const ATTRIBUTE: &str = "system.posix_acl_access";
+
+/// The access list of a file, if it has one.
+///
+/// # Errors
+/// The file cannot be asked.
+pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    // The kernel's limit for any such attribute.
+    let mut list = vec![0; 64 << 10];
+    match getxattr(path, ATTRIBUTE, &mut list[..]) {
+        Ok(bytes) => {
+            list.truncate(bytes);
+            Ok(Some(list))
+        }
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
