@@ -220,9 +220,12 @@ async fn two_at_the_same_time_are_one_and_a_load_is_waited_for() -> Outcome {
         warden.cli(&words).await
     };
     let (one, other) = tokio::join!(one, other);
+    // Which of the two is first is not the test's to say: a child between its fork and its exec looks
+    // like a second program, too.
     let (one, other) = (one?, other?);
-    assert_eq!(one.code, 0, "{one:?}");
-    assert!(other.code != 0 && other.all().contains("under way"), "{}", other.all());
+    let (done, refused) = if one.code == 0 { (one, other) } else { (other, one) };
+    assert_eq!(done.code, 0, "{done:?}");
+    assert!(refused.code != 0 && refused.all().contains("under way"), "{}", refused.all());
     warden.until_ready(1).await.map(drop)
 }
 
