@@ -27,6 +27,22 @@ impl ByteSize {
     pub fn in_memory(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
+
+    /// The next size of two significant digits in the unit of its display, for advice: 141.3 MiB becomes 150 MiB, 1.31 GiB 1.4 GiB.
+    /// Readings that differ a little give the same advice then.
+    #[must_use]
+    pub fn round_up(self) -> Self {
+        let mut unit = 1_u64;
+        while self.0 / unit >= 1024 && unit < 1 << 40 {
+            unit <<= 10;
+        }
+        let step = match self.0 / unit {
+            0..10 => (unit / 10).max(1),
+            10..100 => unit,
+            100.. => unit * 10,
+        };
+        Self(self.0.div_ceil(step).saturating_mul(step))
+    }
 }
 
 impl fmt::Display for ByteSize {
@@ -261,6 +277,23 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
+    }
+
+    #[test]
+    fn advice_is_rounded_up_to_two_digits() {
+        for (exact, rounded) in [
+            ("141MiB", "150MiB"),
+            ("143MiB", "150MiB"),
+            ("775MiB", "780MiB"),
+            ("12.2GiB", "13GiB"),
+            ("0", "0"),
+            ("9", "9"),
+        ] {
+            let (exact, rounded): (ByteSize, ByteSize) = (exact.parse().unwrap(), rounded.parse().unwrap());
+            assert_eq!(exact.round_up(), rounded, "{exact}");
+        }
+        let above = ByteSize(1400 * MIB).round_up();
+        assert!(above.0 >= 1400 * MIB && above.0 < 1440 * MIB, "{above}");
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::history::{History, sets, tools};
 const LONG: Duration = Duration::from_secs(900);
 
 /// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
-const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n";
+const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
+                        internal.diagnose.settle = \"3ms\"\n";
 
 /// Nothing is kept on purpose.
 const PLAIN: &str =

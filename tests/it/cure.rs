@@ -13,7 +13,8 @@ use warden_rig::{Context as _, FakeGpu, FakeNvml, Outcome, Trouble, binaries};
 const LONG: Duration = Duration::from_secs(900);
 
 /// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
-const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n";
+const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
+                        internal.diagnose.settle = \"3ms\"\n";
 
 /// Nothing is kept on purpose, and no start is slow.
 const PLAIN: &str = "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\", \"--mmproj\", \"p\"]\n";

@@ -113,11 +113,13 @@ impl Renewed {
     }
 
     async fn rollback(&self) -> Result<Ran, Trouble> {
-        self.warden
-            .setup
-            .home
-            .warden([OsString::from("rollback"), "--config".into(), self.config.clone().into()], LONG)
-            .await
+        self.rollback_with(&[]).await
+    }
+
+    async fn rollback_with(&self, args: &[&str]) -> Result<Ran, Trouble> {
+        let mut words = vec![OsString::from("rollback"), "--config".into(), self.config.clone().into()];
+        words.extend(args.iter().map(OsString::from));
+        self.warden.setup.home.warden(words, LONG).await
     }
 
     /// The builds that processes are of.
@@ -202,6 +204,10 @@ async fn a_build_that_is_as_good_comes_in_under_load_and_rollback_leads_back() -
     assert!(tried.contains("`m`: as good on") || tried.contains("`m`: not worse on"), "{}", ran.all());
     let (ran, report) = renewed.update(&[]).await?;
     assert_eq!((ran.code, &report["outcome"]), (0, &json!("nothing_new")), "{}", ran.all());
+    let ran = renewed.rollback_with(&["--plan"]).await?;
+    assert_eq!(ran.code, 0, "{}", ran.all());
+    assert!(ran.stdout.contains(&format!("back to build {old}")), "{}", ran.all());
+    assert_eq!(renewed.serves(), Some(new), "a plan changes nothing: {}", ran.all());
     let ran = under_load(&http, renewed.rollback()).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert_eq!(renewed.serves(), Some(old), "{}", ran.all());

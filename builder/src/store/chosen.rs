@@ -185,17 +185,7 @@ impl Store {
     pub fn go_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;
-        let usable = |one: &Decided| self.show(&one.build).is_ok();
-        let last = choices.chosen.iter().rposition(usable);
-        let back = match last.map(|last| choices.chosen[last].build.clone()) {
-            Some(other) if other != *left => other,
-            _ => {
-                let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
-                let before = before.ok_or_else(|| Error::NoWayBack { store: self.root.clone() })?;
-                choices.chosen.truncate(before + 1);
-                choices.chosen[before].build.clone()
-            }
-        };
+        let back = self.step_back(&mut choices, left)?;
         if let Some(why) = why {
             choices.rejected.retain(|one| one.build != *left);
             choices.rejected.push(decided(left, why));
@@ -203,6 +193,29 @@ impl Store {
         self.write_move(Some(&Move { build: left.clone(), back: true }))?;
         self.write_choices(choices)?;
         Ok(back)
+    }
+
+    /// The build to which [`Self::go_back`] from `left` would return. Changes nothing.
+    ///
+    /// # Errors
+    /// There is no usable build before it, or the file of choices cannot be read.
+    pub fn build_before(&self, left: &BuildId) -> Result<BuildId> {
+        self.step_back(&mut self.choices()?, left)
+    }
+
+    /// Drops the choices after the last usable one that is not `left`, and returns that one.
+    fn step_back(&self, choices: &mut Choices, left: &BuildId) -> Result<BuildId> {
+        let usable = |one: &Decided| self.show(&one.build).is_ok();
+        let last = choices.chosen.iter().rposition(usable);
+        match last.map(|last| choices.chosen[last].build.clone()) {
+            Some(other) if other != *left => Ok(other),
+            _ => {
+                let before = last.and_then(|last| choices.chosen[..last].iter().rposition(usable));
+                let before = before.ok_or_else(|| Error::NoWayBack { store: self.root.clone() })?;
+                choices.chosen.truncate(before + 1);
+                Ok(choices.chosen[before].build.clone())
+            }
+        }
     }
 
     /// A build that is brought in or taken back and was not seen through, if there is one. A file that cannot be understood is none.

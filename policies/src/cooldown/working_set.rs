@@ -170,7 +170,7 @@ impl Shortfall {
         format!(
             "set `{}` to {} or more, or give the model less context",
             key(reason),
-            ByteSize(self.suggested)
+            ByteSize(self.suggested).round_up()
         )
     }
 

@@ -90,7 +90,7 @@ fn a_budget_below_the_working_set_stops_replacements_after_two_tries_and_says_th
         [
             "the budget is below what this model needs to work: `policy.host.hard` is 500.0 MiB, a fresh process holds 100.0 MiB of \
           host memory at ready, 620.0 MiB after work; 2 replacements were undone at once. Below 775.0 MiB nothing is replaced \
-          for it: set `policy.host.hard` to 775.0 MiB or more, or give the model less context"
+          for it: set `policy.host.hard` to 780.0 MiB or more, or give the model less context"
         ]
     );
 }

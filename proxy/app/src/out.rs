@@ -77,10 +77,6 @@ pub(crate) fn error_text(text: &str) {
 }
 
 /// Whether a person watches standard error.
-pub(crate) fn stdout_is_terminal() -> bool {
-    io::stdout().is_terminal()
-}
-
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }

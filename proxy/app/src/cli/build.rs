@@ -52,7 +52,7 @@ pub(crate) struct BuildArgs {
     /// Takes the build into use for all models that name none, whatever is in use there.
     #[arg(long = "use", conflicts_with = "plan")]
     take: bool,
-    /// Shows what would be built, and builds nothing.
+    /// Shows what would be built, and builds nothing. Asks the source for the commit; `--sdist` downloads the archive for it.
     #[arg(long)]
     plan: bool,
     /// Prints the result as JSON, for programs.

@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::out;
 use crate::serve::describe;
 
-use super::status::{NOTE, table};
+use super::status::table;
 
 /// Which instance.
 #[derive(Clone, Debug, Args)]
@@ -135,7 +135,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
     }
     let status: Status = block_on(client.json(Method::GET, &["status"]))??;
     // What a process said last may have quoted a key, and people show this to others.
-    out::write(&secrets::text(&table(&status, out::stdout_is_terminal().then_some(NOTE))))
+    out::write(&secrets::text(&table(&status)))
 }
 
 pub(crate) fn restart(args: &ModelArgs) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ const HEAD: [&str; 11] =
 
 /// The table. `notes`: letters of a note in it, where a longer one is cut and said in full under its row; `None` cuts
 /// none, for programs that read lines.
-pub(crate) fn table(status: &Status, notes: Option<usize>) -> String {
+pub(crate) fn table(status: &Status) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
     let mut text = format!(
@@ -37,7 +37,7 @@ pub(crate) fn table(status: &Status, notes: Option<usize>) -> String {
     let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
-        for (row, lines) in model_rows(model, budget, notes) {
+        for (row, lines) in model_rows(model, budget) {
             rows.push(row);
             under.push(lines);
         }
@@ -72,7 +72,7 @@ pub(crate) fn table(status: &Status, notes: Option<usize>) -> String {
         }
         let tried = model.canary.as_ref().map(|canary| &canary.name);
         let processes = status.fleet.canaries.iter().filter(|own| Some(&own.name) == tried);
-        for (row, lines) in processes.flat_map(|own| model_rows(own, budget, notes)) {
+        for (row, lines) in processes.flat_map(|own| model_rows(own, budget)) {
             rows.push(row);
             under.push(lines);
         }
@@ -103,11 +103,11 @@ pub(crate) fn pin(model: &ModelView) -> Option<String> {
 type Row = (Vec<String>, Vec<String>);
 
 /// One row per process; a model without one has a row, too.
-fn model_rows(model: &ModelView, budget: Budget, notes: Option<usize>) -> Vec<Row> {
+fn model_rows(model: &ModelView, budget: Budget) -> Vec<Row> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
     let whole = note(model);
-    let short = notes.map_or_else(|| whole.clone(), |letters| shortened(&whole, letters));
+    let short = shortened(&whole, NOTE);
     let cut = short != whole;
     if with_process.is_empty() {
         let mut lines: Vec<String> = cut.then_some(whole).into_iter().collect();
@@ -169,8 +169,8 @@ fn row(model: &ModelView, budget: Budget, backend: Option<&BackendView>, note: O
     ]
 }
 
-/// Letters of a note that fit into the table on a terminal.
-pub(crate) const NOTE: usize = 60;
+/// Letters of a note in the table. A longer one is cut there, and a line under the row has all of it.
+const NOTE: usize = 60;
 
 /// A note for the table: a long one is cut at a word, and said in full under the row.
 fn shortened(text: &str, letters: usize) -> String {
@@ -369,7 +369,7 @@ mod tests {
                 ..FleetView::default()
             },
         };
-        let text = table(&status, Some(NOTE));
+        let text = table(&status);
         insta::assert_snapshot!(text);
     }
 
@@ -386,15 +386,12 @@ mod tests {
             lines: Vec::new(),
             failures: 1,
         });
-        let [(row, lines)] = model_rows(&failed, Budget::default(), Some(NOTE)).try_into().unwrap();
+        let [(row, lines)] = model_rows(&failed, Budget::default()).try_into().unwrap();
         assert_eq!(
             row.last().map(String::as_str),
             Some("the last 3 replacements did not bring memory down, so…")
         );
         assert_eq!(lines, [sentence]);
-        // A program that reads lines gets the whole of it in the row.
-        let [(row, lines)] = model_rows(&failed, Budget::default(), None).try_into().unwrap();
-        assert_eq!((row.last().map(String::as_str), lines.len()), (Some(sentence), 0));
     }
 
     #[test]

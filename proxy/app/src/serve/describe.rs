@@ -192,8 +192,8 @@ fn done(entry: &LedgerEntry) -> String {
     };
     let warm = entry.warm.as_ref().map(|warm| format!("; {warm}")).unwrap_or_default();
     format!(
-        "recycle done: {}, {}, unavailable {} ms; {} waited, {} finished on the old process, {} aborted; {what} {before} -> \
-         {after}{warm}",
+        "recycle done: {}, {}, unavailable {} ms; {} requests waited, {} finished on the old process, {} failed; \
+         {what} {before} -> {after}{warm}",
         entry.reason,
         entry.mode.as_str(),
         entry.gap_ms,

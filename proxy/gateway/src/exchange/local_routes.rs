@@ -66,7 +66,7 @@ pub(super) fn answer(
                 model(&view, live, &resolved, shared.started)
             };
             model.ok_or_else(|| {
-                ResolveError::Unknown { name: name.clone(), known: access.known(backends) }.into()
+                ResolveError::Unknown { name: name.clone(), known: access.names(backends) }.into()
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight(&parts.headers), Bytes::new())),

@@ -55,9 +55,7 @@ pub(crate) fn upstream<'a>(
 ) -> Result<ModelPath, Refusal> {
     let raw = uri.path().strip_prefix(PREFIX).unwrap_or_default();
     let names = || {
-        let models = fleet.models.iter().flat_map(|model| {
-            std::iter::once(model.name.as_str()).chain(model.aliases.iter().map(String::as_str))
-        });
+        let models = fleet.models.iter().flat_map(|model| model.names());
         models.chain(more.clone())
     };
     // Every letter may be spelled with three.

@@ -25,6 +25,8 @@ pub(super) struct Handle {
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
     by_name: QuickMap<String, usize>,
+    /// Names and aliases of all models of clients, in configured order.
+    names: Vec<String>,
     /// By their own names, which mean nothing to clients.
     canaries: QuickMap<ModelName, Arc<Handle>>,
     any_name: bool,
@@ -37,11 +39,16 @@ impl Roster {
         handles: Vec<Arc<Handle>>,
         canaries: QuickMap<ModelName, Arc<Handle>>,
     ) -> Self {
-        let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
-            let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
-            names.map(move |name| (name.to_owned(), index))
-        });
-        Self { by_name: by_name.collect(), handles, canaries, any_name: config.any_name }
+        let mut by_name = QuickMap::default();
+        let mut listed = Vec::new();
+        for (index, (name, aliases)) in names(config).enumerate() {
+            for name in std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str)) {
+                if by_name.insert(name.to_owned(), index).is_none() {
+                    listed.push(name.to_owned());
+                }
+            }
+        }
+        Self { by_name, names: listed, handles, canaries, any_name: config.any_name }
     }
 
     pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
@@ -56,7 +63,7 @@ impl Roster {
         found.map(|handle| handle.leases.name().clone()).ok_or_else(|| {
             let known = self.handles.iter().map(|handle| handle.leases.name().to_string()).collect();
             match name {
-                Some(name) => ResolveError::Unknown { name: name.to_owned(), known },
+                Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.names.clone() },
                 None => ResolveError::Missing { known },
             }
         })

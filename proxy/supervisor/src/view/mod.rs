@@ -170,6 +170,11 @@ pub struct ModelView {
 }
 
 impl ModelView {
+    /// Its own name and its aliases: what a client may ask for.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
     /// A model of which nothing runs, and nothing has.
     pub fn unloaded(name: ModelName) -> Self {
         Self {

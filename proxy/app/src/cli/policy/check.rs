@@ -16,6 +16,7 @@ use warden_supervisor::spec::SharedBudgets;
 
 use crate::cli::ConfigArgs;
 use crate::config::machine::Machine;
+use crate::config::needs;
 use crate::config::resolve::resolve;
 use crate::exit::Failure;
 use crate::out;
@@ -40,7 +41,8 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     if let Some(name) = &model {
         super::replay::find(&loaded, name)?;
     }
-    let resolved = resolve(&loaded, &machine, false)?;
+    let mut resolved = resolve(&loaded, &machine, false)?;
+    needs::fill(&mut resolved, &machine);
     let gpus = Gpus::open();
     let here = Here { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
     let mut sheets = Vec::new();

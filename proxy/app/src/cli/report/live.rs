@@ -61,7 +61,7 @@ async fn ask(contents: &mut Contents, client: &Client) -> Option<Status> {
     let read: Option<Status> = serde_json::from_value(status).ok();
     match &read {
         Some(status) => {
-            contents.text("status.txt", "the same for people", &table(status, None));
+            contents.text("status.txt", "the same for people", &table(status));
             command_line(contents, status.instance.pid);
             let chosen = chosen(&status.fleet.models);
             logs(contents, client, &chosen).await;

@@ -114,7 +114,10 @@ pub(super) fn obstacle(
         |at: &&&Path| meta(at).is_some_and(|facts| !user.may(&facts, 1) && !has_list(&within(at)));
     if let Some(closed) = folders.iter().find(is_closed) {
         let why = format!("user `{name}` cannot enter {} on the way to {what}, {path}", closed.display());
-        let open = format!("setfacl -m u:{name}:x {}        # or: chmod o+x", quoted(closed));
+        let open = format!(
+            "setfacl -m u:{name}:x {}        # in Debian's package acl; or: chmod o+x",
+            quoted(closed)
+        );
         return Some((why, open));
     }
     let (bits, access) = match (facts.is_dir(), needed.runs) {

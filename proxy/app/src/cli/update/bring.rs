@@ -197,8 +197,11 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let machine = Machine::read();
         let loaded = args.config.load(&machine, Vec::new())?;
         let dirs = loaded.dirs(&machine)?;
-        let _only = only_one(&dirs)?;
         let store = Store::new(&dirs.data);
+        if args.plan {
+            return plan_rollback(&store);
+        }
+        let _only = only_one(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
         // One that was broken off, or was not heard by everybody: its instances still run what was left, and it goes no further back.
@@ -233,6 +236,22 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         store.moved()?;
         failed
     })?
+}
+
+/// Prints which build a rollback would choose.
+fn plan_rollback(store: &Store) -> Result<(), Failure> {
+    let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
+    let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
+    if store.moving().is_some_and(|moving| moving.back) {
+        out::line(&format!(
+            "build {in_use} is in use already; instances that do not run it yet would change to it"
+        ))?;
+        return Ok(());
+    }
+    let back = store.build_before(&in_use)?;
+    out::line(&format!("from build {in_use}{}", described(store, &in_use)))?;
+    out::line(&format!("back to build {back}{}", described(store, &back)))?;
+    Ok(())
 }
 
 /// `, build 8827, commit 1234abcd`

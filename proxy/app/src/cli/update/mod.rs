@@ -105,11 +105,13 @@ pub(crate) struct UpdateArgs {
 /// What `rollback` takes.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RollbackArgs {
+    /// Shows which build would be in use, and changes nothing.
+    #[arg(long)]
+    plan: bool,
     #[command(flatten)]
     config: ConfigArgs,
 }
 
-/// The configuration, as it is given on a command line.
 /// What names a configuration on a command line.
 pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
     let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
@@ -203,8 +205,9 @@ impl Run<'_> {
         let finished = if self.args.plan { None } else { self.finish(signals).await? };
         let old = self.store.in_use()?.ok_or_else(|| {
             Failure::hinted(
-                format!("there is no build in {} to be renewed", self.store.root().display()),
-                "make the first one with `llama-warden build`",
+                format!("there is no build in {} to renew", self.store.root().display()),
+                "`update` renews builds of the store only: make the first one with `llama-warden build`, take `binary` out \
+                 of the configuration, and reload it",
             )
         })?;
         let new = source::newest(self.args, &self.builder, &self.loaded.settings.build, &numbers.track, &old)

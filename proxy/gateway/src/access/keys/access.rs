@@ -64,7 +64,7 @@ impl Access {
                 known => Err(ResolveError::Missing { known: known.to_vec() }.into()),
             },
             Err(ResolveError::Unknown { name, .. }) => {
-                Err(ResolveError::Unknown { name, known: self.known(backends) }.into())
+                Err(ResolveError::Unknown { name, known: self.names(backends) }.into())
             }
         }
     }
@@ -75,7 +75,7 @@ impl Access {
         if let Some(key) = &self.key {
             key.usage.reject(Limit::Model);
         }
-        let known = self.known(backends);
+        let known = self.names(backends);
         Refusal::Hidden(Box::new(ResolveError::Unknown { name: name.to_owned(), known }.into()))
     }
 
@@ -89,5 +89,12 @@ impl Access {
         let view = backends.view();
         let shown = view.models.iter().filter(|model| self.may_use(&model.name));
         shown.map(|model| model.name.to_string()).collect()
+    }
+
+    /// The same models with their aliases: all that this client may ask for.
+    pub(crate) fn names(&self, backends: &dyn Backends) -> Vec<String> {
+        let view = backends.view();
+        let shown = view.models.iter().filter(|model| self.may_use(&model.name));
+        shown.flat_map(|model| model.names().map(str::to_owned)).collect()
     }
 }

@@ -41,7 +41,7 @@ async fn names_aliases_and_any_name_resolve() {
     for name in [Some("m"), Some("a"), None] {
         assert_eq!(rig.fleet.resolve(name), Ok(m.clone()));
     }
-    let known = vec!["m".to_owned()];
+    let known = vec!["m".to_owned(), "a".to_owned()];
     assert_eq!(rig.fleet.resolve(Some("x")), Err(ResolveError::Unknown { name: "x".to_owned(), known }));
     rig.apply(|config| config.any_name = true).await;
     assert_eq!(rig.fleet.resolve(Some("x")), Ok(m));
