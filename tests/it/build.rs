@@ -14,7 +14,7 @@ use warden_builder::{
     AmxKernels, Arch, Backend, Builder, Dirs, Environment, Needs, Reporter, Request, Source, verify,
 };
 use warden_rig::process::{Kid, ProcessId};
-use warden_rig::real::{OPTIONS, SERVER_VARIABLE, llama_server};
+use warden_rig::real::{SERVER_VARIABLE, llama_server};
 use warden_rig::real_weights;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
@@ -22,9 +22,10 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 /// A build from a warm compiler cache, a server that starts and a replacement, on a loaded machine.
 const LONG: Duration = Duration::from_secs(600);
 
-/// As the rig builds it: another option would be another build.
-const BUILD: [&str; 10] =
-    ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", OPTIONS[0], "-D", OPTIONS[1]];
+/// As the rig builds it: another option would be another build, and the page would take npm minutes.
+const BUILD: [&str; 8] = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", NO_PAGE];
+/// Builds without the web page.
+const NO_PAGE: &str = "LLAMA_BUILD_UI=OFF";
 
 /// A home whose store and cache are those of the tests' own llama-server, which is there afterwards.
 async fn home_with_store() -> Result<Option<Home>, Trouble> {
@@ -364,8 +365,7 @@ async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
 
 /// `quickstart` to its end; the lines that it shows.
 async fn quickstart(home: &Home) -> Result<String, Trouble> {
-    let args =
-        ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", OPTIONS[0], "-D", OPTIONS[1]];
+    let args = ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", NO_PAGE];
     let ran = home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
     for told in [

@@ -25,10 +25,6 @@ pub const PLAIN_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER_PLAIN";
 /// With these its output is bit-reproducible: after a restart, with other requests beside it, with a cached prompt.
 pub const REPRODUCIBLE: [&str; 8] = ["-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"];
 
-/// Options for cmake. The page takes npm minutes, and no test looks at it. With less optimisation all of it compiles in two thirds of
-/// the time, and tests do not measure how fast it computes; kernels are C, and keep theirs.
-pub const OPTIONS: [&str; 2] = ["LLAMA_BUILD_UI=OFF", "CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"];
-
 /// A loaded build machine may need it.
 const READY: Duration = Duration::from_secs(60);
 
@@ -86,7 +82,8 @@ async fn build(sets: Sets) -> Result<PathBuf, Trouble> {
         // The store may be a cache that several machines share.
         arch: Arch::Portable.into(),
         patches: Selection { catalogue: Catalogue::embedded()?, sets, ..Selection::default() },
-        options: OPTIONS.map(str::to_owned).to_vec(),
+        // The page takes npm minutes, and no test looks at it.
+        options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         jobs: None,
         needs: Needs {
             disk: defaults.min_disk.0,
