@@ -7,7 +7,7 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// Crate by crate, which crates of ours it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 13] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
     ("warden-builder", &["warden-patches"]),
@@ -19,8 +19,20 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 12] = [
     ("warden-diagnose", &["warden-policies", "warden-sensors", "warden-supervisor", "warden-pages"]),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
+        "warden-config",
+        &[
+            "warden-policies",
+            "warden-sensors",
+            "warden-supervisor",
+            "warden-gateway",
+            "warden-patches",
+            "warden-builder",
+        ],
+    ),
+    (
         "llama-warden",
         &[
+            "warden-config",
             "warden-policies",
             "warden-sensors",
             "warden-supervisor",

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use warden_policies::secrets;
 use warden_supervisor::{ControlError, FleetError};
 
-use crate::config::problem::{Problem, Problems};
+use crate::config::problem::{Problem, Problems, error_lines};
 use crate::out;
 
 /// Exit code for configuration and usage.
@@ -95,18 +95,13 @@ impl Failure {
 
     /// The lines that tell it: `error:` and, where there is a cure, `hint:`.
     pub(crate) fn lines(&self) -> Vec<String> {
-        let pair = |message: &str, hint: Option<&str>| {
-            let mut lines = vec![format!("error: {message}")];
-            lines.extend(hint.filter(|hint| !hint.is_empty()).map(|hint| format!("hint: {hint}")));
-            lines
-        };
         match self {
-            Self::Config(problems) => {
-                problems.0.iter().flat_map(|one| pair(&one.to_string(), one.hint.as_deref())).collect()
+            Self::Config(problems) => problems.lines(),
+            Self::Usage { message, hint } | Self::Refused { message, hint } => {
+                error_lines(message, Some(hint))
             }
-            Self::Usage { message, hint } | Self::Refused { message, hint } => pair(message, Some(hint)),
-            Self::Failed { message, hint } => pair(message, hint.as_deref()),
-            Self::Interrupted { message } => pair(message, None),
+            Self::Failed { message, hint } => error_lines(message, hint.as_deref()),
+            Self::Interrupted { message } => error_lines(message, None),
             Self::Told { .. } | Self::Pipe => Vec::new(),
         }
     }

@@ -7,22 +7,16 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tracing_subscriber::EnvFilter;
 use warden_policies::defaults::Log;
 
 use crate::child_lines::Bare;
+use crate::config::log_filter::log_filter;
 use crate::exit::Failure;
 use crate::journal::{Entries, Journal};
 use crate::log_writer::LogWriter;
 
 /// At the end of the process: longer than any reader that reads needs.
 const FLUSH: Duration = Duration::from_secs(1);
-
-/// Checks a level or filter.
-pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
-    let hint = "write a level (`error`, `warn`, `info`, `debug`, `trace`) or a filter like `info,access=off`";
-    EnvFilter::try_new(level).map_err(|problem| format!("`{level}` is not a log level: {problem}; {hint}"))
-}
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
 
@@ -47,7 +41,7 @@ pub(crate) fn lost() -> u64 {
 /// counts.
 pub(crate) fn init(log: &Log, bare: bool) -> Result<(), Failure> {
     let mut filter =
-        filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
+        log_filter(&log.level).map_err(|problem| Failure::usage(format!("log.level: {problem}"), ""))?;
     // The supervisor tells its events as they are, we tell them in sentences: once is enough.
     let silent = ["warden_supervisor::view::event=off"]
         .into_iter()
@@ -102,9 +96,9 @@ mod tests {
 
     #[test]
     fn a_level_or_a_filter_is_taken_and_anything_else_is_named() {
-        assert!(filter("info").is_ok());
-        assert!(filter("info,access=off,warden_gateway=debug").is_ok());
-        let error = filter("info,access=loud").unwrap_err();
+        assert!(log_filter("info").is_ok());
+        assert!(log_filter("info,access=off,warden_gateway=debug").is_ok());
+        let error = log_filter("info,access=loud").unwrap_err();
         assert!(error.contains("`info,access=loud`") && error.contains("`debug`"), "{error}");
     }
 }

@@ -2,17 +2,19 @@
 
 use std::process::ExitCode;
 
+#[cfg(test)]
+use warden_config::printed;
+use warden_config::{self as config, advice};
+
 mod access_line;
 mod access_list;
 mod access_log;
 mod admin;
-mod advice;
 mod append;
 mod captures;
 mod child_lines;
 mod cli;
 mod clock;
-mod config;
 mod events_file;
 mod exit;
 mod journal;
@@ -22,8 +24,6 @@ mod logging;
 mod mutated;
 mod otel;
 mod out;
-#[cfg(test)]
-mod printed;
 mod private_temp;
 mod probe;
 mod replay;

@@ -4,12 +4,8 @@
 #![no_main]
 #![allow(dead_code, unused_imports, unexpected_cfgs)]
 
-#[path = "../../../proxy/app/src/advice.rs"]
-mod advice;
 #[path = "../../../proxy/app/src/child_lines.rs"]
 mod child_lines;
-#[path = "../../../proxy/app/src/config/mod.rs"]
-mod config;
 #[path = "../../../proxy/app/src/exit.rs"]
 mod exit;
 #[path = "../../../proxy/app/src/cli/import/mod.rs"]
@@ -25,11 +21,10 @@ mod logging;
 mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
-#[cfg(test)]
-#[path = "../../../proxy/app/src/printed.rs"]
-mod printed;
 #[path = "../../../proxy/app/src/sync.rs"]
 mod sync;
+
+use warden_config as config;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     for converted in import::each_way(text) {

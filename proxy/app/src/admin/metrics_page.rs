@@ -12,7 +12,7 @@ use super::model_metrics::ModelMetrics;
 use super::pool_metrics::{PoolMetrics, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
-use crate::printed::{END, holds};
+use crate::printed::{END, check_page};
 
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 
@@ -54,7 +54,7 @@ fn the_tables_of_metrics_are_those_that_are_declared() {
         let whole = format!("{start}{HEAD}{}{END}", table(&rows));
         (start, whole)
     });
-    holds("metrics.md", tables);
+    check_page("metrics.md", tables).unwrap();
 }
 
 #[test]

@@ -451,6 +451,7 @@ fn line(name: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::source::layers::{Sources, load};
 
     #[test]
     fn what_is_the_same_for_all_models_is_said_once() {
@@ -468,9 +469,22 @@ mod tests {
         insta::assert_snapshot!(alone + &together(&[a, b]));
     }
 
+    /// A text as a configuration, with a model file `m.gguf` next to it, on a machine with 24 GiB.
+    fn resolved(text: &str) -> crate::config::resolve::Resolved {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("m.gguf"), "").unwrap();
+        std::fs::write(dir.path().join("w.toml"), text).unwrap();
+        let file = Some(dir.path().join("w.toml"));
+        let loaded = load(Sources { file, ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env.clear();
+        machine.memory = ByteSize(24 << 30);
+        resolve(&loaded, &machine, false).unwrap()
+    }
+
     #[test]
     fn what_a_policy_comes_to_is_a_sheet_for_each_kind_of_machine() {
-        let resolved = crate::config::samples_tests::resolved(
+        let resolved = resolved(
             "[models.plain]\nmodel = \"m.gguf\"\npolicy.growth = \"off\"\n\
              [models.auto]\nmodel = \"m.gguf\"\npolicy.admission = \"enforce\"\n\
              policy.growth = \"recycle\"\npolicy.max_requests = 1000\npolicy.max_age = \"24h\"\n\

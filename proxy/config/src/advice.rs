@@ -1,0 +1,198 @@
+//! What is known about memory that grows like this: a detector's picture and a server's command, held against the list of
+//! leaks. Values in, advice out; what is already in place is never advised.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use warden_patches::mitigation::{Advice, BuildFacts, Memory, Seen};
+use warden_patches::set::life::Standing;
+use warden_policies::growth::{Blame, Growth, Verdict};
+use warden_policies::{MemoryKind, Work};
+use warden_supervisor::{FleetView, ModelSpec};
+
+use crate::resolve::mitigations::{Mitigations, catalogue};
+
+/// More than this many leaks that it might be are no help.
+const MOST: usize = 2;
+/// Less likely than this is not worth a line.
+const LEAST: f64 = 0.2;
+
+/// How a model's server was started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Server {
+    /// Words of its command line, without the binary.
+    pub args: Vec<String>,
+    /// The names of variables that are set for it.
+    pub variables: Vec<String>,
+    /// The names of our own variables that it gets, one list for all models that get the same.
+    pub inherited: Arc<[String]>,
+    /// The number of the llama.cpp build, if known.
+    pub build: Option<u32>,
+    /// What it computes on, if known.
+    pub backend: Option<String>,
+    /// Names of the mitigations that it has.
+    pub mitigations: Vec<String>,
+    /// What its source shows of fixes: needed, superseded, harmful.
+    pub lives: Vec<(String, Standing)>,
+    /// The same as they are written, those of the user's own sets with their set.
+    pub shown: Vec<String>,
+}
+
+/// Servers by the name of their model.
+pub type Servers = BTreeMap<String, Server>;
+
+impl Server {
+    /// From a resolved model. `inherited` are the names of our own variables.
+    pub fn of(
+        spec: &ModelSpec,
+        facts: Option<&BuildFacts>,
+        mitigations: &Mitigations,
+        inherited: &Arc<[String]>,
+    ) -> Self {
+        let command = &spec.command;
+        let is_passed_on = |name: &&String| !command.env_remove.contains(name);
+        let inherited = if inherited.iter().all(|name| is_passed_on(&name)) {
+            Arc::clone(inherited)
+        } else {
+            inherited.iter().filter(is_passed_on).cloned().collect()
+        };
+        Self {
+            args: command.args.clone(),
+            variables: command.env.iter().map(|(name, _)| name.clone()).collect(),
+            inherited,
+            build: facts.and_then(|facts| facts.number),
+            backend: facts
+                .and_then(|facts| facts.provenance.as_ref())
+                .map(|provenance| provenance.backend.clone()),
+            mitigations: mitigations.ids(),
+            lives: lives(facts),
+            shown: mitigations.shown(),
+        }
+    }
+
+    /// The names of all variables that it gets.
+    pub fn all_variables(&self) -> Vec<String> {
+        self.variables.iter().chain(self.inherited.iter()).cloned().collect()
+    }
+}
+
+/// What the source of a build shows of fixes.
+pub fn lives(facts: Option<&BuildFacts>) -> Vec<(String, Standing)> {
+    let provenance = facts.and_then(|facts| facts.provenance.as_ref());
+    provenance.map(|provenance| provenance.lives.clone()).unwrap_or_default()
+}
+
+/// The likeliest leaks for the pictures of one process; none while nothing looks like one.
+pub fn advise<'a>(
+    server: Option<&Server>,
+    work: Work,
+    growth: impl Iterator<Item = &'a Growth>,
+) -> Vec<Advice> {
+    let mut seen = Seen { images: work.images > 0, ..Seen::default() };
+    for one in growth {
+        let memory = if one.series == MemoryKind::Host { Memory::Host } else { Memory::Vram };
+        match one.verdict {
+            Verdict::Suspected | Verdict::Leaking => {
+                seen.grows.push(memory);
+                if let Some(Blame::Pays { unit, .. }) = &one.blame {
+                    seen.unit.get_or_insert_with(|| unit.as_str().to_owned());
+                }
+            }
+            Verdict::Steady | Verdict::Bounded => seen.still.push(memory),
+            Verdict::Warming => {}
+        }
+    }
+    if seen.grows.is_empty() {
+        return Vec::new();
+    }
+    if let Some(server) = server {
+        seen.args.clone_from(&server.args);
+        seen.variables = server.all_variables();
+        seen.mitigations.clone_from(&server.mitigations);
+        seen.build = server.build;
+        seen.lives.clone_from(&server.lives);
+        seen.backend.clone_from(&server.backend);
+    }
+    let Ok(list) = catalogue() else { return Vec::new() };
+    let mut all = list.advise(&seen);
+    all.retain(|advice| advice.confidence >= LEAST);
+    all.truncate(MOST);
+    all
+}
+
+/// Advice for each model of a fleet, from its worst process; models without any are left out.
+pub fn of_fleet(servers: &Servers, view: &FleetView) -> BTreeMap<String, Vec<Advice>> {
+    let mut all = BTreeMap::new();
+    for model in &view.models {
+        let name = model.name.as_str();
+        let worst = model.backends.iter().max_by_key(|backend| {
+            backend.memory.growth.iter().map(|growth| growth.verdict).max().unwrap_or_default()
+        });
+        let Some(worst) = worst else { continue };
+        let advice = advise(servers.get(name), worst.work, worst.memory.growth.iter());
+        if !advice.is_empty() {
+            all.insert(name.to_owned(), advice);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::GpuIndex;
+    use warden_policies::growth::Unit;
+
+    fn growth(series: MemoryKind, verdict: Verdict, unit: Option<Unit>) -> Growth {
+        Growth {
+            verdict,
+            since_request: 1,
+            blame: unit.map(|unit| Blame::Pays { unit, bytes_per_unit: 1.0, share: 1.0 }),
+            ..Growth::of(series)
+        }
+    }
+
+    #[test]
+    fn growth_per_image_on_cuda_names_the_graph_cache_until_it_is_capped() {
+        let all = [
+            growth(MemoryKind::Host, Verdict::Leaking, Some(Unit::Image)),
+            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Leaking, None),
+        ];
+        let mut server =
+            Server { build: Some(10_587), backend: Some("cuda".to_owned()), ..Server::default() };
+        let told = advise(Some(&server), Work::default(), all.iter());
+        assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
+        assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MOST);
+        // In a fork whose source shows that upstream's own bound came, it is not advised, whatever its number.
+        let life = warden_patches::set::life::Life {
+            is: warden_patches::set::life::LifeState::Superseded,
+            by: warden_patches::set::life::By::Source,
+            text: "bounded by itself".to_owned(),
+            first: String::new(),
+            last: String::new(),
+            holds: vec!["p".to_owned()],
+            fails: Vec::new(),
+            commit: "0a1b2c3d4".to_owned(),
+            hardware: String::new(),
+            build: String::new(),
+        };
+        let standing = Standing { is: life.is, by_source: true, because: vec![life] };
+        server.lives = vec![("graph-cache-cap".to_owned(), standing)];
+        let told = advise(Some(&server), Work::default(), all.iter());
+        assert!(!told[0].mitigations.contains(&"graph-cache-cap".to_owned()), "{told:?}");
+        assert!(told[0].not_here[0].contains("superseded in this build: bounded by itself"), "{told:?}");
+        server.lives.clear();
+        server.mitigations = vec!["graph-cache-cap".to_owned()];
+        let told = advise(Some(&server), Work::default(), all.iter());
+        assert!(told.iter().all(|advice| !advice.leak.starts_with("cuda-graph")), "{told:?}");
+    }
+
+    #[test]
+    fn what_does_not_grow_needs_no_advice() {
+        let all = [
+            growth(MemoryKind::Host, Verdict::Bounded, None),
+            growth(MemoryKind::Vram(GpuIndex(0)), Verdict::Warming, None),
+        ];
+        assert!(advise(None, Work::default(), all.iter()).is_empty());
+    }
+}

@@ -1,0 +1,236 @@
+//! The few of llama-server's flags that mean something to us: where it listens, which model, which name, which pools.
+//!
+//! All others pass through untouched. llama-server takes flags only as separate words (`--port 9000`, never
+//! `--port=9000`), and reads `_` in a long flag as `-`; so do we.
+
+/// How many words a flag takes after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    Value,
+}
+
+/// What we do about a flag for listening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// The address, which becomes ours.
+    Host,
+    /// The port, which becomes ours.
+    Port,
+    /// Meaningless behind a Unix socket.
+    Pointless,
+    /// The certificate's key, which becomes ours.
+    PrivateKey,
+    /// The certificate, which becomes ours.
+    Certificate,
+    /// The path of all routes, which becomes ours.
+    Prefix,
+    /// A key that the process checks itself.
+    Key,
+}
+
+const LISTENING: [(&str, Takes, Listening); 8] = [
+    ("--host", Takes::Value, Listening::Host),
+    ("--port", Takes::Value, Listening::Port),
+    ("--reuse-port", Takes::Nothing, Listening::Pointless),
+    ("--ssl-key-file", Takes::Value, Listening::PrivateKey),
+    ("--ssl-cert-file", Takes::Value, Listening::Certificate),
+    ("--api-prefix", Takes::Value, Listening::Prefix),
+    ("--api-key", Takes::Value, Listening::Key),
+    ("--api-key-file", Takes::Value, Listening::Key),
+];
+
+const MODEL: [&str; 2] = ["-m", "--model"];
+const ALIAS: [&str; 2] = ["-a", "--alias"];
+const CONTEXT: [&str; 2] = ["-c", "--ctx-size"];
+const UBATCH: [&str; 2] = ["-ub", "--ubatch-size"];
+const HTTP_THREADS: [&str; 1] = ["--threads-http"];
+const PING: [&str; 1] = ["--sse-ping-interval"];
+const SLOTS: [&str; 2] = ["-np", "--parallel"];
+const REMOTE: [&str; 8] =
+    ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
+
+/// A flag of llama-server as it reads it.
+pub fn normal(word: &str) -> String {
+    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
+}
+
+fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
+    // The last one counts, as in llama-server.
+    let at = args.iter().rposition(|word| names.contains(&normal(word).as_str()))?;
+    args.get(at + 1).map(String::as_str)
+}
+
+/// The model file that `-m` or `--model` names.
+pub fn model(args: &[String]) -> Option<&str> {
+    value_of(args, &MODEL)
+}
+
+/// Where the model is fetched from, if it is no file.
+pub fn remote_model(args: &[String]) -> Option<&str> {
+    value_of(args, &REMOTE)
+}
+
+/// Names given with `--alias`, which takes several with commas.
+pub fn aliases(args: &[String]) -> Vec<String> {
+    let text = value_of(args, &ALIAS).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Gives the process the name under which clients know its model, if nobody gave it one: without it, it calls itself by
+/// the path of its file in every answer. A router is no model, and a comma would make two names of one.
+pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
+    let given = args.iter().any(|word| ALIAS.contains(&normal(word).as_str()));
+    let router = value_of(args, &["--models-dir"]).is_some();
+    let model = model(args).or_else(|| remote_model(args)).is_some();
+    if model && !router && !given && !is_named && !name.contains(',') {
+        args.extend([ALIAS[1].to_owned(), name.to_owned()]);
+    }
+}
+
+/// `-np`: slots; `None` if it is not given, or left to the server.
+pub fn slots(args: &[String]) -> Option<u32> {
+    value_of(args, &SLOTS)?.parse().ok().filter(|slots| *slots > 0)
+}
+
+/// `-c`: tokens of context; `None` if it is not given.
+pub fn context(args: &[String]) -> Option<u64> {
+    value_of(args, &CONTEXT)?.parse().ok()
+}
+
+/// `-ub`: tokens of a micro-batch; `None` if it is not given.
+pub fn ubatch(args: &[String]) -> Option<u64> {
+    value_of(args, &UBATCH)?.parse().ok()
+}
+
+/// `--sse-ping-interval`: seconds without an event after which a stream gets a comment, none at all below 1; `None` if it is
+/// not given.
+pub fn ping(args: &[String]) -> Option<i64> {
+    value_of(args, &PING)?.parse().ok()
+}
+
+/// `--threads-http`: threads for HTTP; `None` if it is not given, or says that the server chooses.
+pub fn http_threads(args: &[String]) -> Option<u32> {
+    value_of(args, &HTTP_THREADS)?.parse().ok()
+}
+
+/// The last of these flags that is given, as it was written with its value, and whether it says the same as `words`
+/// (a flag and perhaps its value).
+pub fn given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
+    let at = args.iter().rposition(|word| names.contains(&normal(word)))?;
+    let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
+    let same = match words {
+        // Another spelling of the same flag is the same, its opposite is not.
+        [flag] => normal(&args[at]) == *flag,
+        [_, wanted] => value.is_some_and(|value| value == wanted),
+        _ => false,
+    };
+    let text = std::iter::once(&args[at]).chain(value).cloned().collect::<Vec<_>>().join(" ");
+    Some((text, same))
+}
+
+/// The first flag for listening among the arguments.
+pub fn first_listening(args: &[String]) -> Option<(&'static str, Listening)> {
+    args.iter().find_map(|word| {
+        let word = normal(word);
+        LISTENING.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
+    })
+}
+
+/// Arguments for the child, and what was taken out of them: flag, value, meaning.
+pub struct Split {
+    /// Arguments that the child gets.
+    pub args: Vec<String>,
+    /// What was taken, in order.
+    pub taken: Vec<(&'static str, String, Listening)>,
+}
+
+/// Takes the flags for listening out of a llama-server command line; keys stay, because the child checks them.
+pub fn split_listening(args: &[String]) -> Split {
+    let mut split = Split { args: Vec::new(), taken: Vec::new() };
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let found = LISTENING.iter().find(|(flag, ..)| *flag == normal(word));
+        match found {
+            Some((flag, takes, what)) if *what != Listening::Key => {
+                let value = if *takes == Takes::Value { words.next().cloned() } else { None };
+                split.taken.push((flag, value.unwrap_or_default(), *what));
+            }
+            _ => split.args.push(word.clone()),
+        }
+    }
+    split
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_process_without_a_name_gets_the_models() {
+        for (args, named, put) in [
+            ("-m a.gguf -c 1", false, true),
+            ("-hf org/a", false, true),
+            ("-m a.gguf", true, false),
+            ("-m a.gguf -a x", false, false),
+            ("--alias x -m a.gguf", false, false),
+            ("--models-dir d", false, false),
+            ("-c 1", false, false),
+        ] {
+            let mut own = words(args);
+            put_alias(&mut own, "org/name", named);
+            let wanted = if put { format!("{args} --alias org/name") } else { args.to_owned() };
+            assert_eq!(own, words(&wanted), "{args}");
+        }
+        let mut own = words("-m a.gguf");
+        put_alias(&mut own, "a,b", false);
+        assert_eq!(own, words("-m a.gguf"), "it would be two names");
+    }
+
+    #[test]
+    fn flags_for_listening_are_taken_out_and_the_rest_stays_in_order() {
+        let split = split_listening(&words(
+            "-m a.gguf --host 0.0.0.0 -c 4096 --port 9000 --reuse_port --api-key k -np 2",
+        ));
+        assert_eq!(split.args, words("-m a.gguf -c 4096 --api-key k -np 2"));
+        let taken: Vec<(&str, &str)> =
+            split.taken.iter().map(|(flag, value, _)| (*flag, value.as_str())).collect();
+        assert_eq!(taken, [("--host", "0.0.0.0"), ("--port", "9000"), ("--reuse-port", "")]);
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_flag_counts() {
+        assert_eq!(model(&words("-m a --model b")), Some("b"));
+        assert_eq!(aliases(&words("--alias x,,y")), ["x", "y"]);
+        assert_eq!((slots(&words("-np 1 --parallel 4")), slots(&words("-np -1"))), (Some(4), None));
+        assert_eq!(remote_model(&words("-hf a/b:Q4")), Some("a/b:Q4"));
+        assert_eq!(model(&words("-m")), None);
+    }
+
+    #[test]
+    fn a_flag_is_found_under_all_its_names_and_compared() {
+        let names = ["--cache-ram".to_owned(), "-cram".to_owned()];
+        let given = |text: &str| given(&words(text), &names, &["--cache-ram", "512"]);
+        assert_eq!(given("-c 1"), None);
+        assert_eq!(given("-cram 512 -c 1"), Some(("-cram 512".to_owned(), true)));
+        assert_eq!(given("--cache_ram -1"), Some(("--cache_ram -1".to_owned(), false)));
+        assert_eq!(given("-cram 512 -cram 0"), Some(("-cram 0".to_owned(), false)), "the last one counts");
+        let both = ["--mmap".to_owned(), "--no-mmap".to_owned()];
+        let opposite = super::given(&words("--mmap -c 1"), &both, &["--no-mmap"]);
+        assert_eq!(opposite, Some(("--mmap".to_owned(), false)));
+        assert_eq!(
+            super::given(&words("--no_mmap"), &both, &["--no-mmap"]),
+            Some(("--no_mmap".to_owned(), true))
+        );
+    }
+
+    #[test]
+    fn a_listening_flag_is_found_however_it_is_spelled() {
+        assert_eq!(first_listening(&words("-c 1 --api_key k")), Some(("--api-key", Listening::Key)));
+        assert_eq!(first_listening(&words("-c 1 -m x")), None);
+    }
+}

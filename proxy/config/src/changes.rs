@@ -1,0 +1,102 @@
+//! Which keys differ between two configurations. It compares what was read, whatever the keys are, so a new one is never forgotten.
+
+use figment::value::{Dict, Value};
+
+use super::problem::dotted;
+use super::source::layers::Loaded;
+
+/// What differs.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Keys, without their values: some are secrets. Keys of a model are named by the model, unless the section for all models explains
+    /// them.
+    pub keys: Vec<String>,
+    /// Models that both have, and for which something differs.
+    pub models: Vec<String>,
+}
+
+/// Compares two configurations. Models that only one of the two has are left out.
+pub fn compare_loaded(old: &Loaded, new: &Loaded) -> Changes {
+    let (mut keys, mut models) = (Vec::new(), Vec::new());
+    compare(&mut Vec::new(), &old.merged, &new.merged, &mut keys);
+    let shared: Vec<Vec<String>> =
+        keys.iter().filter(|key| key[0] == "defaults").map(|key| key[1..].to_vec()).collect();
+    let same_defaults = old.settings.defaults == new.settings.defaults;
+    for (name, _) in &new.models {
+        if !old.models.iter().any(|(known, _)| known == name)
+            || (same_defaults && old.own(name) == new.own(name))
+        {
+            continue;
+        }
+        let mut of_model = Vec::new();
+        compare(&mut Vec::new(), &old.table(name), &new.table(name), &mut of_model);
+        if !of_model.is_empty() {
+            models.push(name.clone());
+        }
+        of_model.retain(|key| !shared.contains(key));
+        keys.extend(
+            of_model.into_iter().map(|key| {
+                ["models".to_owned(), name.clone()].into_iter().chain(key).collect::<Vec<String>>()
+            }),
+        );
+    }
+    Changes { keys: keys.iter().map(|key| dotted(key)).collect(), models }
+}
+
+fn compare(path: &mut Vec<String>, old: &Dict, new: &Dict, keys: &mut Vec<Vec<String>>) {
+    let mut names: Vec<&String> = old.keys().chain(new.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        path.push(name.clone());
+        // A table that only one side has is compared with an empty one, so that its keys are named.
+        match (old.get(name), new.get(name)) {
+            (Some(Value::Dict(_, old)), Some(Value::Dict(_, new))) => compare(path, old, new, keys),
+            (Some(Value::Dict(_, old)), None) => compare(path, old, &Dict::new(), keys),
+            (None, Some(Value::Dict(_, new))) => compare(path, &Dict::new(), new, keys),
+            (old, new) if old != new => keys.push(path.clone()),
+            _ => {}
+        }
+        path.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::layers::{Sources, load};
+
+    fn loaded(text: &str) -> Loaded {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, text).unwrap();
+        load(Sources { file: Some(file), ..Sources::default() }).unwrap()
+    }
+
+    fn changed(old: &str, new: &str) -> Vec<String> {
+        compare_loaded(&loaded(old), &loaded(new)).keys
+    }
+
+    #[test]
+    fn whatever_differs_is_named_by_its_key() {
+        let model = "[models.a]\nmodel = \"a.gguf\"\n[models.\"b.c\"]\nmodel = \"b.gguf\"\n";
+        assert_eq!(changed(model, model), [""; 0]);
+        let rules = format!("{model}[models.a.request]\nmax_tokens = 5\n");
+        assert_eq!(changed(model, &rules), ["models.a.request.max_tokens"]);
+        assert_eq!(changed(&rules, model), ["models.a.request.max_tokens"]);
+        let server = format!("{model}[server]\nport = 9\n[log]\nlevel = \"debug\"\n");
+        assert_eq!(changed(model, &server), ["log.level", "server.port"]);
+        let alias = model.replace("b.gguf\"", "b.gguf\"\naliases = [\"x\"]");
+        assert_eq!(changed(model, &alias), ["models.\"b.c\".aliases"]);
+    }
+
+    #[test]
+    fn a_key_for_all_models_is_named_once_and_other_models_are_left_out() {
+        let model = "[models.a]\nmodel = \"a.gguf\"\n";
+        let all = format!("[defaults.policy]\nmax_requests = 7\n{model}");
+        assert_eq!(changed(model, &all), ["defaults.policy.max_requests"]);
+        assert_eq!(compare_loaded(&loaded(model), &loaded(&all)).models, ["a"]);
+        let more = format!("{model}[models.b]\nmodel = \"b.gguf\"\n");
+        assert_eq!(changed(model, &more), [""; 0]);
+    }
+}

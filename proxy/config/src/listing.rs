@@ -1,0 +1,175 @@
+//! What lists of models say of one (`listing`): its name for people, what it can do, whatever else clients look for.
+//! Spelled in
+//! `/v1/models` as llama-swap and llama-server's router spell it.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use warden_gateway::Listing as Listed;
+
+use super::problem::Problem;
+use super::resolve::Resolver;
+use super::schema;
+
+/// Bytes of all fields of one model as JSON: each list of models has them.
+const MOST_BYTES: usize = 16 << 10;
+
+/// What lists of models say of one.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Listing {
+    /// A name for people, beside the one that requests use.
+    pub name: Option<String>,
+    /// What the model is good for.
+    pub description: Option<String>,
+    /// Words that clients group models by.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub tags: Vec<String>,
+    /// Leaves the model out of lists. Requests for it are served.
+    #[serde(default)]
+    pub hidden: bool,
+    /// What the model can do.
+    #[serde(default)]
+    pub capabilities: Capabilities,
+    /// Whatever else clients are told: `meta.llamaswap` of the entry, as llama-swap has it.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::parameters")]
+    pub metadata: BTreeMap<String, Value>,
+}
+
+/// What a model can do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Capabilities {
+    /// What it takes: `text`, `image`, `audio`.
+    #[serde(default, rename = "in")]
+    #[schemars(with = "Vec<Modality>")]
+    pub inputs: Vec<Modality>,
+    /// What it gives, by the same words.
+    #[serde(default, rename = "out")]
+    #[schemars(with = "Vec<Modality>")]
+    pub outputs: Vec<Modality>,
+    /// Whether it calls tools.
+    #[serde(default)]
+    pub tools: bool,
+    /// Whether it ranks documents.
+    #[serde(default)]
+    pub reranker: bool,
+    /// Tokens of its context. What a loaded model reports of itself comes first.
+    pub context: Option<u64>,
+}
+
+/// A kind of content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum Modality {
+    Text,
+    Image,
+    Audio,
+}
+
+impl Listing {
+    /// The members of the model's entry in `/v1/models`.
+    fn fields(&self) -> Map<String, Value> {
+        let mut fields = Map::new();
+        let mut put = |name: &str, value: Value| {
+            fields.insert(name.to_owned(), value);
+        };
+        let text = |text: &Option<String>| {
+            text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(Value::from)
+        };
+        for (key, words) in [("name", &self.name), ("description", &self.description)] {
+            if let Some(words) = text(words) {
+                put(key, words);
+            }
+        }
+        if !self.tags.is_empty() {
+            put("tags", json!(self.tags));
+        }
+        let able = &self.capabilities;
+        let (inputs, outputs) = (&able.inputs, &able.outputs);
+        let mut architecture = Map::new();
+        for (name, kinds) in [("input_modalities", inputs), ("output_modalities", outputs)] {
+            if !kinds.is_empty() {
+                architecture.insert(name.to_owned(), json!(kinds));
+            }
+        }
+        if !architecture.is_empty() {
+            put("architecture", Value::Object(architecture));
+        }
+        let (takes, gives) = (|kind| inputs.contains(&kind), |kind| outputs.contains(&kind));
+        let words: Map<String, Value> = [
+            ("vision", takes(Modality::Image)),
+            ("audio_transcriptions", takes(Modality::Audio) && gives(Modality::Text)),
+            ("audio_speech", takes(Modality::Text) && gives(Modality::Audio)),
+            ("image_generation", takes(Modality::Text) && gives(Modality::Image)),
+            ("image_to_image", takes(Modality::Image) && gives(Modality::Image)),
+            ("function_calling", able.tools),
+            ("reranker", able.reranker),
+        ]
+        .into_iter()
+        .filter(|(_, is)| *is)
+        .map(|(name, _)| (name.to_owned(), Value::Bool(true)))
+        .collect();
+        if !words.is_empty() {
+            put("capabilities", Value::Object(words));
+        }
+        if able.tools {
+            put("supported_parameters", json!(["tools", "tool_choice"]));
+        }
+        let mut meta = Map::new();
+        if let Some(context) = able.context {
+            put("context_length", json!(context));
+            meta.insert("n_ctx".to_owned(), json!(context));
+        }
+        if !self.metadata.is_empty() {
+            meta.insert("llamaswap".to_owned(), json!(self.metadata));
+        }
+        if !meta.is_empty() {
+            put("meta", Value::Object(meta));
+        }
+        fields
+    }
+}
+
+impl Resolver<'_> {
+    /// What the gateway says of a model in lists.
+    pub(super) fn listing(&mut self, name: &str, listing: &Listing) -> Listed {
+        let fields = listing.fields();
+        let bytes = json!(fields).to_string().len();
+        if bytes > MOST_BYTES {
+            let message =
+                format!("model `{name}`: its `listing` has {bytes} bytes, at most {MOST_BYTES} are taken");
+            let place = self.place(&["models", name, "listing"]);
+            self.problems.push(Problem::new(place, message).hint("each list of models has them: say less"));
+        }
+        Listed { hidden: listing.hidden, fields }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_described_as_llama_swap_describes_it() {
+        let text = "name = \" Big \"\ndescription = \"\"\ntags = [\"a\"]\nhidden = true\nmetadata = { size = 7, list = [1.5] }\n\
+                    capabilities = { in = [\"text\", \"image\", \"audio\"], out = [\"text\"], tools = true, context = 4096 }";
+        let listing: Listing = toml::from_str(text).unwrap();
+        let wanted = json!({
+            "name": "Big",
+            "tags": ["a"],
+            "architecture": { "input_modalities": ["text", "image", "audio"], "output_modalities": ["text"] },
+            "capabilities": { "vision": true, "audio_transcriptions": true, "function_calling": true },
+            "supported_parameters": ["tools", "tool_choice"],
+            "context_length": 4096,
+            "meta": { "n_ctx": 4096, "llamaswap": { "size": 7, "list": [1.5] } },
+        });
+        assert_eq!(Value::Object(listing.fields()), wanted);
+        assert_eq!(Listing::default().fields(), Map::new());
+    }
+}

@@ -1,0 +1,208 @@
+//! Names without a process of their own: `[names]`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use warden_gateway::{ModelRules, Name, RequestRules};
+use warden_policies::ModelName;
+use warden_policies::modes::Choose;
+use warden_supervisor::spec::RemoteSpec;
+
+use super::problem::Problem;
+use super::request::{PROMPTS, Request, TOKENS};
+use super::resolve::Resolver;
+use super::schema;
+use super::settings::Model;
+
+/// A name that means one of several models, or one with other requests. A model's own name may stand here, too, for
+/// that model alone.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Named {
+    /// The models that it means, the best first. Required.
+    pub models: Vec<String>,
+    /// Which of them answers a request: `loaded`, the first that is loaded, or else that loads, or else the first; `room`, the first that
+    /// is loaded or for which no other model would be unloaded, or else the first. One whose processes do not start is passed by.
+    /// Default: `"loaded"`.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::choose")]
+    pub choose: Choose,
+    /// What is changed in requests under this name, in the place of what the model's own `request` says of the same.
+    #[serde(default)]
+    pub request: Request,
+}
+
+impl Resolver<'_> {
+    /// Those names with their models and rules, for the gateway. `rules` has the rules of each model, in the order of the models, and
+    /// `remote_rules` those of each that an endpoint serves.
+    pub(super) fn by_name(
+        &mut self,
+        rules: &[Arc<ModelRules>],
+        remotes: &[RemoteSpec],
+        remote_rules: &[Arc<ModelRules>],
+    ) -> BTreeMap<String, Name> {
+        let loaded = self.loaded;
+        let mut all = BTreeMap::new();
+        for (name, named) in &loaded.settings.names {
+            let taken = loaded.models.iter().find(|(model, own)| model == name || own.aliases.contains(name));
+            let of_remotes = remotes
+                .iter()
+                .find(|spec| spec.name.as_str() == name || spec.aliases.contains(name))
+                .map(|spec| spec.name.as_str());
+            let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
+            let place = self.place(&["names", name]);
+            let mut problem = |message: String, hint: String| {
+                self.problems.push(Problem::new(place.clone(), message).hint(hint));
+            };
+            // A model's own name may have a request of its own, which its aliases and other names have not.
+            let is_own = taken == Some(name) && named.models.iter().eq([name]);
+            if let Some(model) = taken.filter(|_| !is_own) {
+                problem(
+                    format!("`names.{name}`: the name is used by model `{model}`, too"),
+                    "every name must be unique".into(),
+                );
+            }
+            if name.is_empty() || named.models.is_empty() {
+                problem(
+                    format!("`names.{name}`: a name must not be empty, and needs a model"),
+                    "name the models in `models`, the best first".into(),
+                );
+            }
+            let own = self.request_rules(&["names", name], &named.request);
+            let mut models: Vec<(ModelName, Arc<ModelRules>)> = Vec::new();
+            for model in &named.models {
+                let here = loaded.models.iter().map(|(known, ..)| known.as_str()).zip(rules);
+                let there = remotes.iter().map(|spec| spec.name.as_str()).zip(remote_rules);
+                let Some((_, rules)) = here.chain(there).find(|(known, _)| known == model) else {
+                    self.no_such_model(&["names", name, "models"], model, "the name means the others");
+                    continue;
+                };
+                let request = over(&rules.request, &own);
+                models.push((ModelName::new(model), Arc::new(ModelRules { request, ..(**rules).clone() })));
+            }
+            if !models.is_empty() {
+                all.insert(name.clone(), Name { models, choose: named.choose });
+            }
+        }
+        all
+    }
+
+    /// The models that are loaded along with one (`with`).
+    pub(super) fn company(&mut self, name: &str, model: &Model) -> Vec<ModelName> {
+        let loaded = self.loaded;
+        let mut all = Vec::new();
+        for other in &model.with {
+            let known = loaded.models.iter().find(|(known, ..)| known == other);
+            let mut problem = |message: &str, hint: &str| {
+                let place = self.place(&["models", name, "with"]);
+                self.problems
+                    .push(Problem::new(place, format!("`models.{name}.with`: {message}")).hint(hint));
+            };
+            match known {
+                Some(_) if other == name => problem("it names the model itself", "leave it out"),
+                Some((_, known)) if known.groups.iter().any(|group| model.groups.contains(group)) => {
+                    problem(
+                        &format!("`{other}` is in the same group, so the two are never loaded at a time"),
+                        "take one of them out of the group, or leave it out here",
+                    );
+                }
+                Some(_) => all.push(ModelName::new(other)),
+                None if loaded.settings.remotes.contains_key(other) => problem(
+                    &format!("`{other}` is served by an endpoint: there is nothing to load"),
+                    "leave it out",
+                ),
+                None => {
+                    self.no_such_model(&["models", name, "with"], other, "the model is loaded without it");
+                }
+            }
+        }
+        all
+    }
+
+    /// A model is named that there is not. Files of a folder come and go: then something else holds `meanwhile`.
+    fn no_such_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
+        let loaded = self.loaded;
+        let place = self.place(key);
+        let known = loaded.models.iter().map(|(known, ..)| known).chain(loaded.settings.remotes.keys());
+        let known: Vec<_> = known.map(|known| format!("`{known}`")).collect();
+        let problem = Problem::new(place, format!("`{}`: there is no model `{model}`", key.join(".")));
+        if loaded.folders.is_empty() {
+            self.problems.push(problem.hint(format!("the models are {}", known.join(", "))));
+        } else {
+            self.warnings.push(problem.hint(format!("it comes when its file does; until then {meanwhile}")));
+        }
+    }
+}
+
+/// The rules of a model under a name that has its own: what those say of a parameter is all that is said of it.
+fn over(model: &RequestRules, own: &RequestRules) -> RequestRules {
+    let named = |key: &str| {
+        own.set.iter().chain(&own.default).map(|(named, _)| named).chain(&own.strip).any(|named| named == key)
+    };
+    let says = |key: &String| {
+        named(key)
+            || own.max_tokens.is_some() && TOKENS.contains(&key.as_str())
+            || own.system_prompt.is_some() && PROMPTS.contains(&key.as_str())
+    };
+    let rest = |all: &[(String, serde_json::Value)], more: &[(String, serde_json::Value)]| {
+        all.iter().filter(|(key, _)| !says(key)).chain(more).cloned().collect()
+    };
+    let names_any = |keys: &[&str]| keys.iter().any(|key| named(key));
+    RequestRules {
+        set: rest(&model.set, &own.set),
+        default: rest(&model.default, &own.default),
+        strip: model.strip.iter().filter(|key| !says(key)).chain(&own.strip).cloned().collect(),
+        system_prompt: own
+            .system_prompt
+            .clone()
+            .or_else(|| model.system_prompt.clone().filter(|_| !names_any(&PROMPTS))),
+        max_tokens: own.max_tokens.or_else(|| model.max_tokens.filter(|_| !names_any(&TOKENS))),
+        fresh_seed: own.fresh_seed || model.fresh_seed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use warden_gateway::{SystemMode, SystemPrompt};
+
+    use super::*;
+
+    #[test]
+    fn what_a_name_says_of_a_parameter_is_all_that_is_said_of_it() {
+        let pairs =
+            |all: &[(&str, i32)]| all.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        let model = RequestRules {
+            set: pairs(&[("a", 1), ("b", 1)]),
+            default: pairs(&[("c", 1)]),
+            strip: vec!["d".to_owned()],
+            max_tokens: Some(10),
+            ..RequestRules::default()
+        };
+        let own = RequestRules {
+            default: pairs(&[("a", 2), ("d", 2)]),
+            strip: vec!["c".to_owned()],
+            fresh_seed: true,
+            ..RequestRules::default()
+        };
+        let both = over(&model, &own);
+        assert_eq!(both.set, pairs(&[("b", 1)]));
+        assert_eq!(both.default, pairs(&[("a", 2), ("d", 2)]));
+        assert_eq!((both.strip, both.max_tokens, both.fresh_seed), (vec!["c".to_owned()], Some(10), true));
+        assert_eq!(over(&model, &RequestRules::default()), model);
+        // A bound and a prompt can be written in more than one way.
+        let prompt = |text: &str| Some(SystemPrompt { text: text.to_owned(), mode: SystemMode::Replace });
+        let model = RequestRules {
+            set: pairs(&[("n_predict", 4096), ("instructions", 1)]),
+            strip: vec!["system".to_owned()],
+            ..RequestRules::default()
+        };
+        let own =
+            RequestRules { max_tokens: Some(200), system_prompt: prompt("own"), ..RequestRules::default() };
+        assert_eq!(over(&model, &own), own);
+        let both = over(&own, &model);
+        assert_eq!((both.max_tokens, both.system_prompt, both.set), (None, None, model.set));
+    }
+}

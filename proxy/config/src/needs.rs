@@ -1,0 +1,390 @@
+//! What the models of a configuration need of memory, by their files and the flags of their servers: what decides which of them are
+//! loaded together.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::book::held::Held;
+use warden_policies::book::{
+    self, LaterMemory, Machine as Room, Measured, Misfit, Needs, Run, ServerBuild, Shape, Wanted,
+};
+use warden_policies::cooldown::working_set::{Shortfall, find_shortfalls};
+use warden_policies::declared_memory::DeclaredMemory;
+use warden_policies::{ByteSize, MemoryKind, Reason, loading};
+use warden_sensors::gpu::{Device, Gpus, Vendor};
+use warden_supervisor::spec::{Command, Fallback, FleetConfig, ModelSpec};
+use warden_supervisor::{KnownMemory, has_gpu, known_memory};
+
+use super::machine::Machine;
+use super::problem::{Place, Problem};
+use super::resolve::Resolved;
+use super::{arguments, model_files};
+
+/// The variable that says which GPUs a process sees, if they are NVIDIA's.
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+/// Variables that say which GPUs a process sees.
+const SEEN: [&str; 4] = [CUDA, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"];
+
+/// A model, as far as it is known before it is loaded.
+pub struct Known {
+    /// Sizes and layers by its file.
+    pub shape: Shape,
+    /// Settings by its command line and environment.
+    pub run: Run,
+    /// Bytes of its projector.
+    pub projector: u64,
+    /// Bytes of host memory and VRAM.
+    pub needs: Needs,
+    /// The llama-server that runs it.
+    pub server: ServerBuild,
+    /// What it may come to hold beside that.
+    pub later: LaterMemory,
+}
+
+/// Whether a build can compute on no GPU. Of one without provenance that is not known.
+pub fn is_for_cpu(build: Option<&BuildFacts>) -> bool {
+    backend(build) == Some("cpu")
+}
+
+/// What a build computes on, such as `cuda`; `None` where that is not known.
+fn backend(build: Option<&BuildFacts>) -> Option<&str> {
+    Some(build?.provenance.as_ref()?.backend.as_str())
+}
+
+/// The facts of a build on which its memory depends.
+pub fn server_build(build: Option<&BuildFacts>, has_gpu: bool) -> ServerBuild {
+    // HIP and MUSA compile the sources of the CUDA backend.
+    let is_cuda = backend(build).is_none_or(|backend| ["cuda", "hip", "musa"].contains(&backend));
+    ServerBuild { has_gpu, is_cuda, number: build.and_then(|build| build.number) }
+}
+
+impl Known {
+    /// What a command's model needs when this server runs it. Else, why that is not known.
+    ///
+    /// # Errors
+    /// The command names no model file, or a file cannot be read.
+    pub fn read(
+        command: &Command,
+        mut env: BTreeMap<String, String>,
+        server: ServerBuild,
+    ) -> Result<Self, String> {
+        env.extend(command.env.iter().cloned());
+        for name in &command.env_remove {
+            env.remove(name);
+        }
+        let file = model_file(&command.args, &env)?;
+        let directory = command.directory.clone().unwrap_or_default();
+        let shape = model_files::read(&directory.join(file))?.shape.clone()?;
+        let run = Run::of(&command.args, &env);
+        let projector = run.projector.as_deref().map_or(Ok(0), |path| {
+            let path = directory.join(path);
+            let size = std::fs::metadata(&path).map(|facts| facts.len());
+            size.map_err(|error| format!("cannot read {}: {error}", path.display()))
+        })?;
+        let needs = book::needs(&shape, &run, server, projector);
+        let declared = DeclaredMemory::declared(&command.args, &env, server.number);
+        let later = LaterMemory::of(&shape, &run, declared.cache_bound(), declared.checkpoints().0);
+        Ok(Self { shape, run, projector, needs, server, later })
+    }
+
+    /// The GPUs that its command names, if it does, and whether it may be spread over several.
+    pub fn gpus(&self) -> (Vec<usize>, bool) {
+        let one_only = self.run.split.as_deref() == Some("none");
+        let shares = self.run.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let gpus = match self.run.main_gpu.filter(|_| one_only) {
+            Some(gpu) => vec![gpu],
+            None => shares.map(|(gpu, _)| gpu).collect(),
+        };
+        (gpus, !one_only)
+    }
+}
+
+/// The model's file, by flag or variable.
+fn model_file(args: &[String], env: &BTreeMap<String, String>) -> Result<PathBuf, String> {
+    let told = arguments::model(args).or_else(|| env.get("LLAMA_ARG_MODEL").map(String::as_str));
+    told.map(PathBuf::from).ok_or_else(|| {
+        "its command names no file (`-m`): what is downloaded is known when it is here".to_owned()
+    })
+}
+
+/// Fills in what each model needs, as far as that is known. Where a GPU does not tell its memory nothing is known of those that may be on
+/// it.
+pub fn fill(resolved: &mut Resolved, machine: &Machine) {
+    let gpus = Gpus::open();
+    let own = || gpus.devices().iter().filter(|gpu| !gpu.unified);
+    let on_gpus = own().next().is_some();
+    let tells = own().all(|gpu| gpu.total.is_some()) && (!has_gpu() || !gpus.devices().is_empty());
+    let inherited: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+    let mut of_server = inherited.clone();
+    of_server.retain(|name, _| name.starts_with("LLAMA_ARG_"));
+    // Only of these a process can be told to see some.
+    let nvidia = own().all(|gpu| gpu.vendor == Vendor::Nvidia);
+    let room = left_for_models(machine.memory.0, &own_memory(&gpus), &resolved.fleet.loading);
+    let models = resolved.fleet.models.iter_mut().zip(&resolved.builds);
+    for (spec, build) in models {
+        let mut env = inherited.clone();
+        env.extend(spec.command.env.iter().cloned());
+        for name in &spec.command.env_remove {
+            env.remove(name);
+        }
+        let on_cpu = is_for_cpu(build.as_ref());
+        let server = server_build(build.as_ref(), on_gpus && !on_cpu);
+        if !tells && !on_cpu {
+            continue;
+        }
+        let seen = visible(&env, gpus.devices());
+        // A process can be told to see fewer of those that all see, but not of those that its own settings name.
+        let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA);
+        let seen = seen.filter(|seen| !is_own || seen.len() == 1);
+        let says = names_devices(&spec.command.args, &env, seen.is_some());
+        let known = Known::read(&spec.command, of_server.clone(), server);
+        let Ok(known) = known else { continue };
+        let (named, may_split) = known.gpus();
+        if says && named.is_empty() && spec.loading.gpus.is_empty() {
+            // On which of the GPUs it will be, if on any, its command or its environment says in words that are not ours.
+            continue;
+        }
+        spec.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
+        if spec.loading.gpus.is_empty() {
+            // The numbers of a command are those of the GPUs that it sees.
+            spec.loading.gpus = match seen {
+                Some(seen) if named.is_empty() => seen,
+                Some(seen) => named.iter().filter_map(|number| seen.get(*number).copied()).collect(),
+                None => named,
+            };
+        }
+        spec.loading.may_split = may_split;
+        spec.loading.needs = Some(known.needs);
+        let mut command = spec.command.clone();
+        if let Some(fallback) = &mut spec.fallback {
+            command.args.extend(fallback.args.iter().cloned());
+            let known = Known::read(&command, of_server.clone(), server);
+            fallback.needs = known.ok().map(|known| known.needs);
+        }
+    }
+    let seen: Vec<KnownMemory> = resolved
+        .fleet
+        .models
+        .iter()
+        .map(|spec| known_memory(&resolved.fleet.state_dir, &spec.command))
+        .collect();
+    resolved.warnings.extend(misfits(&resolved.fleet, &room, &seen));
+    let total = |series| match series {
+        MemoryKind::Host => Some(machine.memory.0),
+        MemoryKind::Vram(gpu) => gpus.devices().iter().find(|device| device.index == gpu)?.total,
+    };
+    for (spec, seen) in resolved.fleet.models.iter().zip(&seen) {
+        resolved.warnings.extend(small_budgets(spec, &seen.held, total));
+    }
+}
+
+/// Budgets under which a model cannot work, by what its processes were seen to hold.
+fn small_budgets(spec: &ModelSpec, seen: &[Held], total: impl Fn(MemoryKind) -> Option<u64>) -> Vec<Problem> {
+    let found = find_shortfalls(&spec.recycle, seen, total);
+    let problem = |(series, reason, shortfall): (MemoryKind, Reason, Shortfall)| {
+        let message = format!("model `{}`: {}", spec.name, shortfall.figures(series, reason));
+        Problem::new(Place::Nowhere, message).hint(shortfall.advice(reason))
+    };
+    found.into_iter().map(problem).collect()
+}
+
+/// Bytes of each GPU that has memory of its own and tells how much.
+pub fn own_memory(gpus: &Gpus) -> Vec<u64> {
+    gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
+}
+
+/// What models may have of a machine with so much memory.
+pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::Numbers) -> Room {
+    Room {
+        host: numbers.left_of_host(host),
+        gpus: gpus.iter().map(|bytes| numbers.left_of_gpu(*bytes)).collect(),
+    }
+}
+
+/// Why models do not fit together, for people.
+pub fn why(misfit: &Misfit) -> String {
+    match misfit {
+        Misfit::Host { needed, there } => {
+            format!("{} of the host are needed, {} are there", ByteSize(*needed), ByteSize(*there))
+        }
+        Misfit::Gpu { name, needed, left } => {
+            format!(
+                "`{name}` needs {}, and the GPUs that it may be on have {} left",
+                ByteSize(*needed),
+                ByteSize(*left)
+            )
+        }
+    }
+}
+
+/// What cannot be satisfied on this machine: a model that is too large, pins that do not fit together. They are started all the same: what
+/// was reckoned may be wrong.
+fn misfits(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Vec<Problem> {
+    let wanted: Vec<(Wanted, &ModelSpec)> = fleet
+        .models
+        .iter()
+        .zip(seen)
+        .filter_map(|(spec, seen)| {
+            let loading::Spec { needs, gpus, may_split, .. } = spec.loading.clone();
+            let needs = Needs { measured: Measured::of(&seen.held, &seen.worst), ..needs? };
+            Some((Wanted { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
+        })
+        .collect();
+    let mut problems = Vec::new();
+    let mut told = |message: String, hint: &str| {
+        problems.push(Problem::new(Place::Nowhere, message).hint(hint));
+    };
+    for (one, spec) in &wanted {
+        if let Err(misfit) = book::fit(room, &[one]) {
+            if let Some(Fallback { args, needs }) = &spec.fallback {
+                let less = needs.clone().map(|needs| Wanted { needs, ..one.clone() });
+                if let Some(misfit) = less.and_then(|less| book::fit(room, &[&less]).err()) {
+                    let message = format!(
+                        "model `{}` does not fit on this machine even alone and with its fallback arguments ({}): {}",
+                        one.name,
+                        args.join(" "),
+                        why(&misfit)
+                    );
+                    told(message, "`llama-warden plan` says with which context it would fit");
+                }
+                continue;
+            }
+            let message = format!(
+                "model `{}` does not fit on this machine even alone: {}; it is tried when no other model is loaded",
+                one.name,
+                why(&misfit)
+            );
+            told(message, "`llama-warden plan` says with which context it would fit");
+        }
+    }
+    let pinned: Vec<&Wanted> =
+        wanted.iter().filter(|(_, spec)| spec.loading.pin).map(|(one, _)| one).collect();
+    if pinned.len() > 1
+        && let Err(misfit) = book::fit(room, &pinned)
+    {
+        let message = format!("the pinned models do not fit together: {}", why(&misfit));
+        told(message, "pin fewer of them: what does not fit beside them is never loaded");
+    }
+    for (one, spec) in wanted.iter().filter(|(_, spec)| !spec.loading.with.is_empty()) {
+        let company = wanted.iter().filter(|(_, other)| spec.loading.with.contains(&other.name));
+        let all: Vec<&Wanted> = company.map(|(other, _)| other).chain([one]).collect();
+        // The loop above has reported each model that does not fit even alone.
+        if all.iter().any(|one| book::fit(room, &[*one]).is_err()) {
+            continue;
+        }
+        if let Err(misfit) = book::fit(room, &all) {
+            let names: Vec<String> = spec.loading.with.iter().map(|name| format!("`{name}`")).collect();
+            let message = format!(
+                "model `{}` and those that are to be loaded along with it (`with`: {}) do not fit together: {}; it is loaded without them",
+                one.name,
+                names.join(", "),
+                why(&misfit)
+            );
+            told(
+                message,
+                "name fewer of them, or give them less context: `llama-warden plan` shows what each needs",
+            );
+        }
+    }
+    problems
+}
+
+/// Flags that say on which devices what is computed, by what they are called in the environment.
+const DEVICES: [(&[&str], &str); 4] = [
+    (&["-dev", "--device"], "LLAMA_ARG_DEVICE"),
+    (&["-mg", "--main-gpu"], "LLAMA_ARG_MAIN_GPU"),
+    (&["-ts", "--tensor-split"], "LLAMA_ARG_TENSOR_SPLIT"),
+    (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
+];
+
+/// The GPUs that the environment lets a process see, if it says so in words that are understood: by the driver's names, or by numbers where
+/// those mean the same to CUDA as to the driver, because all GPUs are alike or the variable says so.
+fn visible(env: &BTreeMap<String, String>, gpus: &[Device]) -> Option<Vec<usize>> {
+    let words = env.get(CUDA)?;
+    let nvidia: Vec<&Device> = gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia).collect();
+    let by_place = env.get("CUDA_DEVICE_ORDER").is_some_and(|order| order == "PCI_BUS_ID")
+        || nvidia.windows(2).all(|pair| pair[0].name == pair[1].name);
+    let one = |word: &str| {
+        let gpu = match word.parse::<usize>() {
+            Ok(number) if by_place => *nvidia.get(number)?,
+            // The beginning of a name is enough.
+            Err(_) if word.len() > 4 => {
+                let mut named =
+                    nvidia.iter().filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(word)));
+                named.next().filter(|_| named.next().is_none())?
+            }
+            Ok(_) | Err(_) => return None,
+        };
+        usize::try_from(gpu.index.0).ok()
+    };
+    words.split(',').map(str::trim).map(one).collect()
+}
+
+/// Whether a command or its environment says by name on which devices it computes. `seen`: what `CUDA_VISIBLE_DEVICES` says is understood.
+fn names_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
+    let sees_some = SEEN.iter().any(|name| env.contains_key(*name) && !(seen && *name == CUDA));
+    sees_some
+        || DEVICES.iter().any(|(flags, variable)| {
+            env.contains_key(*variable) || args.iter().any(|word| flags.contains(&word.as_str()))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use warden_policies::GpuIndex;
+
+    use super::*;
+
+    #[test]
+    fn the_gpus_that_the_environment_shows_are_known_where_its_words_are() {
+        let gpu = |index: u32, vendor, name: &str| Device {
+            index: GpuIndex(index),
+            vendor,
+            name: name.to_owned(),
+            uuid: (vendor == Vendor::Nvidia).then(|| format!("GPU-{index}aaa-bbb")),
+            pci: None,
+            total: Some(1 << 34),
+            unified: false,
+        };
+        let alike =
+            [gpu(0, Vendor::Nvidia, "H100"), gpu(1, Vendor::Nvidia, "H100"), gpu(2, Vendor::Amd, "MI")];
+        let mixed = [gpu(0, Vendor::Nvidia, "A2"), gpu(1, Vendor::Nvidia, "H100")];
+        let env = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            pairs.collect::<BTreeMap<_, _>>()
+        };
+        let seen = |words: &str, gpus: &[Device]| visible(&env(&[(CUDA, words)]), gpus);
+        assert_eq!(visible(&env(&[]), &alike), None);
+        assert_eq!(seen("0", &alike), Some(vec![0]));
+        assert_eq!(seen("1, 0", &alike), Some(vec![1, 0]));
+        assert_eq!(seen("GPU-1aaa", &mixed), Some(vec![1]));
+        for words in ["", "2", "-1", "none", "GPU-", "GPU-9", "0,x"] {
+            assert_eq!(seen(words, &alike), None, "{words}");
+        }
+        assert_eq!(seen("0", &mixed), None, "CUDA counts the fastest first");
+        let by_place = env(&[(CUDA, "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]);
+        assert_eq!(visible(&by_place, &mixed), Some(vec![0]));
+        assert_eq!(seen("0", &[]), None);
+        let flags = ["-dev".to_owned(), "CUDA0".to_owned()];
+        assert!(
+            !names_devices(&[], &env(&[(CUDA, "0")]), true)
+                && names_devices(&[], &env(&[(CUDA, "0")]), false)
+        );
+        assert!(names_devices(&flags, &env(&[(CUDA, "0")]), true));
+    }
+
+    #[test]
+    fn a_models_file_is_found_by_flag_and_variable() {
+        let args = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let env: BTreeMap<_, _> = [("LLAMA_ARG_MODEL".to_owned(), "e.gguf".to_owned())].into();
+        assert_eq!(
+            model_file(&args(&["-m", "a.gguf", "--model", "b.gguf"]), &env).as_deref(),
+            Ok(Path::new("b.gguf"))
+        );
+        assert_eq!(model_file(&[], &env).as_deref(), Ok(Path::new("e.gguf")));
+        assert!(model_file(&args(&["-hf", "x/y"]), &BTreeMap::new()).unwrap_err().contains("names no file"));
+    }
+}

@@ -1,0 +1,53 @@
+//! A file with the keys of one model's `policy` and nothing else, for `llama-warden policy`: checked against the same
+//! schema as a configuration, over the same defaults.
+
+use std::path::Path;
+
+use figment::Figment;
+use figment::value::{Dict, Value};
+
+use super::policy::Policy;
+use super::problem::{Place, Problem, Problems};
+use super::schema;
+use super::schema::validate::validate_as;
+use super::source::layers::{Plain, Sources, file_layer, load, problem, written};
+use super::source::tree::Kind;
+
+/// Reads a file that has the keys of one model's `policy`, over the compiled-in defaults. A file with nothing but a table
+/// `[policy]` is read as that table.
+///
+/// # Errors
+/// The file cannot be read, or a key in it is wrong.
+pub fn load_policy(path: &Path) -> Result<Policy, Problems> {
+    let defaults = load(Sources::default())?.settings.defaults;
+    let beneath = match defaults.get("policy") {
+        Some(Value::Dict(_, dict)) => dict.clone(),
+        _ => Dict::new(),
+    };
+    let mut layer = file_layer(path)?;
+    if let Kind::Table(entries) = &layer.tree.kind
+        && let [only] = entries.as_slice()
+        && only.key == "policy"
+    {
+        layer.tree = only.value.clone();
+    }
+    let mut tree = layer.tree.clone();
+    let mut problems = validate_as(&mut tree, schema::policy(), &|byte| layer.place(byte));
+    layer.tree = tree;
+    if problems.is_empty() {
+        let merged = Figment::from(Plain(beneath)).merge(layer.clone());
+        let layers = [layer.clone()];
+        let policy: Policy = merged.extract().map_err(|error| problem(&layers, &error, &[]))?;
+        for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
+            let at = [memory.to_owned(), "hard".to_owned()];
+            problems.extend(budgets.wrong_order(None).map(|wrong| {
+                let place = written(&layers, &at).unwrap_or(Place::Nowhere);
+                Problem::new(place, wrong).hint(format!("`{memory}.hard` has to be the larger of the two"))
+            }));
+        }
+        if problems.is_empty() {
+            return Ok(policy);
+        }
+    }
+    Err(Problems(problems))
+}

@@ -1,0 +1,41 @@
+//! Pages of the documentation with tables that tests print: each stands between a mark of its own and [`END`], and is compared with what
+//! is printed, or written anew with `WARDEN_RENEW_DOCS=1`.
+
+use std::path::Path;
+
+/// Behind each table.
+pub use crate::schema::markdown::END;
+
+/// A page with these tables in the place of the old ones: the mark before each, and all of it, marks included.
+///
+/// # Errors
+/// A mark is missing.
+pub fn replaced(page: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<String, String> {
+    let mut page = page.to_owned();
+    for (start, table) in tables {
+        let shown = start.trim();
+        let (before, rest) = page.split_once(&start).ok_or_else(|| format!("there is no `{shown}`"))?;
+        let (_, after) =
+            rest.split_once(END).ok_or_else(|| format!("the table behind `{shown}` has no end"))?;
+        page = format!("{before}{table}{after}");
+    }
+    Ok(page)
+}
+
+/// Compares the page `docs/NAME` with these tables as they are printed. With `WARDEN_RENEW_DOCS` set, writes them instead.
+///
+/// # Errors
+/// The page cannot be read or written, lacks a mark, or differs: the message has the first line that does.
+pub fn check_page(name: &str, tables: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs")).join(name);
+    let page = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let renewed = replaced(&page, tables)?;
+    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
+        return std::fs::write(&path, &renewed).map_err(|error| format!("{}: {error}", path.display()));
+    }
+    if page == renewed {
+        return Ok(());
+    }
+    let differ = page.lines().zip(renewed.lines()).find(|(is, printed)| is != printed);
+    Err(format!("WARDEN_RENEW_DOCS=1 renews docs/{name}; it differs first in {differ:#?}"))
+}

@@ -1,0 +1,143 @@
+//! Models that somebody else's endpoint serves: `[remotes]`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use warden_gateway::ModelRules;
+use warden_policies::modes::OnDeath;
+use warden_policies::{ModelName, secrets};
+use warden_supervisor::Origin;
+use warden_supervisor::spec::RemoteSpec;
+
+use super::policy::optional_duration;
+use super::problem::Problem;
+use super::request::Request;
+use super::resolve::Resolver;
+use super::schema;
+
+/// A key is a line: more is another file.
+const KEY_BYTES: usize = 4096;
+
+/// A model that somebody else's endpoint serves.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteModel {
+    /// Where it is, with the path before `/v1` if there is one: `https://host/api/v1`. Required.
+    pub url: String,
+    /// What the model is called there. Default: its name here.
+    pub model: Option<String>,
+    /// The file with the key that is sent there. What clients send to us as a key is never passed on. Default: none.
+    #[schemars(schema_with = "schema::path")]
+    pub key_file: Option<PathBuf>,
+    /// Other names that clients may use.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Requests at a time; others wait in the queue. Default: 64.
+    pub max_in_flight: Option<u32>,
+    /// How long an answer may take in all. Default: that of `upstream.exchange_timeout`.
+    #[serde(default, deserialize_with = "optional_duration")]
+    #[schemars(schema_with = "schema::age")]
+    pub timeout: Option<Duration>,
+    /// What is changed in requests.
+    #[serde(default)]
+    pub request: Request,
+}
+
+impl Resolver<'_> {
+    /// Each of them as the supervisor takes it, with the rules for the gateway.
+    pub(super) fn remotes(&mut self) -> Vec<(RemoteSpec, Arc<ModelRules>)> {
+        let loaded = self.loaded;
+        // Who waits, and for how long, is said for all models.
+        let (queue, numbers) = (loaded.defaults.queue, loaded.settings.remote);
+        let mut all = Vec::new();
+        for (name, remote) in &loaded.settings.remotes {
+            let model = remote.model.as_ref().unwrap_or(name);
+            if model.is_empty() || model.chars().any(char::is_control) {
+                self.wrong(name, "model", "this is no name", "write what the endpoint calls the model");
+            }
+            if remote.max_in_flight == Some(0) {
+                self.wrong(name, "max_in_flight", "no request could be sent", "give it 1 or more");
+            }
+            if remote.timeout.is_some_and(|timeout| timeout.is_zero()) {
+                self.wrong(name, "timeout", "no answer comes in no time", "give it more, or leave it out");
+            }
+            let key = remote.key_file.as_ref().and_then(|path| self.key_of(name, path));
+            let origin = match Origin::parse(&remote.url, key.as_deref()) {
+                Ok(origin) => Arc::new(origin),
+                Err(why) => {
+                    let hint = "write it like `https://host/v1`";
+                    self.wrong(name, "url", &format!("`{}`: {why}", secrets::text(&remote.url)), hint);
+                    continue;
+                }
+            };
+            if origin.has_key() && !origin.is_encrypted() && !origin.is_near() {
+                let path = ["remotes", name, "url"];
+                let message = format!(
+                    "`remotes.{name}`: its key and all requests go over the network for anybody to read"
+                );
+                self.warnings.push(Problem::new(self.place(&path), message).hint("use `https://`"));
+            }
+            let rules = ModelRules {
+                request: self.request_rules(&["remotes", name], &remote.request),
+                upstream_model: Some(model.clone()),
+                // What was begun there is paid for: it is not begun a second time unasked.
+                on_death: OnDeath::Error,
+                remote: true,
+                timeout: remote.timeout,
+                ..ModelRules::default()
+            };
+            let spec = RemoteSpec {
+                name: ModelName::new(name),
+                aliases: remote.aliases.clone(),
+                origin,
+                model: model.clone(),
+                queue,
+                max_in_flight: remote.max_in_flight.unwrap_or(numbers.max_in_flight),
+                numbers,
+            };
+            all.push((spec, Arc::new(rules)));
+        }
+        all
+    }
+
+    fn wrong(&mut self, name: &str, key: &str, message: &str, hint: &str) {
+        let place = self.place(&["remotes", name, key]);
+        self.problems.push(Problem::new(place, format!("`remotes.{name}.{key}`: {message}")).hint(hint));
+    }
+
+    /// The key in a file.
+    fn key_of(&mut self, name: &str, path: &Path) -> Option<String> {
+        let path = self.absolute(path);
+        let hint = "write the endpoint's key into it, and nothing else";
+        let text = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let message = format!("{} cannot be read: {error}", path.display());
+                self.wrong(name, "key_file", &message, hint);
+                return None;
+            }
+        };
+        let key = std::str::from_utf8(&text).map(str::trim).unwrap_or_default();
+        if key.is_empty() || key.len() > KEY_BYTES || key.contains(char::is_whitespace) {
+            self.wrong(name, "key_file", &format!("{} has no key in it", path.display()), hint);
+            return None;
+        }
+        let mode = std::fs::metadata(&path).map_or(0, |about| about.permissions().mode());
+        // A group of one's own is no stranger, as with `server.keys`.
+        if mode & 0o007 != 0 {
+            let message =
+                format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());
+            let place = self.place(&["remotes", name, "key_file"]);
+            self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
+        }
+        Some(key.to_owned())
+    }
+}
+
+#[cfg(test)]
+#[path = "remote_tests.rs"]
+mod tests;

@@ -1,0 +1,154 @@
+//! The keys of a model's `request`: what is changed in the requests for it. From what was written to what the gateway is
+//! told; what would change a request's meaning for its client is refused.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use warden_gateway::{ModelRules, RequestRules, SystemMode, SystemPrompt};
+use warden_policies::modes::Cancel;
+
+use super::problem::{Place, Problem, dotted};
+use super::resolve::Resolver;
+use super::schema;
+use super::settings::Model;
+
+/// Members that say what a request is: a rule about them would answer another request than the client's.
+const NOT_OURS: [(&str, &str); 2] = [
+    ("model", "use `upstream_model` to give the backend another name"),
+    ("stream", "clients that get what they did not ask for cannot read it"),
+];
+
+/// How clients say how many tokens they want, in one interface or another.
+pub(super) const TOKENS: [&str; 4] =
+    ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"];
+
+/// Members in which `system_prompt` is put.
+pub(super) const PROMPTS: [&str; 4] = ["messages", "input", "instructions", "system"];
+
+/// What is changed in requests.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// Parameters that get this value, whatever the client says.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::parameters")]
+    pub set: BTreeMap<String, Value>,
+    /// Parameters that get this value if the client does not give them.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::parameters")]
+    pub default: BTreeMap<String, Value>,
+    /// Parameters that are taken out. One that is also in `set` is set.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub strip: Vec<String>,
+    /// A system prompt, for chat, messages and responses.
+    pub system_prompt: Option<String>,
+    /// How it stands to the client's own: `missing` gives it only to those who have none, `prepend` puts it in front,
+    /// `replace` puts it in its place. Default: `"missing"`.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::system_prompt_mode")]
+    pub system_prompt_mode: Mode,
+    /// Tokens that a request may generate, at most; also where the client does not say. Default: no limit.
+    #[schemars(range(min = 1))]
+    pub max_tokens: Option<u64>,
+    /// Give each request that generates and names no seed a seed of its own, drawn at random as llama-server would: its answer
+    /// can then be drawn once more, so that any stream goes on when its process dies (docs/continuation.md). None comes by
+    /// `/v1/messages`.
+    #[serde(default)]
+    pub fresh_seed: bool,
+}
+
+/// How the system prompt stands to the client's own.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Where the client has none.
+    #[default]
+    Missing,
+    /// In front of the client's.
+    Prepend,
+    /// Instead of the client's.
+    Replace,
+}
+
+impl From<Mode> for SystemMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Missing => Self::Missing,
+            Mode::Prepend => Self::Prepend,
+            Mode::Replace => Self::Replace,
+        }
+    }
+}
+
+impl Resolver<'_> {
+    /// What the gateway is told about a model.
+    pub(super) fn rules(&mut self, name: &str, model: &Model) -> ModelRules {
+        let unfit = |name: &String| name.is_empty() || name.chars().any(char::is_control);
+        if model.upstream_model.as_ref().is_some_and(unfit) {
+            let path = ["models", name, "upstream_model"].map(str::to_owned);
+            let place = self.loaded.place(&path);
+            let problem = Problem::new(place, format!("`{}`: this is no name", dotted(&path)));
+            self.problems.push(problem.hint("write the name under which the backend knows the model"));
+        }
+        ModelRules {
+            assemble: model.run.cancel == Cancel::Assemble,
+            on_death: model.run.on_death,
+            loading: model.run.loading,
+            request: self.request_rules(&["models", name], &model.request),
+            upstream_model: model.upstream_model.clone(),
+            remote: false,
+            timeout: None,
+            listing: self.listing(name, &model.listing),
+        }
+    }
+
+    /// What is changed in requests, as it is written in the table of this name.
+    pub(super) fn request_rules(&mut self, table: &[&str; 2], request: &Request) -> RequestRules {
+        let mut problem = |place: Place, path: &[&str], message: &str, hint: &str| {
+            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
+            self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(&path))).hint(hint));
+        };
+        let place = |path: &[&str]| {
+            let path: Vec<String> = table.iter().chain(path).map(|&key| key.to_owned()).collect();
+            self.loaded.place(&path)
+        };
+        let tables = [("set", &request.set), ("default", &request.default)];
+        let named = tables.iter().flat_map(|(table, all)| all.keys().map(|key| (*table, key.as_str())));
+        for (table, key) in named.chain(request.strip.iter().map(|key| ("strip", key.as_str()))) {
+            let at = if table == "strip" { vec!["request", "strip"] } else { vec!["request", table, key] };
+            if let Some((_, hint)) = NOT_OURS.iter().find(|(name, _)| *name == key) {
+                let message = format!("`{key}` says what the request is, and stays the client's");
+                problem(place(&at), &at, &message, hint);
+            }
+            if request.system_prompt.is_some() && PROMPTS.contains(&key) {
+                let message = format!("`{key}` is where `system_prompt` is put");
+                problem(place(&at), &at, &message, "keep one of them");
+            }
+        }
+        if request.system_prompt.as_ref().is_some_and(String::is_empty) {
+            let at = ["request", "system_prompt"];
+            problem(place(&at), &at, "this is empty", "leave it out, or write what the model is to be told");
+        }
+        let pairs = |table: &BTreeMap<String, Value>| {
+            table.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        RequestRules {
+            set: pairs(&request.set),
+            default: pairs(&request.default),
+            strip: request.strip.clone(),
+            system_prompt: request
+                .system_prompt
+                .clone()
+                .map(|text| SystemPrompt { text, mode: request.system_prompt_mode.into() }),
+            max_tokens: request.max_tokens,
+            fresh_seed: request.fresh_seed,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,527 @@
+//! Which llama-server a model runs, and whether it is one.
+//!
+//! A binary is tried once: `BINARY --version` has to answer like llama.cpp does, within a deadline. That costs 10 ms and
+//! turns "it exits with code 127" at the first request into an error of the configuration.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_builder::Measured;
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::modes::Cancel;
+use warden_policies::own_variables::is_ours_alone;
+use warden_policies::server_flags::FlagList;
+use warden_policies::{ModelName, ServerFacts};
+use warden_supervisor::Command;
+
+use super::cancel;
+use super::judge::with_ours;
+use super::mitigations::{Judge, Mitigated, Mitigations};
+use super::server_facts::{self, Known, Unmeasured, slot_files_in, unix_sockets_in};
+use super::start_switches;
+use crate::arguments;
+use crate::machine::{Machine, is_executable};
+use crate::problem::{Place, Problem, Problems};
+use crate::resolve::Resolved;
+
+/// What llama-server takes for `--alias`.
+const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
+
+/// What a model says about its binary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// A file.
+    Path(PathBuf),
+    /// This name in PATH.
+    InPath(PathBuf),
+    /// This build of the store.
+    Build(String),
+    /// Nothing: the newest build of the store, else the `llama-server` in PATH.
+    Newest,
+}
+
+/// Finds builds by id or prefix; with `None`, the newest.
+pub type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
+
+/// A build of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoreBuild {
+    /// What mitigations have to know of it.
+    pub facts: BuildFacts,
+    /// How it behaves.
+    pub measured: Measured,
+}
+
+/// A llama-server, with what its provenance says if it is a build of the store.
+#[derive(Clone, Debug, PartialEq)]
+enum Found {
+    Built(StoreBuild),
+    Foreign(PathBuf),
+}
+
+impl Found {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Built(build) => &build.facts.binary,
+            Self::Foreign(path) => path,
+        }
+    }
+
+    /// What is known of how it behaves: by its provenance, by what was measured before, or by its own word.
+    async fn behaves(&self, asked: &Command, cache: &Path, version: &str, timeout: Duration) -> Known {
+        let help = help(asked, timeout).await;
+        let slot_files = help.as_deref().and_then(slot_files_in);
+        let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
+        match self {
+            Self::Built(build) => {
+                let known = Known::built(build.measured, cache, &build.facts.binary, version);
+                Known { slot_files, flags, ..known }
+            }
+            Self::Foreign(path) => {
+                let mut known = Known { slot_files, flags, ..Known::remembered(cache, path, version) };
+                if known.measured.unix_sockets.is_none() {
+                    known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
+                }
+                known
+            }
+        }
+    }
+
+    /// `version`: what it says to `--version`.
+    fn facts(self, version: &str) -> BuildFacts {
+        match self {
+            Self::Built(build) => build.facts,
+            Self::Foreign(path) => BuildFacts::of_binary(&path, version),
+        }
+    }
+}
+
+/// Fills in the binaries of all models, tries each of them once, and holds the models' mitigations against them.
+///
+/// # Errors
+/// A binary is missing, is no llama-server, or does not take the mitigations of its model.
+pub async fn fill(resolved: &mut Resolved, machine: &Machine, builds: FindBuild<'_>) -> Result<(), Problems> {
+    let mut problems = Vec::new();
+    let mut known: HashMap<(Choice, Command), Option<(BuildFacts, Known)>> = HashMap::new();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut unmeasured: Vec<Unmeasured> = Vec::new();
+    let mut judge = Judge::default();
+    let timeout = resolved.child.version_timeout;
+    let drop_in = resolved.fleet.any_name;
+    let models = resolved.fleet.models.iter_mut().zip(&resolved.choices).zip(&resolved.mitigations);
+    let models = models.zip(&resolved.cancel).zip(resolved.builds.iter_mut().zip(&mut resolved.flags));
+    for ((((spec, (choice, place)), mitigations), cancel), (build, flags)) in models {
+        let asked = asking(&spec.command);
+        let key = (choice.clone(), asked.clone());
+        if !known.contains_key(&key) {
+            let tried = match find(choice, runs_elsewhere(&asked), place, machine, builds) {
+                Ok(found) => {
+                    let asked = Command { binary: found.path().to_owned(), ..asked };
+                    match try_version(&asked, timeout, place, machine).await {
+                        Ok(version) => {
+                            let behaves =
+                                found.behaves(&asked, &resolved.dirs.cache, &version, timeout).await;
+                            Ok((found.facts(&version), behaves))
+                        }
+                        Err(problem) => Err(problem),
+                    }
+                }
+                Err(problem) => Err(problem),
+            };
+            let facts = tried.map_err(|problem| problems.push(problem)).ok();
+            known.insert(key.clone(), facts);
+        }
+        if let Some(Some((facts, behaves))) = known.get(&key) {
+            let name = spec.name.as_str();
+            let command = judge.judge(name, mitigations, facts, &mut problems, &mut resolved.warnings);
+            spec.command.binary.clone_from(&facts.binary);
+            *build = Some(facts.clone());
+            flags.clone_from(&behaves.flags);
+            let name = spec.name.clone();
+            let command = command.translated(flags.as_deref());
+            put(&mut spec.command, &name, command, mitigations, facts, *cancel, drop_in);
+            let known = flags.as_deref();
+            spec.start_switches = start_switches::find(name.as_str(), mitigations, facts, known, drop_in);
+            let facts = server_facts::of(behaves.measured, &spec.command, cores);
+            spec.facts = ServerFacts { slot_files: behaves.slot_files, ..facts };
+            unmeasured.extend(behaves.unmeasured.clone().filter(|new| !unmeasured.contains(new)));
+        }
+    }
+    resolved.unmeasured = unmeasured;
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// Puts arguments and variables into a command.
+fn put(
+    own: &mut Command,
+    name: &ModelName,
+    command: Mitigated,
+    mitigations: &Mitigations,
+    facts: &BuildFacts,
+    cancel: Cancel,
+    drop_in: bool,
+) {
+    (own.args, own.env, own.env_remove) = (command.args, command.env, with_ours(command.env_remove, drop_in));
+    own.env.extend(cancel::variable(cancel, facts, mitigations, &own.env));
+    let is_named = own.env.iter().any(|(name, _)| name == ALIAS_VARIABLE)
+        || (std::env::var_os(ALIAS_VARIABLE).is_some()
+            && own.env_remove.iter().all(|name| name != ALIAS_VARIABLE));
+    // In the place of a llama-server everything is as the user started it.
+    arguments::put_alias(&mut own.args, name.as_str(), is_named || drop_in);
+}
+
+/// A model's command with other mitigations than the configured ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// The command with them.
+    pub command: Command,
+    /// What is to be known about the list: what is left out, what overrules it, what has nothing to do.
+    pub notes: Vec<String>,
+    /// What each item comes to, in words.
+    pub told: Vec<String>,
+}
+
+/// A llama-server that is to be tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tried {
+    /// Its path.
+    pub binary: PathBuf,
+    /// Its id, if it is a build of the store.
+    pub build: Option<String>,
+    /// Facts that the build or a measurement found out.
+    pub facts: ServerFacts,
+}
+
+/// Finds a llama-server and asks it whether it is one.
+///
+/// # Errors
+/// There is no such file or build, or it is no llama-server.
+pub async fn tried(
+    choice: &Choice,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+    cache: &Path,
+    timeout: Duration,
+) -> Result<Tried, String> {
+    let told = |problem: Problem| {
+        let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+        format!("{}{hint}", problem.message)
+    };
+    let found = find(choice, false, &Place::Nowhere, machine, builds).map_err(told)?;
+    let binary = found.path().to_owned();
+    let nothing = Command::bare(binary.clone());
+    let version = try_version(&nothing, timeout, &Place::Nowhere, machine).await.map_err(told)?;
+    let Known { measured, slot_files, .. } = found.behaves(&nothing, cache, &version, timeout).await;
+    let build = match (&found, choice) {
+        (Found::Built(_), Choice::Build(id)) => {
+            let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
+            let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
+            Some(whole.unwrap_or(id).to_owned())
+        }
+        _ => None,
+    };
+    // What depends on the flags of a model is the same for its own server.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut facts = ServerFacts { slot_files, ..server_facts::of(measured, &nothing, cores) };
+    if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
+        // A fixed number of threads follows from the model's flags, which are not known here: the careful answer.
+        facts.http_threads = None;
+    }
+    Ok(Tried { binary, build, facts })
+}
+
+impl Resolved {
+    /// The command of model number `model` with this list of mitigations; what is wrong, if it cannot be used. The binaries
+    /// are filled in.
+    ///
+    /// # Errors
+    /// A mitigation is unknown, or cannot be used with this build.
+    pub fn alternative(
+        &self,
+        model: usize,
+        list: &[String],
+        judge: &mut Judge,
+    ) -> Result<Alternative, String> {
+        let all = self.fleet.models.get(model).zip(self.mitigations.get(model)).zip(self.cancel.get(model));
+        let Some(((spec, configured), cancel)) = all else { return Err("there is no such model".to_owned()) };
+        let Some(Some(facts)) = self.builds.get(model) else {
+            return Err("its llama-server is not known".to_owned());
+        };
+        let (mitigations, mut notes) = configured.with(list)?;
+        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        let name = spec.name.as_str();
+        let flags = self.flags.get(model).and_then(Option::as_deref);
+        let done = judge.judge(name, &mitigations, facts, &mut problems, &mut warnings).translated(flags);
+        let prefix = format!("model `{name}`: ");
+        let bare = |problem: Problem| {
+            problem.message.strip_prefix(&prefix).map_or(problem.message.clone(), str::to_owned)
+        };
+        if let Some(problem) = problems.into_iter().next() {
+            let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+            return Err(format!("{}{hint}", bare(problem)));
+        }
+        notes.extend(warnings.into_iter().map(bare));
+        let mut command = spec.command.clone();
+        put(&mut command, &spec.name, done, &mitigations, facts, *cancel, self.fleet.any_name);
+        Ok(Alternative { command, notes, told: mitigations.told() })
+    }
+}
+
+/// Programs that run the words behind them in another system, a container for example: the files of this one say
+/// nothing of it.
+const ELSEWHERE: [&str; 7] =
+    ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
+
+/// Whether the wrapper of a command runs it in another system.
+fn runs_elsewhere(command: &Command) -> bool {
+    let program = command.wrapper.first().and_then(|word| Path::new(word).file_name()?.to_str());
+    program.is_some_and(|name| ELSEWHERE.contains(&name))
+}
+
+/// The command that asks a model's binary: through the wrapper, which may set up what the binary needs, and with the
+/// model's variables of the loader.
+pub(crate) fn asking(own: &Command) -> Command {
+    let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
+    Command { wrapper: own.wrapper.clone(), env, ..Command::bare(own.binary.clone()) }
+}
+
+/// `elsewhere`: a bare name is not this system's.
+fn find(
+    choice: &Choice,
+    elsewhere: bool,
+    place: &Place,
+    machine: &Machine,
+    builds: FindBuild<'_>,
+) -> Result<Found, Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let store = |id: Option<&str>| builds(id).map_err(|error| Problem::new(place.clone(), error));
+    match choice {
+        Choice::Path(path) => Ok(Found::Foreign(path.clone())),
+        Choice::InPath(name) if elsewhere => Ok(Found::Foreign(name.clone())),
+        Choice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
+            Some(path) => Ok(Found::Foreign(path)),
+            None => fail(
+                format!("there is no program `{}` in PATH", name.display()),
+                "give the path of a llama-server, or build one with `llama-warden build`",
+            ),
+        },
+        Choice::Build(id) => match store(Some(id))? {
+            Some(build) => Ok(Found::Built(build)),
+            None => fail(
+                format!("there is no build `{id}` in the store"),
+                "`llama-warden builds list` shows them",
+            ),
+        },
+        Choice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
+            (Some(build), _) => Ok(Found::Built(build)),
+            (None, Some(path)) => Ok(Found::Foreign(path)),
+            (None, None) => fail(
+                "there is no llama-server: no build in the store, and none in PATH".to_owned(),
+                "build one with `llama-warden build`, or set `binary`",
+            ),
+        },
+    }
+}
+
+/// What it says to `--version`, if it is a llama-server.
+async fn try_version(
+    asked: &Command,
+    timeout: Duration,
+    place: &Place,
+    machine: &Machine,
+) -> Result<String, Problem> {
+    let fail = |message: String, hint: &str| Err(Problem::new(place.clone(), message).hint(hint));
+    let path = asked.binary.as_path();
+    let shown = path.display();
+    let hint = "give the path of a llama-server, or build one with `llama-warden build`";
+    let elsewhere = runs_elsewhere(asked);
+    if !elsewhere && !path.exists() {
+        return fail(format!("there is no file {shown}"), hint);
+    }
+    if !elsewhere && !is_executable(path) {
+        return fail(format!("{shown} is not an executable file"), "`chmod +x` it, or choose another file");
+    }
+    if path.canonicalize().ok() == machine.exe {
+        return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
+    }
+    let words = asked.program_words();
+    let shown = words.join(OsStr::new(" "));
+    let shown = shown.display();
+    match tokio::time::timeout(timeout, ask(asked, "--version")).await {
+        Err(_) => {
+            fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
+        }
+        Ok(Err(error)) => fail(format!("{shown} cannot be run: {error}"), hint),
+        Ok(Ok(text)) => {
+            if is_llama(&text) {
+                return Ok(text);
+            }
+            let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
+            if text.contains("error while loading shared libraries") {
+                return fail(
+                    format!("{shown} cannot start: {said}"),
+                    "install the library, or build with `llama-warden build`",
+                );
+            }
+            fail(format!("{shown} is not a llama-server: `--version` said `{said}`"), hint)
+        }
+    }
+}
+
+/// What a program says to one flag, on both outputs.
+///
+/// One that was just written may be "busy" for a moment: a child that another thread forks at that time holds a copy of the
+/// open file until it runs its own program. So that error is waited out, for at most [`BUSY`].
+pub(crate) async fn ask(asked: &Command, flag: &str) -> io::Result<String> {
+    let given_up = Instant::now() + BUSY;
+    loop {
+        let mut words = asked.program_words().into_iter();
+        let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
+        command.envs(asked.env.iter().map(|(name, value)| (name, value)));
+        // A Ctrl-C is for us: what the program says of it is no answer.
+        command.args(words).arg(flag).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(is_ours_alone) {
+                command.env_remove(name);
+            }
+        }
+        match command.output().await {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < given_up => {
+                tokio::time::sleep(BUSY_POLL).await;
+            }
+            Err(error) => return Err(error),
+            Ok(output) => {
+                let text = [output.stdout, output.stderr].concat();
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+        }
+    }
+}
+
+/// A child runs its own program within milliseconds of the fork; whoever copies a program takes a second.
+const BUSY: Duration = Duration::from_secs(2);
+const BUSY_POLL: Duration = Duration::from_millis(5);
+
+/// What it says to `--help`; `None` if it says nothing in time.
+async fn help(asked: &Command, timeout: Duration) -> Option<String> {
+    tokio::time::timeout(timeout, ask(asked, "--help")).await.ok()?.ok()
+}
+
+/// llama.cpp prints `version: 1234 (abcdef)` and `built with ...`.
+fn is_llama(version: &str) -> bool {
+    version.lines().any(|line| line.trim_start().starts_with("version:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
+        let asked = Command::bare(path.to_owned());
+        let found = try_version(&asked, timeout, &Place::Nowhere, &Machine::read()).await;
+        found
+            .map(drop)
+            .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
+    }
+
+    #[tokio::test]
+    async fn a_binary_counts_when_it_answers_like_llama_cpp() {
+        let dir = tempfile::tempdir().unwrap();
+        let wait = Duration::from_secs(20);
+        let good = script(dir.path(), "good", "echo 'version: 1 (abc)' >&2");
+        assert_eq!(tried(&good, wait).await, Ok(()));
+        let other = script(dir.path(), "other", "echo hello");
+        assert!(
+            tried(&other, wait).await.unwrap_err().contains("not a llama-server: `--version` said `hello`")
+        );
+        let slow = script(dir.path(), "slow", "exec sleep 60");
+        assert!(tried(&slow, Duration::from_millis(50)).await.unwrap_err().contains("did not answer"));
+        let missing = tried(&dir.path().join("missing"), wait).await.unwrap_err();
+        assert!(missing.contains("there is no file") && missing.contains("llama-warden build"), "{missing}");
+        std::fs::write(dir.path().join("text"), "x").unwrap();
+        assert!(tried(&dir.path().join("text"), wait).await.unwrap_err().contains("not an executable file"));
+    }
+
+    #[tokio::test]
+    async fn a_binary_is_asked_through_its_wrapper_and_with_the_variables_of_the_loader() {
+        let dir = tempfile::tempdir().unwrap();
+        let needy = "[ \"$NEEDED$LD_FOUND\" = 12 ] || { echo 'error while loading shared libraries'; exit 1; }\n\
+                     echo \"version: 1 ($1)\"";
+        let binary = script(dir.path(), "needy", needy);
+        let own = Command {
+            wrapper: ["env", "NEEDED=1"].map(str::to_owned).to_vec(),
+            env: vec![("LD_FOUND".to_owned(), "2".to_owned()), ("OTHER".to_owned(), "3".to_owned())],
+            ..Command::bare(binary.clone())
+        };
+        let asked = Command { binary: binary.clone(), ..asking(&own) };
+        let (wait, machine) = (Duration::from_secs(20), Machine::read());
+        let told = try_version(&asked, wait, &Place::Nowhere, &machine).await;
+        assert_eq!(told.unwrap(), "version: 1 (--version)\n");
+        let gone = Command { wrapper: vec!["no-such-wrapper".to_owned()], ..asked.clone() };
+        let told = try_version(&gone, wait, &Place::Nowhere, &machine).await.unwrap_err();
+        assert!(
+            told.message.contains("no-such-wrapper") && told.message.contains("cannot be run"),
+            "{told:?}"
+        );
+        // In a container there is another file of that name, or none.
+        let wrapper = script(dir.path(), "toolbox", "[ $3 = llama-server ] && echo 'version: 2 (in)'");
+        let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
+        let asked = Command { wrapper: words, ..Command::bare("llama-server".into()) };
+        let choice = Choice::InPath("llama-server".into());
+        let found = find(&choice, runs_elsewhere(&asked), &Place::Nowhere, &machine, &|_| Ok(None)).unwrap();
+        assert_eq!(found.path(), Path::new("llama-server"));
+        assert!(try_version(&asked, wait, &Place::Nowhere, &machine).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_one_program_of_llama_cpp_is_asked_as_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let body = "[ \"$1\" = serve ] && echo \"version: 0.2.0 ($2)\" || echo 'Usage: llama <command>'";
+        let asked = Command::bare(script(dir.path(), "llama", body));
+        assert_eq!(ask(&asked, "--help").await.unwrap(), "version: 0.2.0 (--help)\n");
+    }
+
+    #[tokio::test]
+    async fn a_binary_that_is_being_written_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
+        let asked = Command::bare(path.clone());
+        let writer = std::fs::File::options().append(true).open(&path).unwrap();
+        // Polled in this order: the first attempt is made while the file is open, the next ones when it is closed.
+        let (told, ()) = tokio::join!(biased; ask(&asked, "--version"), async { drop(writer) });
+        assert_eq!(told.unwrap(), "version: 1 (abc)\n");
+    }
+
+    #[test]
+    fn with_no_choice_the_newest_build_comes_before_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_path = script(dir.path(), "llama-server", "");
+        let mut machine = Machine::read();
+        machine.env = vec![("PATH".into(), dir.path().into())];
+        let find = |built: Option<StoreBuild>| {
+            find(&Choice::Newest, false, &Place::Nowhere, &machine, &move |_| Ok(built.clone())).unwrap()
+        };
+        let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
+        let built = StoreBuild { facts, measured: Measured::default() };
+        assert_eq!(find(Some(built.clone())), Found::Built(built));
+        assert_eq!(find(None), Found::Foreign(in_path.clone()));
+        machine.exe = in_path.canonicalize().ok();
+        let error =
+            super::find(&Choice::Newest, false, &Place::Nowhere, &machine, &|_| Ok(None)).unwrap_err();
+        assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
+    }
+}

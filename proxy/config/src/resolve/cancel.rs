@@ -1,0 +1,60 @@
+//! `cancel` of a model: how a client's leaving ends its work where the answer is no stream. Pure.
+//!
+//! llama-server looks whether such a client is still there only when nothing else wakes it for a second, which never
+//! happens while it streams to others. The fix `cancel-nonstream` of our patch set cures that in the process and leaves
+//! every byte alone; it is switched on by itself where the provenance of the build names it. Without it, the gateway can ask
+//! for a stream and assemble the answer. That is never done unasked: see docs/cancellation.md.
+
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::modes::Cancel;
+
+use super::mitigations::Mitigations;
+
+const FIX: &str = "cancel-nonstream";
+/// What switches it on.
+pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
+
+/// The variable to set for the fix, if it is to be switched on and nobody else has decided about it: an operator's
+/// own variable or mitigation counts more.
+pub(crate) fn variable(
+    cancel: Cancel,
+    build: &BuildFacts,
+    mitigations: &Mitigations,
+    env: &[(String, String)],
+) -> Option<(String, String)> {
+    let fixes =
+        build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref()).unwrap_or_default();
+    let decided =
+        mitigations.ids().iter().any(|id| id == FIX) || env.iter().any(|(name, _)| name == VARIABLE);
+    let set = cancel == Cancel::Auto && !decided && fixes.iter().any(|fix| fix == FIX);
+    set.then(|| (VARIABLE.to_owned(), "1".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_patches::mitigation::ProvenanceFacts;
+
+    #[test]
+    fn the_fix_is_switched_on_where_the_build_has_it_and_nobody_decided_otherwise() {
+        let build = |fixes: Option<&[&str]>| BuildFacts {
+            binary: "/x".into(),
+            number: None,
+            provenance: Some(ProvenanceFacts {
+                fixes: fixes.map(|fixes| fixes.iter().map(|fix| (*fix).to_owned()).collect()),
+                ..ProvenanceFacts::default()
+            }),
+        };
+        let none = Mitigations::default();
+        let with = build(Some(&["other", FIX]));
+        let set = Some((VARIABLE.to_owned(), "1".to_owned()));
+        assert_eq!(variable(Cancel::Auto, &with, &none, &[]), set);
+        assert_eq!(variable(Cancel::Assemble, &with, &none, &[]), None);
+        assert_eq!(variable(Cancel::Off, &with, &none, &[]), None);
+        assert_eq!(variable(Cancel::Auto, &with, &none, &[(VARIABLE.to_owned(), "0".to_owned())]), None);
+        assert_eq!(variable(Cancel::Auto, &build(Some(&["other"])), &none, &[]), None);
+        assert_eq!(variable(Cancel::Auto, &build(None), &none, &[]), None);
+        let foreign = BuildFacts { binary: "/x".into(), number: Some(8827), provenance: None };
+        assert_eq!(variable(Cancel::Auto, &foreign, &none, &[]), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! Budgets against each other, against the machine, and against what a process is told to keep.
+
+use warden_policies::units::MIB;
+use warden_policies::{ByteSize, MemoryLimit};
+
+use super::{Found, One, Whole};
+use crate::policy::Budgets;
+
+impl Whole<'_> {
+    /// All budgets, each with its place: `whose` is empty for those of all backends.
+    fn budgets(&self) -> Vec<(String, Vec<&str>, &'static str, Budgets)> {
+        let mut all = Vec::new();
+        for one in &self.models {
+            let path = vec!["models", one.name, "policy"];
+            let whose = format!("model `{}`: ", one.name);
+            all.push((whose.clone(), path.clone(), "host", one.model.policy.host));
+            all.push((whose, path, "vram", one.model.policy.vram));
+        }
+        all.push((String::new(), vec!["shared"], "host", self.settings.shared.host));
+        all.push((String::new(), vec!["shared"], "vram", self.settings.shared.vram));
+        all
+    }
+
+    /// The same, one by one: whose, the keys, the limit.
+    fn limits(&self) -> Vec<(String, Vec<&str>, MemoryLimit)> {
+        let mut all = Vec::new();
+        for (whose, path, memory, budgets) in self.budgets() {
+            for (key, limit) in [("soft", budgets.soft), ("hard", budgets.hard)] {
+                if let Some(limit) = limit {
+                    let keys = path.iter().copied().chain([memory, key]).collect();
+                    all.push((whose.clone(), keys, limit));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// A hard budget has to be above the soft one. A share of a GPU's memory cannot be compared with a size here.
+pub(super) fn hard_above_soft(whole: &Whole<'_>) -> Vec<Found> {
+    let wrong = |(whose, path, memory, budgets): (String, Vec<&str>, &str, Budgets)| {
+        let wrong = budgets.wrong_order((memory == "host").then_some(whole.memory))?;
+        let keys: Vec<&str> = path.into_iter().chain([memory, "hard"]).collect();
+        let hint = format!("`{memory}.hard` has to be the larger of the two");
+        Some(Found::new(&keys, format!("{whose}{wrong}"), hint).fatal())
+    };
+    whole.budgets().into_iter().filter_map(wrong).collect()
+}
+
+/// A number without a unit is bytes, and no process of any use holds less than a MiB.
+pub(super) fn budgets_of_a_few_bytes(whole: &Whole<'_>) -> Vec<Found> {
+    let small = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
+        let bytes = limit.bytes().filter(|bytes| bytes.0 < MIB)?;
+        let message = format!(
+            "{whose}a budget of {bytes} is below what any process holds, so it is always passed; a number without a unit \
+             is bytes"
+        );
+        let like = if bytes.0 < 1000 { bytes.0.max(1) } else { 12 };
+        Some(Found::new(&keys, message, format!("write the unit, like `\"{like}GiB\"`")))
+    };
+    whole.limits().into_iter().filter_map(small).collect()
+}
+
+/// What is above the machine's memory is never reached: the machine ends first.
+pub(super) fn budgets_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
+    let large = |(whose, keys, limit): (String, Vec<&str>, MemoryLimit)| {
+        let bytes = limit.bytes().filter(|bytes| *bytes > whole.memory && keys.contains(&"host"))?;
+        let message = format!(
+            "{whose}the budget of {bytes} is above the memory that there is ({}), so it is never passed",
+            whole.memory
+        );
+        Some(Found::new(&keys, message, "lower it, or write a share, like `\"80%\"`"))
+    };
+    whole.limits().into_iter().filter_map(large).collect()
+}
+
+/// Caches fill up by design: a budget below their bound is passed without any leak.
+pub(super) fn budgets_below_what_is_kept(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let host = one.model.policy.host;
+        // `auto` knows what it keeps.
+        let known =
+            |(key, limit): (&'static str, Option<MemoryLimit>)| Some((key, limit?.resolve(whole.memory)?));
+        let (key, budget) = [("soft", host.soft), ("hard", host.hard)].into_iter().find_map(known)?;
+        let bound = one.keeps.cache_bound();
+        if bound.is_some_and(|bound| bound < budget.0) {
+            return None;
+        }
+        let bound =
+            bound.map_or("has no bound".to_owned(), |bound| format!("may grow to {}", ByteSize(bound)));
+        let (count, slots) = one.keeps.checkpoints();
+        let more = match count * slots {
+            0 => String::new(),
+            all => format!(
+                "; up to {all} context checkpoints ({count} for each of {slots} slots) may come on top"
+            ),
+        };
+        let message = format!("the budget of {budget} is below the prompt cache, which {bound}{more}");
+        let hint = "lower the cache with `--cache-ram MIB` in `args`, or raise the budget";
+        Some(one.found(&["policy", "host", key], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// A budget over all processes that is below one of a single process is passed first, whatever the other says.
+pub(super) fn shared_budgets_below_one_of_a_model(whole: &Whole<'_>) -> Vec<Found> {
+    let shared = &whole.settings.shared;
+    let mut found = Vec::new();
+    for one in &whole.models {
+        let policy = &one.model.policy;
+        for (memory, total, all, own) in [
+            ("host", Some(whole.memory), shared.host, policy.host),
+            // A share of a GPU's memory is compared with another share only.
+            ("vram", None, shared.vram, policy.vram),
+        ] {
+            for (key, all, own) in [("soft", all.soft, own.soft), ("hard", all.hard, own.hard)] {
+                let Some((all, own)) = all.zip(own) else { continue };
+                if !is_below(all, own, total) {
+                    continue;
+                }
+                let message = format!(
+                    "`policy.{memory}.{key}` is {own}, and `shared.{memory}.{key}`, over all processes, is {all}: that is passed first"
+                );
+                let hint =
+                    format!("raise `shared.{memory}.{key}` to {own} or more, or lower the model's own");
+                found.push(one.found(&["policy", memory, key], &message, hint));
+            }
+        }
+    }
+    found
+}
+
+/// Whether one limit is below another, where that can be told.
+fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bool {
+    if let (MemoryLimit::Percent(one), MemoryLimit::Percent(other)) = (one, other) {
+        return one < other;
+    }
+    let bytes = |limit: MemoryLimit| total.map_or_else(|| limit.bytes(), |total| limit.resolve(total));
+    bytes(one).zip(bytes(other)).is_some_and(|(one, other)| one < other)
+}
+
+/// Each process has the budget for itself.
+pub(super) fn replicas_above_the_machine(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let (count, soft) = (one.model.run.replicas, one.model.policy.host.soft?);
+        let each = soft.resolve(whole.memory).filter(|each| *each <= whole.memory)?;
+        let all = ByteSize(each.0.saturating_mul(u64::from(count)));
+        let message = format!(
+            "{count} processes (`replicas`) may hold {each} each (`policy.host.soft`), {all} in all, and there are {}",
+            whole.memory
+        );
+        let hint = "lower one of the two: the budget is that of each process";
+        (count > 1 && all > whole.memory).then(|| one.found(&["policy", "host", "soft"], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}

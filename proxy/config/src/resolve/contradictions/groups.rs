@@ -1,0 +1,68 @@
+//! Models that exclude each other.
+
+use std::collections::BTreeMap;
+
+use super::{Found, One, Whole};
+use crate::problem::{alike, quoted};
+
+/// So alike are two names that one may be a slip of the other.
+const SLIP: f64 = 0.8;
+
+fn groups<'a>(whole: &'a Whole<'a>) -> BTreeMap<&'a str, Vec<&'a One<'a>>> {
+    let mut all: BTreeMap<&str, Vec<&One<'_>>> = BTreeMap::new();
+    for one in &whole.models {
+        for group in &one.model.groups {
+            all.entry(group).or_default().push(one);
+        }
+    }
+    all
+}
+
+/// A group of one model excludes nobody: the name may be a slip.
+pub(super) fn groups_of_one(whole: &Whole<'_>) -> Vec<Found> {
+    let all = groups(whole);
+    let alone = all.iter().filter_map(|(name, members)| match members.as_slice() {
+        [one] => Some((*name, *one)),
+        _ => None,
+    });
+    let found = alone.map(|(name, one)| {
+        let message = format!("no other model is in the group {}, so it excludes nobody", quoted(name));
+        let others = all.keys().filter(|other| **other != name);
+        let like = others.max_by(|a, b| alike(a, name).total_cmp(&alike(b, name)));
+        let hint = match like.filter(|like| alike(like, name) > SLIP) {
+            Some(like) => format!("is `{like}` meant?"),
+            None => "name it in the other models' `groups`, too, or leave it out".to_owned(),
+        };
+        one.found(&["groups"], &message, hint)
+    });
+    found.collect()
+}
+
+/// A pinned model never leaves, so those that exclude it are never loaded after it.
+pub(super) fn groups_that_a_pin_closes(whole: &Whole<'_>) -> Vec<Found> {
+    let all = groups(whole);
+    let found = all.iter().filter(|(_, members)| members.len() > 1).filter_map(|(name, members)| {
+        let pins: Vec<&&One<'_>> = members.iter().filter(|one| one.model.run.pin).collect();
+        let pin = pins.first()?;
+        let message = format!(
+            "it is pinned, and at most one model of the group {} is loaded: once it is, the others never are",
+            quoted(name)
+        );
+        let found = pin.found(&["pin"], &message, "take `pin` from it, or take it out of the group");
+        Some(if pins.len() > 1 { found.fatal() } else { found })
+    });
+    found.collect()
+}
+
+/// More pinned models than may be loaded.
+pub(super) fn more_pins_than_may_be_loaded(whole: &Whole<'_>) -> Vec<Found> {
+    let most = whole.settings.loading.max_loaded;
+    let pins = whole.models.iter().filter(|one| one.model.run.pin).count();
+    if most == 0 || pins <= usize::try_from(most).unwrap_or(usize::MAX) {
+        return Vec::new();
+    }
+    let message = format!(
+        "{pins} models are pinned, and `loading.max_loaded` is {most}: the last of them are never loaded"
+    );
+    vec![Found::new(&["loading", "max_loaded"], message, "raise it, or pin fewer models").fatal()]
+}

@@ -1,0 +1,124 @@
+//! Settings that are right by themselves and contradict each other: one list of rules over the resolved configuration.
+//!
+//! A rule looks at the whole and says what it found, with the numbers and with the keys that would cure it. What cannot be
+//! meant is a problem and stops the start; what may be meant is a warning. Pure: no files, no clock.
+
+mod budgets;
+mod files;
+mod groups;
+mod requests;
+mod room;
+#[cfg(test)]
+mod tests;
+mod times;
+
+use warden_policies::ByteSize;
+use warden_policies::declared_memory::DeclaredMemory;
+
+use crate::settings::{Model, Settings};
+
+/// What the rules look at.
+pub(super) struct Whole<'a> {
+    /// Everything but the models.
+    pub(super) settings: &'a Settings,
+    /// Memory that we may use.
+    pub(super) memory: ByteSize,
+    pub(super) models: Vec<One<'a>>,
+}
+
+pub(super) struct One<'a> {
+    pub(super) name: &'a str,
+    pub(super) model: &'a Model,
+    /// What its processes are told to keep.
+    pub(super) keeps: DeclaredMemory,
+    /// Arguments of its processes.
+    pub(super) args: &'a [String],
+    /// Slots of a process, where that is said.
+    pub(super) slots: Option<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The key at which it is told.
+    pub(super) path: Vec<String>,
+    pub(super) message: String,
+    pub(super) hint: String,
+    /// It cannot be meant.
+    pub(super) fatal: bool,
+}
+
+type Rule = fn(&Whole<'_>) -> Vec<Found>;
+
+/// All rules, in the order in which they are told.
+const RULES: [Rule; 27] = [
+    budgets::hard_above_soft,
+    budgets::budgets_of_a_few_bytes,
+    budgets::budgets_above_the_machine,
+    budgets::budgets_below_what_is_kept,
+    budgets::shared_budgets_below_one_of_a_model,
+    budgets::replicas_above_the_machine,
+    floors_that_are_not_kept,
+    room::more_slots_than_connections,
+    room::more_requests_than_slots,
+    room::bodies_above_their_memory,
+    room::two_doors_on_one_port,
+    groups::groups_of_one,
+    groups::groups_that_a_pin_closes,
+    groups::more_pins_than_may_be_loaded,
+    files::written_and_read,
+    requests::defaults_above_their_limit,
+    requests::defaults_that_are_always_set,
+    times::waits_that_outlast_a_request,
+    times::silences_that_are_no_end,
+    times::prompts_that_are_taken_for_silence,
+    times::probes_that_come_too_late,
+    times::pauses_in_the_wrong_order,
+    times::quiet_that_never_comes,
+    times::windows_too_short_for_quiet,
+    times::ages_below_the_pause,
+    times::ages_that_wait_for_a_window,
+    times::horizons_in_the_wrong_order,
+];
+
+pub(super) fn find(whole: &Whole<'_>) -> Vec<Found> {
+    RULES.iter().flat_map(|rule| rule(whole)).collect()
+}
+
+impl Found {
+    fn new(path: &[&str], message: String, hint: impl Into<String>) -> Self {
+        let path = path.iter().map(|&key| key.to_owned()).collect();
+        Self { path, message, hint: hint.into(), fatal: false }
+    }
+
+    fn fatal(self) -> Self {
+        Self { fatal: true, ..self }
+    }
+}
+
+impl One<'_> {
+    /// A finding about this model, at one of its keys.
+    fn found(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> Found {
+        let path: Vec<&str> = ["models", self.name].into_iter().chain(keys.iter().copied()).collect();
+        Found::new(&path, format!("model `{}`: {message}", self.name), hint)
+    }
+
+    /// Requests of the slot kind that all its processes take at a time, where that is known.
+    fn requests(&self) -> Option<u64> {
+        let of_one = self.model.max_in_flight.or(self.slots)?;
+        Some(u64::from(of_one) * u64::from(self.model.run.replicas))
+    }
+}
+
+/// Floors that are not kept cannot be tested: then nothing would ever be said to leak.
+fn floors_that_are_not_kept(whole: &Whole<'_>) -> Vec<Found> {
+    let growth = &whole.settings.growth;
+    if growth.kept >= growth.window {
+        return Vec::new();
+    }
+    let message = format!(
+        "`internal.growth.kept` ({}) is below `internal.growth.window` ({})",
+        growth.kept, growth.window
+    );
+    let hint = "keep at least as many floors as a test looks at";
+    vec![Found::new(&["growth", "kept"], message, hint).fatal()]
+}

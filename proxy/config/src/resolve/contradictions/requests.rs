@@ -1,0 +1,55 @@
+//! What is changed in requests against itself, and against what a process can do.
+
+use serde_json::Value;
+
+use super::{Found, One, Whole};
+use crate::arguments;
+use crate::request::TOKENS;
+
+/// A default above the limit is cut to it, and a limit above the context is never reached.
+pub(super) fn defaults_above_their_limit(whole: &Whole<'_>) -> Vec<Found> {
+    let mut found = Vec::new();
+    for one in &whole.models {
+        let request = &one.model.request;
+        let Some(most) = request.max_tokens else { continue };
+        for (table, all) in [("default", &request.default), ("set", &request.set)] {
+            let above = TOKENS.iter().filter_map(|key| {
+                let asked = all.get(*key).and_then(Value::as_u64).filter(|asked| *asked > most)?;
+                Some((*key, asked))
+            });
+            for (key, asked) in above {
+                let message = format!(
+                    "`request.{table}` asks for {asked} tokens (`{key}`), and `request.max_tokens` lets {most} be generated"
+                );
+                let hint = format!("lower `{key}` to {most} or less, or raise `request.max_tokens`");
+                found.push(one.found(&["request", table, key], &message, hint));
+            }
+        }
+        // 0 is the model's own, which is not known here.
+        if let Some(context) = arguments::context(one.args).filter(|context| (1..=most).contains(context)) {
+            let message = format!(
+                "`request.max_tokens` lets {most} tokens be generated, and a process has {context} tokens of context for prompt and \
+                 answer"
+            );
+            let hint = format!("lower `request.max_tokens` below {context}, or raise `-c` in `args`");
+            found.push(one.found(&["request", "max_tokens"], &message, hint));
+        }
+    }
+    found
+}
+
+/// What every request gets has no default.
+pub(super) fn defaults_that_are_always_set(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| -> Vec<Found> {
+        let request = &one.model.request;
+        let both = request.default.keys().filter(|key| request.set.contains_key(*key));
+        both.map(|key| {
+            let message = format!(
+                "`request.set` gives every request a `{key}`, so that in `request.default` is never used"
+            );
+            one.found(&["request", "default", key], &message, "keep one of the two")
+        })
+        .collect()
+    };
+    whole.models.iter().flat_map(of_one).collect()
+}

@@ -1,0 +1,258 @@
+//! Times that have to be longer than others, and what they make impossible where they are not.
+
+use std::time::Duration;
+
+use warden_policies::units::span;
+
+use super::{Found, One, Whole};
+use crate::arguments;
+
+/// The limit of a whole exchange counts from its beginning, waiting included.
+pub(super) fn waits_that_outlast_a_request(whole: &Whole<'_>) -> Vec<Found> {
+    let limit = whole.settings.upstream.exchange_timeout;
+    let of_one = |one: &One<'_>| {
+        let wait = one.model.queue.wait;
+        if wait >= limit {
+            let message = format!(
+                "`queue.wait` is {}, and a request ends after {} (`upstream.exchange_timeout`), waiting included",
+                span(wait),
+                span(limit)
+            );
+            return Some(one.found(
+                &["queue", "wait"],
+                &message,
+                "raise `upstream.exchange_timeout`, or lower `queue.wait`",
+            ));
+        }
+        let times = &one.model.lifecycle;
+        // The time in which a process drains and stops does not count as waiting for `queue.wait`.
+        let replacement = times.drain_deadline.saturating_add(times.stop_grace);
+        let all = wait.saturating_add(replacement);
+        (all >= limit).then(|| {
+            let message = format!(
+                "a caller may wait {} and, while a process drains and stops, {} more (`queue.wait`; `drain_deadline` and \
+                 `stop_grace`), and a request ends after {} (`upstream.exchange_timeout`)",
+                span(wait),
+                span(replacement),
+                span(limit)
+            );
+            let hint = format!("raise `upstream.exchange_timeout` above {}, or lower `drain_deadline`", span(all));
+            one.found(&["lifecycle", "drain_deadline"], &message, hint)
+        })
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// Of two limits the shorter one ends it; one that is longer than the whole is none.
+pub(super) fn silences_that_are_no_end(whole: &Whole<'_>) -> Vec<Found> {
+    let (server, upstream) = (&whole.settings.server, &whole.settings.upstream);
+    let pairs = [
+        (
+            "upstream",
+            "stream_idle",
+            upstream.stream_idle,
+            "exchange_timeout",
+            upstream.exchange_timeout,
+            "an exchange",
+        ),
+        ("server", "body_timeout", server.body_timeout, "body_deadline", server.body_deadline, "a body"),
+    ];
+    let wrong = pairs.into_iter().filter(|(_, _, short, _, long, _)| short >= long);
+    wrong
+        .map(|(section, key, short, all, long, what)| {
+            let message = format!(
+                "`{section}.{key}` is {}, and {what} ends after {} in all (`{section}.{all}`): it never ends anything",
+                span(short),
+                span(long)
+            );
+            Found::new(&[section, key], message, format!("lower `{key}`, or raise `{all}`"))
+        })
+        .collect()
+}
+
+/// llama-server says nothing while it computes a prompt, but for a comment each time that this has passed.
+const PING: Duration = Duration::from_secs(30);
+
+/// A stream whose prompt takes long is silent until the first comment, or until the first token where there are none.
+pub(super) fn prompts_that_are_taken_for_silence(whole: &Whole<'_>) -> Vec<Found> {
+    let limit = whole.settings.upstream.stream_idle;
+    let of_one = |one: &One<'_>| {
+        let given = arguments::ping(one.args);
+        if given.is_some_and(|seconds| seconds <= 0) {
+            let prompt = whole.settings.health.wedged_after;
+            let message = format!(
+                "its streams are silent while a prompt is computed (`--sse-ping-interval`), which may take {} \
+                 (`health.wedged_after`), and a silent stream is ended after {} (`upstream.stream_idle`)",
+                span(prompt),
+                span(limit)
+            );
+            let hint = format!(
+                "leave `--sse-ping-interval` out, or raise `upstream.stream_idle` to {}",
+                span(prompt)
+            );
+            return (limit < prompt).then(|| one.found(&["args"], &message, hint));
+        }
+        let ping = given.and_then(|seconds| u64::try_from(seconds).ok()).map_or(PING, Duration::from_secs);
+        let message = format!(
+            "a stream is ended after {} without a byte (`upstream.stream_idle`), and llama-server says something only every {} \
+             while it computes a prompt",
+            span(limit),
+            span(ping)
+        );
+        let hint = format!("raise `upstream.stream_idle` well above {}", span(ping));
+        let keys: &[&str] = if given.is_some() { &["args"] } else { &[] };
+        (limit <= ping).then(|| one.found(keys, &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// Probes have to come, and be answered, before a verdict.
+pub(super) fn probes_that_come_too_late(whole: &Whole<'_>) -> Vec<Found> {
+    let mut found = Vec::new();
+    for one in &whole.models {
+        let times = &one.model.lifecycle;
+        let next = times.probe_interval.saturating_add(times.probe_timeout);
+        if times.suspect_timeout < next {
+            let message = format!(
+                "a suspect process is replaced after {} (`suspect_timeout`), and a probe that could clear it may take {} \
+                 (`probe_interval` and `probe_timeout`)",
+                span(times.suspect_timeout),
+                span(next)
+            );
+            found.push(one.found(
+                &["lifecycle", "suspect_timeout"],
+                &message,
+                format!("raise `suspect_timeout` above {}", span(next)),
+            ));
+        }
+        if times.probe_timeout > times.start_timeout {
+            let message = format!(
+                "a starting process is given up after {} (`start_timeout`), and one probe of it may take {} (`probe_timeout`)",
+                span(times.start_timeout),
+                span(times.probe_timeout)
+            );
+            let hint =
+                format!("raise `start_timeout` above {}, for the load of a model", span(times.probe_timeout));
+            found.push(one.found(&["lifecycle", "start_timeout"], &message, hint));
+        } else if times.start_probe_interval >= times.start_timeout {
+            let message = format!(
+                "a starting process is probed every {} (`start_probe_interval`) and given up after {} (`start_timeout`)",
+                span(times.start_probe_interval),
+                span(times.start_timeout)
+            );
+            found.push(one.found(&["lifecycle", "start_timeout"], &message, "raise `start_timeout`"));
+        }
+    }
+    found
+}
+
+/// Pairs of which the second is to be the larger.
+pub(super) fn pauses_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
+    let mut found = Vec::new();
+    for one in &whole.models {
+        let (times, policy) = (&one.model.lifecycle, &one.model.policy.common);
+        let pairs: [(&str, &str, Duration, &str, Duration); 2] = [
+            ("lifecycle", "backoff_first", times.backoff_first, "backoff_cap", times.backoff_cap),
+            ("policy", "min_interval_hard", policy.min_interval_hard, "min_interval", policy.min_interval),
+        ];
+        for (section, small, least, large, most) in pairs {
+            if least > most {
+                let message = format!("`{small}` ({}) is above `{large}` ({})", span(least), span(most));
+                found.push(one.found(
+                    &[section, small],
+                    &message,
+                    format!("`{large}` has to be the larger of the two"),
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// Whoever has to be quiet for longer than anybody waits for it is never found quiet.
+pub(super) fn quiet_that_never_comes(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let policy = &one.model.policy.common;
+        let message = format!(
+            "quiet is nothing in flight for {} (`quiet_for`), and a replacement waits for it at most {} (`quiet_within`)",
+            span(policy.quiet_for),
+            span(policy.quiet_within)
+        );
+        let hint = "raise `quiet_within`, or lower `quiet_for`";
+        (policy.quiet_for > policy.quiet_within).then(|| one.found(&["policy", "quiet_for"], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// A window has to be long enough to be quiet in, and to be looked at.
+pub(super) fn windows_too_short_for_quiet(whole: &Whole<'_>) -> Vec<Found> {
+    let look = whole.settings.sensors.interval;
+    let of_one = |one: &One<'_>| {
+        let policy = &one.model.policy;
+        let open = Duration::from_secs(u64::from(policy.only.minutes()) * 60);
+        let needed = policy.common.quiet_for.max(look);
+        if policy.only.is_always() || open > needed {
+            return None;
+        }
+        let message = format!(
+            "the windows `{}` are open for {} of a day, and what waits for them needs {} (`quiet_for` or \
+             `sensors.interval`): it never happens there",
+            policy.only,
+            span(open),
+            span(needed)
+        );
+        Some(one.found(&["policy", "only"], &message, "make the window longer"))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// A limit of age that the pause between replacements does not let happen.
+pub(super) fn ages_below_the_pause(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let (age, pause) = (one.model.policy.max_age?, one.model.policy.common.min_interval);
+        let message = format!(
+            "`max_age` is {}, and replacements are at least {} apart (`min_interval`): the pause decides",
+            span(age),
+            span(pause)
+        );
+        (age < pause)
+            .then(|| one.found(&["policy", "max_age"], &message, "raise `max_age`, or lower `min_interval`"))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// What is too old outside of the windows waits for the next one.
+pub(super) fn ages_that_wait_for_a_window(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let policy = &one.model.policy;
+        let age = policy.max_age?;
+        let closed = Duration::from_secs(u64::from(policy.only.longest_closed()) * 60);
+        let message = format!(
+            "`max_age` is {}, and the windows `{}` are closed for up to {}: a process may become {} old",
+            span(age),
+            policy.only,
+            span(closed),
+            span(age.saturating_add(closed))
+        );
+        let hint = "raise `max_age` above the time between two windows, or add a window to `only`";
+        (age < closed).then(|| one.found(&["policy", "max_age"], &message, hint))
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}
+
+/// Growth that calls for a drain at once would never have been answered at a quiet moment before.
+pub(super) fn horizons_in_the_wrong_order(whole: &Whole<'_>) -> Vec<Found> {
+    let of_one = |one: &One<'_>| {
+        let policy = &one.model.policy.common;
+        let message = format!(
+            "growth that ends within {} drains at once (`growth_drain`), and within {} at the next quiet moment \
+             (`growth_quiet`): no quiet moment is ever waited for",
+            span(policy.growth_drain),
+            span(policy.growth_quiet)
+        );
+        (policy.growth_drain > policy.growth_quiet).then(|| {
+            one.found(&["policy", "growth_drain"], &message, "`growth_quiet` has to be the larger of the two")
+        })
+    };
+    whole.models.iter().filter_map(of_one).collect()
+}

@@ -1,0 +1,60 @@
+//! Where things are kept: what is configured, else what the machine's conventions say.
+
+use std::path::{Path, PathBuf};
+
+use warden_supervisor::PrivateDir;
+
+use crate::machine::Machine;
+use crate::problem::{Place, Problem, Problems};
+use crate::source::layers::Loaded;
+
+/// Where things are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirs {
+    /// Ledger and instances.
+    pub state: PathBuf,
+    /// Sockets of this instance: a private directory that we make in `runtime_base` and remove.
+    pub runtime: PathBuf,
+    /// What was configured, or its default: somebody's.
+    pub runtime_base: PathBuf,
+    /// Builds.
+    pub data: PathBuf,
+    /// What can be made again.
+    pub cache: PathBuf,
+    /// Folders of models.
+    pub models: Vec<PathBuf>,
+}
+
+impl Loaded {
+    /// A path as written. Paths in the file are relative to the file, so that it means the same from wherever we are
+    /// started.
+    pub fn absolute(&self, machine: &Machine, path: &Path) -> PathBuf {
+        let base = self.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
+        machine.cwd.join(base).join(path)
+    }
+
+    /// Where things are kept.
+    ///
+    /// # Errors
+    /// A directory is not set and cannot be derived, or a path is wrong.
+    pub fn dirs(&self, machine: &Machine) -> Result<Dirs, Problems> {
+        let paths = &self.settings.paths;
+        let given = |path: &Option<PathBuf>| path.as_ref().map(|path| self.absolute(machine, path));
+        let Some(state) = given(&paths.state_dir).or_else(|| machine.state_dir()) else {
+            let message = format!(
+                "there is no place for our state: HOME is not set, and the system's list of users has no home for user {}",
+                machine.uid
+            );
+            let hint = "set HOME, or name directories with `paths.state_dir` and its like";
+            return Err(Problem::new(Place::Nowhere, message).hint(hint).into());
+        };
+        // Without a home, what is configured holds the rest, too.
+        let beside = |name: &str| state.join(name);
+        let data = given(&paths.data_dir).or_else(|| machine.data_dir()).unwrap_or_else(|| beside("data"));
+        let cache =
+            given(&paths.cache_dir).or_else(|| machine.cache_dir()).unwrap_or_else(|| beside("cache"));
+        let runtime_base = given(&paths.runtime_dir).unwrap_or_else(|| machine.runtime_base());
+        let runtime = PrivateDir::place(&runtime_base, machine.pid);
+        Ok(Dirs { state, runtime, runtime_base, data, cache, models: self.folders.clone() })
+    }
+}

@@ -1,0 +1,232 @@
+//! Who gets in: the file of keys, and which web pages may call.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+use warden_gateway::KeySpec;
+use warden_policies::{ModelName, Names, Origins};
+use warden_supervisor::spec::SharedSpec;
+
+use super::keys::KeyFile;
+use crate::arguments::{self, Listening};
+use crate::problem::{Place, Problem};
+use crate::resolve::Resolver;
+use crate::settings::Model;
+
+/// With this variable llama-server asks for a key itself.
+pub(crate) const KEY_VARIABLE: &str = "LLAMA_API_KEY";
+/// Why a process must not ask for keys where we do.
+pub(crate) const KEYS_STOP_HERE: &str =
+    "with `server.keys` the clients' keys never reach the process, so it would refuse every request";
+
+impl Resolver<'_> {
+    /// A file that is named, relative to the configuration file.
+    pub(crate) fn file(&self, named: &str) -> Option<PathBuf> {
+        (!named.is_empty()).then(|| self.absolute(Path::new(named)))
+    }
+
+    /// Whether keys are asked for.
+    pub(crate) fn has_keys(&self) -> bool {
+        !self.loaded.settings.server.keys.is_empty()
+    }
+
+    /// The keys that are asked for. `others`: names and aliases of what no process of ours serves.
+    pub(crate) fn keys(
+        &mut self,
+        models: &[SharedSpec],
+        others: Vec<(ModelName, Vec<String>)>,
+    ) -> Option<Vec<KeySpec>> {
+        let path = self.file(&self.loaded.settings.server.keys)?;
+        let models = models.iter().map(|model| (model.name.clone(), model.aliases.clone()));
+        let names: Vec<_> = models.chain(others).collect();
+        match KeyFile::load(&path) {
+            Ok(file) => {
+                let (specs, warnings) = file.specs(&names);
+                if specs.iter().any(|key| key.operator) && !self.loaded.settings.server.api_prefix.is_empty()
+                {
+                    let message = "a key has `operator = true`, which opens the page at /page/, and with \
+                                   `server.api_prefix` the page's own addresses would lead elsewhere";
+                    let hint = "take `operator` from the key, or listen without `server.api_prefix`";
+                    self.problems
+                        .push(Problem::new(self.place(&["server", "api_prefix"]), message).hint(hint));
+                }
+                self.warnings.extend(warnings);
+                Some(specs)
+            }
+            Err(problems) => {
+                self.problems.extend(problems.0);
+                None
+            }
+        }
+    }
+
+    /// Where the variable is set with which a model's process would ask for a key.
+    pub(crate) fn key_variable(&self, name: &str, model: &Model) -> Option<Place> {
+        if model.env.contains_key(KEY_VARIABLE) {
+            return Some(self.place(&["models", name, "env", KEY_VARIABLE]));
+        }
+        self.machine.var(KEY_VARIABLE).map(|_| Place::Env(KEY_VARIABLE.to_owned()))
+    }
+
+    /// Whether every process asks for a key of its own.
+    fn processes_ask(&self) -> bool {
+        self.loaded.models.iter().all(|(name, model)| {
+            let flag =
+                arguments::first_listening(&model.args).is_some_and(|(_, what)| what == Listening::Key);
+            flag || self.key_variable(name, model).is_some()
+        })
+    }
+
+    /// By which names we may be reached. On loopback the browser's rules are what keeps web pages out where nobody is asked
+    /// for a key, and a page that gives its own name our address is past them. Where all pages may call there is nothing
+    /// to get past; where we listen to others, they come by names that only they know, and keys are the fence.
+    pub(crate) fn host_names(&self) -> Names {
+        let server = &self.loaded.settings.server;
+        let closed = server.cors != Origins::Mirror && !self.has_keys() && !self.processes_ask();
+        server.names.clone().decided(closed && is_loopback(&server.host))
+    }
+
+    /// All web pages may call, others reach us, and nobody is asked for a key: any page that somebody in the network
+    /// looks at can use the models.
+    pub(crate) fn check_origins(&mut self) {
+        let server = &self.loaded.settings.server;
+        if server.cors != Origins::Mirror
+            || self.has_keys()
+            || self.processes_ask()
+            || is_loopback(&server.host)
+        {
+            return;
+        }
+        let message = format!(
+            "`server.host` is {}, no key is asked for, and web pages of any origin may call: whatever page somebody \
+             in the network looks at can use the models",
+            server.host
+        );
+        let hint = "name a file of keys in `server.keys`, or the pages in `server.cors`, or set `server.cors = \"off\"`";
+        self.warnings.push(Problem::new(self.place(&["server", "host"]), message).hint(hint));
+    }
+}
+
+/// Whether all hosts are this machine for itself. A name that does not resolve is told elsewhere.
+fn is_loopback(hosts: &str) -> bool {
+    hosts.split(',').all(is_loopback_host)
+}
+
+fn is_loopback_host(host: &str) -> bool {
+    let bare = host.trim().trim_start_matches('[').trim_end_matches(']');
+    match bare.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => (bare, 0).to_socket_addrs().map_or(true, |mut all| all.all(|one| one.ip().is_loopback())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::resolve::{Resolved, resolve};
+    use crate::source::layers::{Sources, load};
+
+    /// A configuration beside a file of keys with one key.
+    fn read(server: &str, model: &str, any_name: bool, env: &[(&str, &str)]) -> Result<Resolved, String> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("m.gguf"), "").unwrap();
+        let hash = warden_gateway::KeyHash::of(b"k").to_hex();
+        let keys = format!("[alice]\nsha256 = \"{hash}\"\nmodels = [\"a\", \"nick\", \"z\"]\n");
+        std::fs::write(dir.path().join("keys.toml"), keys).unwrap();
+        let file = dir.path().join("w.toml");
+        let text = format!("[server]\n{server}\n[models.a]\nmodel = \"m.gguf\"\n{model}\n");
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env = env.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        resolve(&loaded, &machine, any_name).map_err(|problems| problems.lines().join("\n"))
+    }
+
+    const KEYS: &str = "keys = \"keys.toml\"";
+
+    #[test]
+    fn the_file_is_beside_the_configuration_and_unknown_models_are_told() {
+        let resolved = read(KEYS, "aliases = [\"nick\"]", false, &[]).unwrap();
+        let keys = resolved.keys.unwrap();
+        assert_eq!((keys.len(), &*keys[0].name), (1, "alice"));
+        assert_eq!(keys[0].models.as_ref().unwrap().len(), 1, "by name and by alias it is one model");
+        let [warning] = resolved.warnings.as_slice() else { panic!("{:?}", resolved.warnings) };
+        assert!(warning.to_string().ends_with("keys.toml:1: key `alice`: `z` in `models` means no model"));
+        assert!(read("", "", false, &[]).unwrap().keys.is_none());
+        assert!(
+            read("keys = \"no.toml\"", "", false, &[])
+                .unwrap_err()
+                .contains("no.toml: the file of keys cannot")
+        );
+    }
+
+    #[test]
+    fn a_page_behind_a_prefix_is_refused_before_its_links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = dir.path().join("keys.toml");
+        let hash = warden_gateway::KeyHash::of(b"k").to_hex();
+        for (operator, refused) in [(true, true), (false, false)] {
+            std::fs::write(&keys, format!("[a]\nsha256 = \"{hash}\"\noperator = {operator}\n")).unwrap();
+            let server = format!("keys = \"{}\"\napi_prefix = \"/llm\"", keys.display());
+            let told = read(&server, "", false, &[]);
+            assert_eq!(told.as_ref().is_err_and(|told| told.contains("/page/")), refused, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_asks_for_keys_itself_is_told_and_nothing_is_added() {
+        for any_name in [false, true] {
+            let told = read(KEYS, "args = [\"--api-key\", \"s3cret\"]", any_name, &[]).unwrap_err();
+            assert!(told.contains("`--api-key` in `args`: with `server.keys`"), "{told}");
+            assert!(told.contains("it would refuse every request") && !told.contains("s3cret"), "{told}");
+            let told = read(KEYS, "", any_name, &[(KEY_VARIABLE, "s3cret")]).unwrap_err();
+            assert!(
+                told.contains("environment variable LLAMA_API_KEY") && !told.contains("s3cret"),
+                "{told}"
+            );
+        }
+        assert!(read("", "args = [\"--api-key\", \"k\"]", true, &[]).is_ok(), "drop-in without keys: theirs");
+    }
+
+    #[test]
+    fn foreign_names_are_refused_only_where_they_get_a_page_past_closed_doors() {
+        let takes =
+            |server: &str, model: &str| read(server, model, true, &[]).unwrap().names.allow("evil.example");
+        for server in
+            ["cors = \"off\"", "cors = [\"https://app.example\"]", "cors = \"off\"\nhost = \"localhost\""]
+        {
+            assert!(!takes(server, ""), "{server}");
+            assert!(takes(&format!("{server}\nnames = \"any\""), ""), "{server}");
+            assert!(takes(&format!("{server}\nnames = [\"evil.example\"]"), ""), "{server}");
+        }
+        for server in ["", "cors = \"off\"\nhost = \"0.0.0.0\"", "cors = \"off\"\nkeys = \"keys.toml\""] {
+            assert!(takes(server, ""), "{server}");
+            assert!(!takes(&format!("{server}\nnames = [\"llm.example\"]"), ""), "{server}");
+        }
+        assert!(takes("cors = \"off\"", "args = [\"--api-key\", \"k\"]"));
+    }
+
+    #[test]
+    fn pages_of_all_origins_are_warned_about_where_nobody_is_asked_for_a_key() {
+        let warned = |server: &str, model: &str| {
+            let resolved = read(server, model, true, &[]).unwrap();
+            resolved.warnings.iter().any(|warning| warning.to_string().contains("web pages of any origin"))
+        };
+        assert!(warned("host = \"0.0.0.0\"", "") && warned("host = \"::\"", ""));
+        assert!(warned("host = \"127.0.0.1,0.0.0.0\"", ""));
+        for server in [
+            "",
+            "host = \"127.0.0.2\"",
+            "host = \"127.0.0.1, ::1\"",
+            "host = \"[::1]\"",
+            "host = \"localhost\"",
+            "host = \"0.0.0.0\"\ncors = \"off\"",
+            "host = \"0.0.0.0\"\ncors = [\"https://app.example\"]",
+            "host = \"0.0.0.0\"\nkeys = \"keys.toml\"",
+        ] {
+            assert!(!warned(server, ""), "{server}");
+        }
+        assert!(!warned("host = \"0.0.0.0\"", "args = [\"--api-key\", \"k\"]"));
+    }
+}

@@ -1,0 +1,198 @@
+//! Flags and variables that a model's llama-server does not have, found by asking it: `--help` lists them all. For `config check` and `update`; a start
+//! would end with the same words of the process itself, some seconds later. Flags that mitigations give are checked like those that the
+//! operator wrote.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::Path;
+use std::time::Duration;
+
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
+use warden_supervisor::Command;
+
+use super::binary::{ask, asking};
+use super::mitigations::Mitigations;
+use crate::problem::{Place, Problem, alike};
+use crate::resolve::Resolved;
+use crate::source::layers::Loaded;
+
+/// How alike two flags have to be for one to be meant by the other (Jaro-Winkler, 0 to 1).
+const ALIKE: f64 = 0.85;
+
+/// What models give their llama-servers and those do not know.
+#[derive(Debug, Default)]
+pub struct UnknownWords {
+    /// Flags, and values that these builds have not: with one of them a process does not start.
+    pub refused: Vec<Problem>,
+    /// Variables, which the process ignores without a word.
+    pub ignored: Vec<Problem>,
+}
+
+/// The flags and variables of all models that their llama-servers do not know. The binaries are filled in; each is asked once. One that does
+/// not answer says nothing: whether it can be run was tried before.
+pub async fn unknown(loaded: &Loaded, resolved: &Resolved) -> UnknownWords {
+    let mut lists: HashMap<(&[String], &Path), Option<FlagList>> = HashMap::new();
+    let mut unknown = UnknownWords::default();
+    let models =
+        loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.mitigations).zip(&resolved.builds);
+    for ((((name, model), spec), mitigations), build) in models {
+        let binary = spec.command.binary.as_path();
+        let key = (spec.command.wrapper.as_slice(), binary);
+        let list = match lists.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(known(&spec.command, resolved.child.version_timeout).await),
+        };
+        let check = Check { name, binary, list: list.as_ref(), build: build.as_ref() };
+        for (key, args) in [("args", &model.args), ("fallback", &model.fallback)] {
+            let path = ["models".to_owned(), name.clone(), key.to_owned()];
+            let place = |index: usize| loaded.item_place(&path, index);
+            unknown.refused.extend(check.own_words(args, mitigations, &place));
+        }
+        let place = |key: &str| loaded.place(&["models", name.as_str(), "env", key].map(str::to_owned));
+        unknown.ignored.extend(model.env.keys().filter_map(|key| check.variable(key, place(key))));
+        unknown.refused.extend(check.given_words(&spec.command.args, mitigations));
+    }
+    unknown
+}
+
+/// One model, and what its llama-server lists.
+struct Check<'a> {
+    name: &'a str,
+    binary: &'a Path,
+    list: Option<&'a FlagList>,
+    build: Option<&'a BuildFacts>,
+}
+
+impl Check<'_> {
+    /// What the operator wrote.
+    fn own_words(
+        &self,
+        args: &[String],
+        mitigations: &Mitigations,
+        place: &dyn Fn(usize) -> Place,
+    ) -> Vec<Problem> {
+        let (name, binary) = (self.name, self.binary.display());
+        let unknown = self.list.map(|list| strangers(args, list)).unwrap_or_default();
+        let unknown = unknown.into_iter().map(|(index, word)| {
+            let message = format!("model `{name}`: {binary} has no flag `{word}`");
+            let next = args.get(index + 1).map(String::as_str);
+            Problem::new(place(index), message).hint(self.hint(word, next))
+        });
+        let catalogue = mitigations.known().ok().zip(self.build);
+        let refused = catalogue.map(|(list, build)| list.refused_values(args, build)).unwrap_or_default();
+        let refused = refused.into_iter().map(|(index, why)| {
+            let hint = "choose another value, or another build";
+            Problem::new(place(index), format!("model `{name}`: {why}")).hint(hint)
+        });
+        // A fork counts its builds otherwise: only of a build of ours is the number certain.
+        let is_ours = self.build.is_some_and(|build| build.provenance.is_some());
+        unknown.chain(refused.filter(|_| is_ours)).collect()
+    }
+
+    /// A variable that the operator sets. One that a llama-server does not know it ignores without a word.
+    fn variable(&self, key: &str, place: Place) -> Option<Problem> {
+        let list = self.list.filter(|list| !list.knows_variable(key))?;
+        let (name, binary) = (self.name, self.binary.display());
+        let hint = match nearest(key, list.variables(), bare) {
+            Some(nearest) => format!("the nearest is `{nearest}`"),
+            None => format!("`{binary} --help` lists those that it knows"),
+        };
+        Some(Problem::new(place, format!("model `{name}`: {binary} ignores the variable `{key}`")).hint(hint))
+    }
+
+    /// What mitigations added to the command `args`, in the spelling of this binary.
+    fn given_words(&self, args: &[String], mitigations: &Mitigations) -> Vec<Problem> {
+        let Some(list) = self.list else { return Vec::new() };
+        let (name, binary) = (self.name, self.binary.display());
+        let wrong = mitigations.given_flags().filter_map(|(place, mitigation, words)| {
+            let words = list.translate(words).words;
+            let flag = words.first().filter(|flag| !list.knows(flag))?;
+            // One that is for another backend, or overruled, is not given.
+            args.windows(words.len()).any(|own| own == words).then(|| {
+                let message = format!(
+                    "model `{name}`: mitigation {mitigation} gives `{}`, and {binary} has no flag `{flag}`",
+                    words.join(" ")
+                );
+                let hint = self.hint(flag, words.get(1).map(String::as_str));
+                Problem::new(place.clone(), message).hint(format!("remove it from `mitigations`; {hint}"))
+            })
+        });
+        wrong.collect()
+    }
+
+    /// What may have been meant.
+    fn hint(&self, word: &str, next: Option<&str>) -> String {
+        let list = self.list;
+        list.and_then(|list| list.renamed_hint(word, next))
+            .or_else(|| {
+                Some(format!("the nearest is `{}`", nearest(&normal_flag(word), list?.names(), |word| word)?))
+            })
+            .unwrap_or_else(|| format!("`{} --help` lists its flags", self.binary.display()))
+    }
+}
+
+/// A variable without what all begin with that stand for flags: by that alone any two would be alike.
+fn bare(variable: &str) -> &str {
+    variable.trim_start_matches("LLAMA_ARG_").trim_start_matches("NO_")
+}
+
+/// All flags of a command's llama-server, by its help; `None` if it tells none.
+pub async fn known(command: &Command, timeout: Duration) -> Option<FlagList> {
+    let help = tokio::time::timeout(timeout, ask(&asking(command), "--help")).await.ok()?.ok()?;
+    FlagList::parse(&help)
+}
+
+/// Words that look like flags and are none of these. Behind a flag of ours a word may be its value, whatever it looks like.
+fn strangers<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
+    let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
+    // `-p -x`: a text may begin with one hyphen.
+    let value = |at: usize, word: &str| {
+        !word.starts_with("--")
+            && at.checked_sub(1).and_then(|before| args.get(before)).is_some_and(|before| known.knows(before))
+    };
+    words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
+}
+
+/// The most alike of these by what `part` takes of them, if any is alike enough.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
+    let scored = known.map(|one| (alike(part(word), part(one)), one));
+    scored
+        .filter(|(score, _)| *score >= ALIKE)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, one)| one.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As new and old builds print it.
+    const HELP: &str = "----- common params -----\n\n\
+        -h,    --help, --usage                  print usage and exit\n\
+        -c,    --ctx-size N                     size of the prompt context (default: 4096, 0 = loaded from model)\n\
+        -cram, --cache-ram N                    set the maximum cache size in MiB (default: 8192, -1 - no limit)\n\
+        -fa,   --flash-attn [on|off|auto]       set Flash Attention use (see also --no-flash.)\n  \
+          -np N, --parallel N                 number of slots\n                            (env: LLAMA_ARG_N_PARALLEL)\n";
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_flag_that_the_help_does_not_know_is_found_with_the_nearest_one() {
+        let filler = (0..20).fold(String::new(), |text, n| text + &format!("--zz{n}zz N  a number\n"));
+        let known = FlagList::parse(&format!("{HELP}{filler}")).unwrap();
+        for args in ["-c 1 --cache_ram -1", "-np 2 --flash-attn on", "-cram -x", "-- - -1 a-b"] {
+            assert_eq!(strangers(&words(args), &known), [], "{args}");
+        }
+        let args = words("-c 1 --ctx-sice 2 -np 3 -cramm 4 --qqq");
+        assert_eq!(strangers(&args, &known), [(2, "--ctx-sice"), (6, "-cramm"), (8, "--qqq")]);
+        assert_eq!(nearest("--ctx-sice", known.names(), |word| word).as_deref(), Some("--ctx-size"));
+        assert_eq!(nearest("-cramm", known.names(), |word| word).as_deref(), Some("-cram"));
+        assert_eq!(nearest("--qqq", known.names(), |word| word), None);
+        let variables = || ["LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_NUMA", "LLAMA_ARG_MMPROJ"].into_iter();
+        assert_eq!(nearest("LLAMA_ARG_CTX_SICE", variables(), bare).as_deref(), Some("LLAMA_ARG_CTX_SIZE"));
+        assert_eq!(nearest("LLAMA_ARG_NO_MMAP", variables(), bare), None, "alike by what all begin with");
+    }
+}

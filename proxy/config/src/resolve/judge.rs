@@ -1,0 +1,149 @@
+//! What is judged about one model: its file, its directory, its flags; and about all of it: what contradicts what.
+//!
+//! Each check adds to the problems of the resolver, so that all of them are told at once.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use warden_policies::declared_memory::DeclaredMemory;
+use warden_supervisor::spec::SharedSpec;
+
+use super::contradictions::{self, One, Whole};
+use super::doors::{KEY_VARIABLE, KEYS_STOP_HERE};
+use crate::arguments::{self, Listening};
+use crate::problem::{Place, Problem, quoted};
+use crate::resolve::Resolver;
+use crate::settings::Model;
+
+/// Variables of llama-server that say how it is reached: with them the process would not answer as we ask.
+const OUR_VARIABLES: [&str; 3] =
+    ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
+
+/// What is kept from a process: as a drop-in, also what llama-server is told by variables and we do in its place.
+pub(crate) fn with_ours(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
+    if drop_in {
+        removed.extend(OUR_VARIABLES.map(str::to_owned));
+    }
+    removed
+}
+
+impl Resolver<'_> {
+    pub(crate) fn check_directory(&mut self, name: &str, directory: Option<&Path>) {
+        if let Some(path) = directory.filter(|path| !path.is_dir()) {
+            let place = self.place(&["models", name, "directory"]);
+            self.problems.push(Problem::new(
+                place,
+                format!("model `{name}`: there is no directory {}", path.display()),
+            ));
+        }
+    }
+
+    pub(crate) fn check_file(
+        &mut self,
+        name: &str,
+        model: &Model,
+        args: &[String],
+        directory: Option<&Path>,
+    ) {
+        let key = if model.model.is_some() { "model" } else { "args" };
+        let Some(file) = arguments::model(args) else {
+            let in_env =
+                model.env.contains_key("LLAMA_ARG_MODEL") || self.machine.var("LLAMA_ARG_MODEL").is_some();
+            if arguments::remote_model(args).is_none() && !in_env {
+                let place = self.place(&["models", name]);
+                let problem = Problem::new(place, format!("model `{name}`: no model file is given"));
+                self.warnings
+                    .push(problem.hint(format!("set `model = \"file.gguf\"` in [models.{}]", quoted(name))));
+            }
+            return;
+        };
+        let path = directory.unwrap_or(&self.machine.cwd).join(file);
+        let complaint = match std::fs::metadata(&path) {
+            Ok(facts) if facts.is_file() => return,
+            Ok(_) => format!("model `{name}`: {} is not a file", path.display()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                format!("model `{name}`: there is no file {}", path.display())
+            }
+            Err(error) => format!("model `{name}`: {} cannot be read: {error}", path.display()),
+        };
+        let place = self.place(&["models", name, key]);
+        let hint =
+            "check the path; `llama-warden sample-model -o FILE` writes a small model to try things with";
+        self.problems.push(Problem::new(place, complaint).hint(hint));
+    }
+
+    pub(crate) fn check_listening(&mut self, name: &str, model: &Model, args: &[String]) {
+        let place = self.place(&["models", name, "args"]);
+        let in_env =
+            ["LLAMA_ARG_HOST", "LLAMA_ARG_PORT"].into_iter().find(|key| model.env.contains_key(*key));
+        if let Some(key) = in_env {
+            let place = self.place(&["models", name, "env", key]);
+            let problem = Problem::new(
+                place,
+                format!("model `{name}`: {key} in `env` says where to listen, and that is ours"),
+            );
+            self.problems.push(problem.hint("set `host` and `port` in [server]"));
+        }
+        if let Some((key, place)) = self.harmful_variable(name, model) {
+            let message = format!("model `{name}`: with {key} we could not reach the process");
+            let hint =
+                "remove it; `tls_cert`, `tls_key` and `api_prefix` in [server] do the same for all models";
+            self.problems.push(Problem::new(place, message).hint(hint));
+        }
+        if self.has_keys()
+            && let Some(place) = self.key_variable(name, model)
+        {
+            let problem = Problem::new(place, format!("model `{name}`: {KEY_VARIABLE}: {KEYS_STOP_HERE}"));
+            self.problems.push(problem.hint("unset it, or remove `server.keys`"));
+        }
+        let Some((flag, what)) = arguments::first_listening(args) else { return };
+        let (why, hint) = match what {
+            Listening::Certificate | Listening::PrivateKey => {
+                ("TLS is ours", "set `tls_cert` and `tls_key` in [server]")
+            }
+            Listening::Host | Listening::Port => ("listening is ours", "set `host` and `port` in [server]"),
+            Listening::Pointless => ("listening is ours", "remove it: each process has a socket of its own"),
+            Listening::Prefix => ("the path of all routes is ours", "set `api_prefix` in [server]"),
+            Listening::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
+            // In drop-in mode the key is the child's to check; with many models it would have to be in each.
+            Listening::Key if self.any_name => return,
+            Listening::Key => (
+                "keys per process are not supported with a configuration file",
+                "remove it, and name a file of keys in `server.keys`",
+            ),
+        };
+        let problem = Problem::new(place, format!("model `{name}`: `{flag}` in `args`: {why}"));
+        self.problems.push(problem.hint(hint));
+    }
+
+    /// Variables are inherited, so llama-server's own count wherever they were set.
+    fn harmful_variable(&self, name: &str, model: &Model) -> Option<(&'static str, Place)> {
+        let mut own = OUR_VARIABLES.into_iter().filter(|key| model.env.contains_key(*key));
+        // As a drop-in they say how we are reached, and the process never sees them.
+        let inherits = |key: &&str| !self.any_name && self.machine.var(key).is_some();
+        let mut inherited = OUR_VARIABLES.into_iter().filter(inherits);
+        own.next()
+            .map(|key| (key, self.place(&["models", name, "env", key])))
+            .or_else(|| inherited.next().map(|key| (key, Place::Env(key.to_owned()))))
+    }
+
+    /// What contradicts what, over the whole configuration.
+    pub(crate) fn check_contradictions(&mut self, specs: &[SharedSpec]) {
+        let inherited = self.machine.text_vars();
+        let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {
+            let command = &spec.command;
+            let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
+            env.retain(|name, _| !command.env_remove.contains(name));
+            env.extend(command.env.iter().cloned());
+            let slots = arguments::slots(&command.args);
+            let keeps = DeclaredMemory::declared(&command.args, &env, None);
+            One { name, model, keeps, args: &command.args, slots }
+        });
+        let whole =
+            Whole { settings: &self.loaded.settings, memory: self.machine.memory, models: models.collect() };
+        for found in contradictions::find(&whole) {
+            let problem = Problem::new(self.loaded.place(&found.path), found.message).hint(found.hint);
+            if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }
+        }
+    }
+}

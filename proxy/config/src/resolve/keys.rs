@@ -1,0 +1,362 @@
+//! The file of API keys: read once, hashed, wiped.
+//!
+//! ```toml
+//! [alice]                          # the key's name, for logs and metrics
+//! sha256 = "9f86d081..."           # or key = "sk-..." in clear text
+//! models = ["qwen", "embed-*"]     # names, aliases, patterns; all without it
+//! rate = "60/min"
+//! tokens = "100000/h"
+//! concurrency = 4
+//! operator = true                  # opens the page for operators, too
+//! ```
+//!
+//! Keys in clear text are replaced by their hashes while the text is taken apart, so that no message can show one, and
+//! the text is overwritten before it is given back.
+
+use std::collections::HashSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use serde_json::{Value, json};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use warden_gateway::{KeyHash, KeySpec};
+use warden_policies::{ModelName, Rate, pattern_matches};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::problem::{Place, Problem, Problems, quoted};
+use crate::schema::validate::validate_as;
+use crate::source::tree::{Entry, Kind, Node};
+
+/// Others may write the file.
+const OTHERS_WRITE: u32 = 0o002;
+/// Others may read the file.
+const OTHERS_READ: u32 = 0o004;
+/// Keys in clear text are at least so long: 16 random letters cannot be guessed over a network.
+const LEAST_BYTES: usize = 16;
+/// How secret keys of well-known services begin; nobody names a key so, but people do mix up name and key.
+const SECRET_PREFIX: &str = "sk-";
+
+/// A file of API keys.
+#[derive(Clone, Debug)]
+pub struct KeyFile {
+    /// Its keys, in its order.
+    pub keys: Vec<WrittenKey>,
+}
+
+/// A key as the file has it.
+#[derive(Clone, Debug)]
+pub struct WrittenKey {
+    /// Name and where it stands.
+    pub name: String,
+    place: Place,
+    hash: KeyHash,
+    /// The file has it in clear text.
+    pub in_clear: bool,
+    /// Names, aliases and patterns.
+    pub models: Option<Vec<String>>,
+    /// Requests in a time.
+    pub rate: Option<Rate>,
+    /// Tokens in a time.
+    pub tokens: Option<Rate>,
+    /// Requests at a time.
+    pub concurrency: Option<usize>,
+    /// Opens the page for operators.
+    pub operator: bool,
+}
+
+impl KeyFile {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, others may write it, or a key in it is wrong.
+    pub fn load(path: &Path) -> Result<Self, Problems> {
+        let whole = || Place::File { path: path.to_owned(), line: 0 };
+        let unreadable = |error: std::io::Error| {
+            Problem::new(whole(), format!("the file of keys cannot be read: {error}"))
+                .hint("`llama-warden keys new NAME --file FILE` writes one; `server.keys` names it")
+        };
+        let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
+        let bytes = Zeroizing::new(std::fs::read(path).map_err(unreadable)?);
+        let text = std::str::from_utf8(&bytes)
+            .map_err(|_| Problem::new(whole(), "the file of keys is not text in UTF-8"))?;
+        let file = Self::parse(path, text)?;
+        let secrets = file.keys.iter().any(|key| key.in_clear);
+        let why = if mode & OTHERS_WRITE != 0 {
+            "every user of this machine may write to it, and so let themselves in"
+        } else if secrets && mode & OTHERS_READ != 0 {
+            "every user of this machine may read the keys in it"
+        } else {
+            return Ok(file);
+        };
+        let hint = format!(
+            "`chmod 600 {}`; a file with nothing but `sha256` may be read by everybody",
+            path.display()
+        );
+        Err(Problem::new(whole(), format!("the file of keys: {why}")).hint(hint).into())
+    }
+
+    /// Reads the text of a key file.
+    ///
+    /// # Errors
+    /// The file is not TOML, or a key in it is wrong.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Problems> {
+        let locate = |byte: Option<usize>| Place::in_file(path, text, byte);
+        let table = DeTable::parse(text).map_err(|error| {
+            let byte = error.span().map(|span| span.start);
+            // The first line says what is wrong and quotes nothing.
+            let message = error.message().lines().next().unwrap_or_default().to_owned();
+            Problem::new(locate(byte), format!("this is not TOML: {message}"))
+        })?;
+        let mut problems = Vec::new();
+        let mut tree = tree(table, &locate, &mut problems);
+        problems.extend(validate_as(&mut tree, schema(), &locate));
+        let Kind::Table(entries) = &tree.kind else { return Err(Problems(problems)) };
+        let mut keys: Vec<WrittenKey> = Vec::new();
+        for entry in entries {
+            let place = locate(entry.key_span.as_ref().map(|span| span.start));
+            let Some(key) = written(entry, place, &locate, &mut problems) else { continue };
+            if let Some(same) = keys.iter().find(|other| other.hash == key.hash) {
+                let message = format!("`{}` and `{}` are the same key", same.name, key.name);
+                problems
+                    .push(Problem::new(key.place.clone(), message).hint("give each its own, or remove one"));
+            }
+            keys.push(key);
+        }
+        if keys.is_empty() && problems.is_empty() {
+            let problem = Problem::new(locate(None), "there is no key in the file of keys");
+            problems.push(problem.hint("`llama-warden keys new NAME` prints one"));
+        }
+        if problems.is_empty() { Ok(Self { keys }) } else { Err(Problems(problems)) }
+    }
+
+    /// What the gateway is told, for these models: name and aliases of each. Patterns that mean no model are told.
+    pub fn specs(&self, models: &[(ModelName, Vec<String>)]) -> (Vec<KeySpec>, Vec<Problem>) {
+        let mut warnings = Vec::new();
+        let specs = self.keys.iter().map(|key| KeySpec {
+            name: Arc::from(key.name.as_str()),
+            hash: key.hash,
+            models: key.models.as_ref().map(|patterns| {
+                patterns.iter().flat_map(|pattern| key.meant(pattern, models, &mut warnings)).collect()
+            }),
+            rate: key.rate,
+            tokens: key.tokens,
+            concurrency: key.concurrency,
+            operator: key.operator,
+        });
+        let specs = specs.collect();
+        (specs, warnings)
+    }
+}
+
+impl WrittenKey {
+    fn meant(
+        &self,
+        pattern: &str,
+        models: &[(ModelName, Vec<String>)],
+        warnings: &mut Vec<Problem>,
+    ) -> HashSet<ModelName> {
+        let means = |(name, aliases): &&(ModelName, Vec<String>)| {
+            pattern_matches(pattern, name.as_str())
+                || aliases.iter().any(|alias| pattern_matches(pattern, alias))
+        };
+        let found: HashSet<_> = models.iter().filter(means).map(|(name, _)| name.clone()).collect();
+        if found.is_empty() {
+            let message = format!("key `{}`: `{pattern}` in `models` means no model", self.name);
+            let names: Vec<_> = models.iter().map(|(name, _)| format!("`{name}`")).collect();
+            let hint = format!("the models are {}", names.join(", "));
+            warnings.push(Problem::new(self.place.clone(), message).hint(hint));
+        }
+        found
+    }
+}
+
+fn schema() -> &'static Value {
+    static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+        let text = json!({ "type": "string" });
+        json!({ "type": "object", "additionalProperties": {
+            "type": "object",
+            "additionalProperties": false,
+            "properties": {
+                "key": text, "sha256": text, "rate": text, "tokens": text,
+                "models": { "type": "array", "items": text },
+                "concurrency": { "type": "integer", "minimum": 1 },
+                "operator": { "type": "boolean" },
+            },
+        }})
+    });
+    &SCHEMA
+}
+
+fn written(
+    entry: &Entry,
+    place: Place,
+    locate: &dyn Fn(Option<usize>) -> Place,
+    problems: &mut Vec<Problem>,
+) -> Option<WrittenKey> {
+    let name = entry.key.clone();
+    let text = |field: &str| match &entry.value.entry(field)?.value.kind {
+        Kind::Text(text) => Some(text.as_str()),
+        _ => None,
+    };
+    let at = |field: &str| {
+        locate(entry.value.entry(field).and_then(|entry| entry.value.span.as_ref()).map(|span| span.start))
+    };
+    let is_name = !name.is_empty()
+        && name.len() <= 64
+        && name.chars().all(|c| c.is_alphanumeric() || "_-.@+".contains(c));
+    if !is_name {
+        let message = "the name of a key has 1 to 64 letters, digits or `_-.@+`";
+        problems.push(Problem::new(place.clone(), message));
+    }
+    let mut rate = |field: &str| {
+        let parsed = text(field)?.parse::<Rate>();
+        parsed
+            .map_err(|e| problems.push(Problem::new(at(field), format!("`{}.{field}`: {e}", quoted(&name)))))
+            .ok()
+    };
+    let (rate, tokens) = (rate("rate"), rate("tokens"));
+    let missing = |message: String| {
+        Problem::new(place.clone(), message)
+            .hint("`llama-warden keys new NAME` prints a key and what to write")
+    };
+    let hash = match (text("key"), text("sha256")) {
+        (Some(_), Some(_)) => {
+            problems.push(
+                Problem::new(at("sha256"), format!("key `{name}`: both `key` and `sha256` are given"))
+                    .hint("keep `sha256`"),
+            );
+            None
+        }
+        // Hashed when the text was taken apart; what could not be a key has been told.
+        (Some(hash), None) => KeyHash::from_hex(hash),
+        (None, Some(hash)) => {
+            let parsed = KeyHash::from_hex(hash.trim());
+            if parsed.is_none() {
+                let message = format!("key `{name}`: `sha256` needs 64 hexadecimal digits");
+                problems.push(
+                    Problem::new(at("sha256"), message).hint("`printf %s \"$KEY\" | sha256sum` prints them"),
+                );
+            }
+            parsed
+        }
+        (None, None) => {
+            problems.push(missing(format!("key `{name}`: neither `sha256` nor `key` says which key it is")));
+            None
+        }
+    };
+    let models = match entry.value.entry("models").map(|entry| &entry.value.kind) {
+        Some(Kind::List(items)) => Some(
+            items
+                .iter()
+                .filter_map(|item| if let Kind::Text(text) = &item.kind { Some(text.clone()) } else { None })
+                .collect(),
+        ),
+        _ => None,
+    };
+    let concurrency = match entry.value.entry("concurrency").map(|entry| &entry.value.kind) {
+        Some(Kind::Int(number)) => usize::try_from(*number).ok(),
+        _ => None,
+    };
+    let operator =
+        matches!(entry.value.entry("operator").map(|entry| &entry.value.kind), Some(Kind::Bool(true)));
+    let in_clear = text("key").is_some();
+    Some(WrittenKey { name, place, hash: hash?, in_clear, models, rate, tokens, concurrency, operator })
+}
+
+/// The file as the validation reads it, with a hash wherever a key in clear text stood.
+fn tree(
+    table: Spanned<DeTable<'_>>,
+    locate: &dyn Fn(Option<usize>) -> Place,
+    problems: &mut Vec<Problem>,
+) -> Node {
+    let span = table.span();
+    let mut entries = Vec::new();
+    for (name, value) in table.into_inner() {
+        let at = name.span();
+        if name.get_ref().starts_with(SECRET_PREFIX) {
+            let message = "a name begins like a secret key, and names are shown in logs";
+            let problem = Problem::new(locate(Some(at.start)), message);
+            problems.push(
+                problem.hint("write a section like `[alice]` with `key = \"...\"` or `sha256 = \"...\"`"),
+            );
+            continue;
+        }
+        let mut value = node(value);
+        if let Kind::Table(fields) = &mut value.kind
+            && let Some(field) = fields.iter_mut().find(|field| field.key == "key")
+            && let Kind::Text(text) = &mut field.value.kind
+        {
+            if let Some(wrong) = unfit(text) {
+                let place = locate(field.value.span.as_ref().map(|span| span.start));
+                problems.push(
+                    Problem::new(place, format!("key `{}`: {wrong}", name.get_ref()))
+                        .hint("`llama-warden keys new NAME` prints one that nobody guesses"),
+                );
+            }
+            let hash = KeyHash::of(text.as_bytes()).to_hex();
+            text.zeroize();
+            *text = hash;
+        }
+        entries.push(Entry { key: name.into_inner().into_owned(), key_span: Some(at), value });
+    }
+    // In the order of the file.
+    entries.sort_by_key(|entry| entry.key_span.as_ref().map(|span| span.start));
+    Node { span: Some(span), kind: Kind::Table(entries) }
+}
+
+/// Why a text cannot be a key.
+fn unfit(key: &str) -> Option<String> {
+    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Some("a key has no spaces and nothing but ASCII letters, digits and signs".to_owned());
+    }
+    (key.len() < LEAST_BYTES)
+        .then(|| format!("a key of {} letters can be guessed; {LEAST_BYTES} are the least", key.len()))
+}
+
+fn node(value: Spanned<DeValue<'_>>) -> Node {
+    let span = value.span();
+    let kind = match value.into_inner() {
+        DeValue::String(text) => Kind::Text(text.into_owned()),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).map_or(Kind::Float(f64::MAX), Kind::Int)
+        }
+        DeValue::Float(number) => Kind::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Kind::Bool(flag),
+        DeValue::Datetime(_) => Kind::Date,
+        DeValue::Array(items) => Kind::List(items.into_iter().map(node).collect()),
+        DeValue::Table(table) => Kind::Table(
+            table
+                .into_iter()
+                .map(|(key, value)| {
+                    let span = key.span();
+                    Entry { key: key.into_inner().into_owned(), key_span: Some(span), value: node(value) }
+                })
+                .collect(),
+        ),
+    };
+    Node { span: Some(span), kind }
+}
+
+/// A fresh key: 256 random bits.
+pub fn fresh() -> Zeroizing<String> {
+    let bits = Zeroizing::new(rand::random::<[u8; 32]>());
+    let mut text = Zeroizing::new(String::with_capacity(SECRET_PREFIX.len() + 64));
+    text.push_str(SECRET_PREFIX);
+    for byte in bits.iter() {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(u32::from(digit), 16).unwrap_or('0'));
+        }
+    }
+    text
+}
+
+/// The section that says which key it is, without the key.
+pub fn section(name: &str, key: &str) -> String {
+    format!("[{}]\nsha256 = \"{}\"\n", quoted(name), KeyHash::of(key.as_bytes()).to_hex())
+}
+
+#[cfg(test)]
+#[path = "keys_tests.rs"]
+mod tests;

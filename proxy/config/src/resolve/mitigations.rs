@@ -1,0 +1,350 @@
+//! `mitigations = ["graph-cache-cap=64", …]` of a model: what it sets, gives and keeps away, and whether the
+//! llama-server that the model runs does it.
+//!
+//! What the operator wrote for llama-server itself, in `args` and `env`, wins over a mitigation; a warning says so. A
+//! mitigation wins over variables that we inherited ourselves.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+
+use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit, Need};
+
+use warden_policies::server_flags::FlagList;
+
+use crate::arguments;
+use crate::machine::Machine;
+use crate::problem::{Place, Problem};
+use crate::resolve::Resolver;
+use crate::settings::Model;
+use crate::source::layers::Loaded;
+
+/// The list of this program, or why there is none. That of a model has the fixes of its own sets, too: [`Mitigations::known`].
+///
+/// # Errors
+/// The list that is compiled in is wrong.
+pub fn catalogue() -> Result<Arc<Catalogue>, String> {
+    static ALL: LazyLock<Result<Arc<Catalogue>, String>> =
+        LazyLock::new(|| Catalogue::embedded().map(Arc::new).map_err(|error| error.to_string()));
+    ALL.clone()
+}
+
+/// What a model's list comes to, before it is known what its llama-server can do.
+#[derive(Clone, Debug, Default)]
+pub struct Mitigations {
+    /// As it is written.
+    list: Vec<String>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    effects: Vec<(Effect, Place)>,
+    /// What there is to be named; none: the list of this program.
+    known: Option<Arc<Catalogue>>,
+}
+
+/// A command with mitigations in it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mitigated {
+    /// Words of the command line.
+    pub args: Vec<String>,
+    /// Variables to set.
+    pub env: Vec<(String, String)>,
+    /// Variables to keep away.
+    pub env_remove: Vec<String>,
+    /// What the operator's own settings overrule: the index of the effect, and what is said about it.
+    overruled: Vec<(usize, String)>,
+    /// Words of `args` that are the operator's own, at their beginning.
+    own_words: usize,
+}
+
+impl Mitigated {
+    /// The same with flags that we add spelled as a llama-server with these flags knows them. The operator's own words stay.
+    pub(crate) fn translated(mut self, flags: Option<&FlagList>) -> Self {
+        if let Some(flags) = flags {
+            let ours = self.args.split_off(self.own_words);
+            self.args.extend(flags.translate(&ours).words);
+        }
+        self
+    }
+}
+
+impl Mitigations {
+    /// The list as it is written.
+    pub fn list(&self) -> &[String] {
+        &self.list
+    }
+
+    /// Only arguments, and a list that has nothing to do yet.
+    #[cfg(test)]
+    pub(crate) fn of_args(args: Vec<String>, list: Vec<String>) -> Self {
+        Self { list, args, ..Self::default() }
+    }
+
+    /// Another list over the same arguments and variables, with what is to be known about it; or what is wrong with it.
+    pub(crate) fn with(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
+        let done = self.known()?.resolve(list);
+        let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
+        if let Some(wrong) = wrong.into_iter().next() {
+            return Err(match wrong.hint {
+                Some(hint) => format!("{}: {hint}", wrong.message),
+                None => wrong.message,
+            });
+        }
+        let effects = done.effects.into_iter().map(|effect| (effect, Place::Nowhere)).collect();
+        let all = Self {
+            list: list.to_vec(),
+            args: self.args.clone(),
+            env: self.env.clone(),
+            effects,
+            known: self.known.clone(),
+        };
+        let overruled = all.command(&[]).overruled.into_iter().map(|(_, what)| what);
+        let notes = notes.into_iter().map(|note| note.message).chain(overruled).collect();
+        Ok((all, notes))
+    }
+
+    /// What this model may name.
+    ///
+    /// # Errors
+    /// As [`catalogue`], or a set of the model is wrong.
+    pub fn known(&self) -> Result<Arc<Catalogue>, String> {
+        self.known.clone().map_or_else(catalogue, Ok)
+    }
+
+    /// Each item as it is written; of a set of the user's own with the set.
+    pub fn shown(&self) -> Vec<String> {
+        let own = |item: usize| {
+            let found = self.effects.iter().find(|(effect, _)| effect.item == item);
+            let entry = found.map(|(effect, _)| &effect.mitigation).filter(|entry| entry.own.is_some())?;
+            let Action::Patch { set, .. } = &entry.action else { return None };
+            Some(format!(" (your set {set})"))
+        };
+        let items = self.list.iter().enumerate();
+        items.map(|(item, text)| format!("{text}{}", own(item).unwrap_or_default())).collect()
+    }
+
+    /// The command as the operator wrote it, without any mitigation: arguments and variables.
+    pub(crate) fn written(&self) -> (&[String], &[(String, String)]) {
+        (&self.args, &self.env)
+    }
+
+    /// Flags that each mitigation gives, in the spelling of our list: its place and name, and the words.
+    pub(crate) fn given_flags(&self) -> impl Iterator<Item = (&Place, &str, &[String])> {
+        self.effects.iter().flat_map(|(effect, place)| {
+            effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
+        })
+    }
+
+    /// The names of all mitigations that take effect.
+    pub fn ids(&self) -> Vec<String> {
+        self.effects.iter().map(|(effect, _)| effect.mitigation.id.clone()).collect()
+    }
+
+    /// The command with all of them but those that `leave_out` names by index.
+    pub fn command(&self, leave_out: &[usize]) -> Mitigated {
+        let mut done = Mitigated {
+            args: self.args.clone(),
+            env: self.env.clone(),
+            own_words: self.args.len(),
+            ..Mitigated::default()
+        };
+        for (index, (effect, _)) in self.effects.iter().enumerate() {
+            if !leave_out.contains(&index) {
+                self.apply(index, effect, &mut done);
+            }
+        }
+        done
+    }
+
+    fn apply(&self, index: usize, effect: &Effect, done: &mut Mitigated) {
+        let own = |name: &String| self.env.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        let name = &effect.name;
+        let mut overruled =
+            |what: String| done.overruled.push((index, format!("{what}, which wins over mitigation {name}")));
+        for (key, value) in &effect.set {
+            let presence = matches!(effect.mitigation.action, Action::Variable { presence: true, .. });
+            match own(key) {
+                None => done.env.push((key.clone(), value.clone())),
+                Some(given) if given == value || presence => {}
+                Some(given) => overruled(format!("`env` sets {key} to `{given}`")),
+            }
+        }
+        for key in &effect.unset {
+            match own(key) {
+                None => done.env_remove.push(key.clone()),
+                Some(_) => overruled(format!("`env` sets {key}")),
+            }
+        }
+        for flag in &effect.flags {
+            let words: Vec<&str> = flag.words.iter().map(String::as_str).collect();
+            if let Some((given, same)) = arguments::given(&self.args, &flag.names, &words) {
+                if !same {
+                    overruled(format!("`args` have `{given}`"));
+                }
+            } else if let Some(key) = flag.variables.iter().find(|key| own(key).is_some()) {
+                overruled(format!("`env` sets {key}"));
+            } else {
+                done.args.extend(flag.words.iter().cloned());
+            }
+        }
+        for flag in &effect.forbidden {
+            if arguments::given(&self.args, std::slice::from_ref(flag), &[]).is_some() {
+                overruled(format!("`args` have `{flag}`"));
+            }
+        }
+    }
+
+    /// For people: what each of them comes to.
+    pub fn told(&self) -> Vec<String> {
+        let done = self.command(&[]);
+        let mut lines = Vec::new();
+        for (index, (effect, _)) in self.effects.iter().enumerate() {
+            let mut parts: Vec<String> = Vec::new();
+            let set = effect.set.iter().filter(|pair| done.env.contains(pair));
+            parts.extend(set.map(|(key, value)| format!("sets {key}={value}")));
+            let removed = effect.unset.iter().filter(|key| done.env_remove.contains(key));
+            parts.extend(removed.map(|key| format!("removes {key}")));
+            let rest = &done.args[self.args.len()..];
+            let given = effect
+                .flags
+                .iter()
+                .filter(|flag| rest.windows(flag.words.len()).any(|words| words == flag.words.as_slice()));
+            parts.extend(given.map(|flag| format!("gives `{}`", flag.words.join(" "))));
+            parts.extend(effect.need.as_ref().map(|need| match need {
+                Need::Fix { set, .. } => format!("needs the patch set {set} in the build"),
+                Need::Option { name, value } => format!("needs a build with -D{name}={value}"),
+            }));
+            let said = done.overruled.iter().filter(|(own, _)| *own == index).map(|(_, what)| what.clone());
+            parts.extend(said);
+            if !parts.is_empty() {
+                lines.push(format!("{}: {}", effect.name, parts.join(", ")));
+            }
+        }
+        lines
+    }
+}
+
+impl Resolver<'_> {
+    /// Resolves a model's list over its own arguments and variables.
+    pub(crate) fn mitigations(&mut self, name: &str, model: &Model, args: Vec<String>) -> Mitigations {
+        let env: Vec<(String, String)> =
+            model.env.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let mut all = Mitigations { list: model.mitigations.clone(), args, env, ..Mitigations::default() };
+        let path = ["models".to_owned(), name.to_owned(), "mitigations".to_owned()];
+        let list = match self.list_for(name, model) {
+            Ok(list) => list,
+            Err(error) => {
+                self.problems.push(Problem::new(self.loaded.place(&path), error));
+                return all;
+            }
+        };
+        self.warn_about_presence(name, model, &list);
+        all.known = Some(Arc::clone(&list));
+        if model.mitigations.is_empty() {
+            return all;
+        }
+        let done = list.resolve(&model.mitigations);
+        for finding in done.findings {
+            let place = self.loaded.item_place(&path, finding.item);
+            let problem = Problem::new(place, format!("model `{name}`: {}", finding.message));
+            let problem = Problem { hint: finding.hint, ..problem };
+            let into = if finding.error { &mut self.problems } else { &mut self.warnings };
+            into.push(problem);
+        }
+        let placed = |effect: Effect| {
+            let place = self.loaded.item_place(&path, effect.item);
+            (effect, place)
+        };
+        all.effects = done.effects.into_iter().map(placed).collect();
+        for (index, what) in all.command(&[]).overruled {
+            let place = all.effects[index].1.clone();
+            let hint = "remove one of the two";
+            self.warnings.push(Problem::new(place, format!("model `{name}`: {what}")).hint(hint));
+        }
+        self.warn_about_inherited(name, &all);
+        all
+    }
+
+    /// `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the opposite of what it does.
+    fn warn_about_presence(&mut self, name: &str, model: &Model, list: &Catalogue) {
+        for entry in list.mitigations() {
+            let Action::Variable { name: key, presence: true, .. } = &entry.action else { continue };
+            let given = model.env.get(key).map(|value| value.trim().to_lowercase());
+            if given.is_some_and(|value| ["", "0", "off", "false", "no"].contains(&value.as_str())) {
+                let place = self.place(&["models", name, "env", key]);
+                let message = format!(
+                    "model `{name}`: {key} acts by being present, whatever its value: {}",
+                    entry.title
+                );
+                self.warnings.push(Problem::new(place, message).hint(format!(
+                    "remove it from `env`; `mitigations = [\"{}\"]` says it without the trap",
+                    entry.id
+                )));
+            }
+        }
+    }
+
+    fn warn_about_inherited(&mut self, name: &str, all: &Mitigations) {
+        let done = all.command(&[]);
+        for (effect, place) in &all.effects {
+            for (key, value) in effect.set.iter().filter(|pair| done.env.contains(pair)) {
+                let inherited = self.machine.var(key).map(|own| own.to_string_lossy().into_owned());
+                if let Some(own) = inherited.filter(|own| own != value) {
+                    let message = format!(
+                        "model `{name}`: our own environment has {key}={own}; the process gets {value} from \
+                         mitigation {}",
+                        effect.name
+                    );
+                    self.warnings.push(Problem::new(place.clone(), message));
+                }
+            }
+        }
+    }
+}
+
+/// For `config show`: what a model's list comes to, and what is wrong with it.
+pub fn explain(loaded: &Loaded, machine: &Machine, name: &str, model: &Model) -> Vec<String> {
+    if model.mitigations.is_empty() {
+        return Vec::new();
+    }
+    let mut resolver = Resolver::new(loaded, machine);
+    let all = resolver.mitigations(name, model, model.args.clone());
+    let wrong = resolver.problems.iter().map(|problem| format!("error: {}", problem.message));
+    all.told().into_iter().chain(wrong).collect()
+}
+
+/// What was found about mitigations and llama-servers; a binary is searched for a fix once.
+#[derive(Debug, Default)]
+pub struct Judge(HashMap<(PathBuf, String), Fit>);
+
+impl Judge {
+    /// Holds a model's mitigations against its llama-server. Returns the command without what is not for it.
+    pub(crate) fn judge(
+        &mut self,
+        name: &str,
+        all: &Mitigations,
+        build: &BuildFacts,
+        problems: &mut Vec<Problem>,
+        warnings: &mut Vec<Problem>,
+    ) -> Mitigated {
+        let mut leave_out = Vec::new();
+        for (index, (effect, place)) in all.effects.iter().enumerate() {
+            let key = (build.binary.clone(), effect.name.clone());
+            let fit = self.0.entry(key).or_insert_with(|| effect.fit(build)).clone();
+            let problem = |message: String| Problem::new(place.clone(), format!("model `{name}`: {message}"));
+            match fit {
+                Fit::Fits => {}
+                Fit::Note(message) => warnings.push(problem(message)),
+                Fit::LeftOut(message) => {
+                    leave_out.push(index);
+                    warnings.push(problem(message));
+                }
+                Fit::Missing { message, hint } => problems.push(problem(message).hint(hint)),
+            }
+        }
+        all.command(&leave_out)
+    }
+}
+
+#[cfg(test)]
+#[path = "mitigations_tests.rs"]
+mod tests;

@@ -1,0 +1,509 @@
+//! From what was written to what each crate is told: paths are made absolute, budgets become bytes, names are checked
+//! against each other. It reads facts about files but starts nothing; [`binary`] tries the binaries.
+
+pub mod binary;
+mod cancel;
+mod contradictions;
+pub mod dirs;
+mod doors;
+pub mod flags;
+mod judge;
+pub mod keys;
+pub mod mitigations;
+pub mod own_sets;
+mod places;
+pub mod proofs;
+pub mod server_facts;
+mod start_switches;
+pub mod store;
+pub mod telemetry;
+mod tls;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use warden_gateway::{KeySpec, ModelRules, Name};
+use warden_patches::mitigation::BuildFacts;
+use warden_policies::modes::Cancel;
+use warden_policies::server_flags::FlagList;
+use warden_policies::{MemoryLimit, ModelName, Names, ServerFacts, defaults, is_pattern, loading};
+use warden_supervisor::private_dir::ADMIN_SOCKET;
+use warden_supervisor::spec::{
+    AdmissionSpec, Command, Fallback, FleetConfig, ModelSpec, SharedBudgets, SharedSpec, Watch,
+};
+
+use self::binary::Choice;
+use self::dirs::Dirs;
+use self::judge::with_ours;
+use self::mitigations::{Mitigated, Mitigations};
+use self::own_sets::OwnSets;
+use self::server_facts::Unmeasured;
+use self::telemetry::Collector;
+use crate::advice::{Server, Servers};
+use crate::arguments;
+use crate::machine::Machine;
+use crate::problem::{Place, Problem, Problems, quoted};
+use crate::settings::Model;
+use crate::source::layers::Loaded;
+
+/// What the parts of the program are told.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The public listener.
+    pub server: defaults::Server,
+    /// The connection to a backend.
+    pub upstream: defaults::Upstream,
+    /// The log.
+    pub log: defaults::Log,
+    /// Experiments of `diagnose`.
+    pub diagnose: defaults::Diagnose,
+    /// Proofs of a build.
+    pub proof: defaults::Proof,
+    /// `update`.
+    pub update: defaults::Update,
+    /// Memory over time.
+    pub series: defaults::Series,
+    /// Child processes.
+    pub child: defaults::Child,
+    /// Where things are kept.
+    pub dirs: Dirs,
+    /// Unix socket of the admin routes.
+    pub admin_socket: PathBuf,
+    /// TCP address of the admin routes.
+    pub admin_address: Option<SocketAddr>,
+    /// The settings of `[probe]`: what probes and balancers hear from us.
+    pub probe: defaults::Probe,
+    /// Where they ask.
+    pub probe_address: Option<SocketAddr>,
+    /// Where `HAProxy` asks.
+    pub agent_address: Option<SocketAddr>,
+    /// The fleet, but for the binaries: [`binary`] finds them by `choices`.
+    pub fleet: FleetConfig,
+    /// What is changed in requests, in the order of the models.
+    pub rules: Vec<Arc<ModelRules>>,
+    /// The same for models that somebody else's endpoint serves.
+    pub remote_rules: Vec<Arc<ModelRules>>,
+    /// What names mean that have no process of their own.
+    pub by_name: BTreeMap<String, Name>,
+    /// Which binary each model wants, in the order of the models.
+    pub choices: Vec<(Choice, Place)>,
+    /// The mitigations of each model, in the order of the models.
+    pub mitigations: Vec<Mitigations>,
+    /// What is known about the llama-server of each model, in the order of the models; [`binary`] finds it out.
+    pub builds: Vec<Option<BuildFacts>>,
+    /// The flags that the llama-server of each model lists, in the order of the models; [`binary`] asks for them.
+    pub flags: Vec<Option<Arc<FlagList>>>,
+    /// Binaries that we did not build and that nothing was measured of yet; [`binary`] finds them.
+    pub unmeasured: Vec<Unmeasured>,
+    /// Another store in which builds are looked for by their names.
+    pub other_store: Option<PathBuf>,
+    /// The API keys, where they are asked for.
+    pub keys: Option<Vec<KeySpec>>,
+    /// By which host names we may be reached; never `Auto`.
+    pub names: Names,
+    /// The file of the access log, if it has one of its own.
+    pub access_log: Option<PathBuf>,
+    /// Where requests are recorded, in the order of the models.
+    pub record_requests: Vec<Option<PathBuf>>,
+    /// Where traces of requests go, if anywhere.
+    pub collector: Option<Collector>,
+    /// How work for clients that left is ended, in the order of the models.
+    pub cancel: Vec<Cancel>,
+    /// What is allowed and probably not meant.
+    pub warnings: Vec<Problem>,
+    /// As it was written, where it is kept to be shown.
+    pub written: Option<Arc<Loaded>>,
+}
+
+impl Resolved {
+    /// Models that are bound to a build or a program of their own.
+    pub fn bound(&self) -> Vec<String> {
+        let all = self.choices.iter().zip(&self.fleet.models);
+        let bound = all.filter(|((choice, _), _)| *choice != Choice::Newest);
+        bound.map(|(_, model)| model.name.as_str().to_owned()).collect()
+    }
+
+    /// How each model's server is started, for advice.
+    pub fn servers(&self, machine: &Machine) -> Servers {
+        let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let models = self.fleet.models.iter().zip(&self.builds).zip(&self.mitigations);
+        models
+            .map(|((spec, facts), mitigations)| {
+                let server = Server::of(spec, facts.as_ref(), mitigations, &inherited);
+                (spec.name.as_str().to_owned(), server)
+            })
+            .collect()
+    }
+}
+
+/// How a model's server would be started here, as far as that can be told without starting anything.
+pub struct Launch {
+    /// Words of the command line.
+    pub args: Vec<String>,
+    /// Variables to set.
+    pub env: Vec<(String, String)>,
+    /// Variables to keep away.
+    pub env_remove: Vec<String>,
+    /// Names of its mitigations.
+    pub mitigations: Vec<String>,
+    /// What the provenance of its build says, if it is one of the store.
+    pub facts: Option<BuildFacts>,
+}
+
+impl Loaded {
+    /// How a model's server would be started. Its files need not be there.
+    ///
+    /// # Errors
+    /// A value of the model is wrong.
+    pub fn launch(&self, machine: &Machine, name: &str, model: &Model) -> Result<Launch, Problems> {
+        let mut resolver = Resolver::new(self, machine);
+        let mitigations = resolver.mitigations(name, model, model.args.clone());
+        let (choice, _) = resolver.choice(name, model);
+        if !resolver.problems.is_empty() {
+            return Err(Problems(resolver.problems));
+        }
+        let data = self.dirs(machine)?.data;
+        let built = match &choice {
+            Choice::Build(id) => store::find(&data, Some(id)),
+            Choice::Newest => store::find(&data, None),
+            Choice::Path(_) | Choice::InPath(_) => Ok(None),
+        };
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        // A damaged store is told by what starts a server; here it only means that less is known.
+        Ok(Launch {
+            args,
+            env,
+            env_remove,
+            mitigations: mitigations.ids(),
+            facts: built.ok().flatten().map(|build| build.facts),
+        })
+    }
+}
+
+/// Resolves a configuration. `any_name`: the one model answers to every name.
+///
+/// # Errors
+/// Values are wrong, or contradict each other.
+pub fn resolve(loaded: &Loaded, machine: &Machine, any_name: bool) -> Result<Resolved, Problems> {
+    let mut resolver = Resolver { any_name, ..Resolver::new(loaded, machine) };
+    let dirs = loaded.dirs(machine)?;
+    let (mut models, mut choices, mut mitigations) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rules = Vec::new();
+    for (name, model) in &loaded.models {
+        rules.push(Arc::new(resolver.rules(name, model)));
+        let (spec, choice, own) = resolver.model(name, model);
+        models.push(SharedSpec::new(spec, ServerFacts::default()));
+        choices.push(choice);
+        mitigations.push(own);
+    }
+    for (spec, (name, model)) in models.iter_mut().zip(&loaded.models) {
+        let shares = |other: &Model| other.groups.iter().any(|group| model.groups.contains(group));
+        let others = loaded.models.iter().filter(|(other, model)| other != name && shares(model));
+        spec.loading.never_with = others.map(|(other, ..)| ModelName::new(other)).collect();
+        spec.loading.with = resolver.company(name, model);
+    }
+    resolver.names();
+    let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.remotes().into_iter().unzip();
+    let by_name = resolver.by_name(&rules, &remotes, &remote_rules);
+    resolver.check_runtime_dir(&dirs, &models);
+    resolver.check_state_dir(&dirs);
+    let server = resolver.server();
+    resolver.log_level();
+    let others = remotes.iter().map(|spec| (spec.name.clone(), spec.aliases.clone()));
+    let others = others.chain(by_name.keys().map(|name| (ModelName::new(name), Vec::new())));
+    let keys = resolver.keys(&models, others.collect());
+    resolver.check_origins();
+    let names = resolver.host_names();
+    resolver.check_contradictions(&models);
+    let settings = &loaded.settings;
+    resolver.warnings.extend(loaded.internal.iter().map(|(key, place)| {
+        let message = format!(
+            "`{key}` replaces a number that is compiled in: it is for tests, and may change without notice"
+        );
+        Problem::new(place.clone(), message).hint("leave it out")
+    }));
+    resolver.warnings.extend(loaded.left_out.iter().map(|name| {
+        let place = loaded.place(&["models".to_owned(), name.clone()]);
+        let message = format!(
+            "model `{name}` names no file, and the folders of models have none of that name: it is left out"
+        );
+        Problem::new(place, message).hint("it comes when its file does; or name one with `model`")
+    }));
+    let admin_address = resolver.admin_address();
+    let probe_address = resolver.probe_address("address", &settings.probe.address);
+    let agent_address = resolver.probe_address("agent", &settings.probe.agent);
+    let access_log = resolver.file(&settings.log.access);
+    let collector = resolver.collector();
+    let admin_socket = settings
+        .admin
+        .socket
+        .as_ref()
+        .map_or_else(|| dirs.runtime.join(ADMIN_SOCKET), |path| resolver.absolute(path));
+    let fleet = FleetConfig {
+        models,
+        remotes,
+        any_name,
+        shared: resolver.shared(),
+        loading: settings.loading.clone(),
+        growth: settings.growth.clone(),
+        health: settings.health.clone(),
+        canary: settings.canary,
+        runtime_dir: dirs.runtime.clone(),
+        state_dir: dirs.state.clone(),
+        watch: Watch { sensors: settings.sensors, child: settings.child },
+    };
+    let Resolver { problems, warnings, .. } = resolver;
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    Ok(Resolved {
+        server,
+        upstream: settings.upstream.clone(),
+        log: settings.log.clone(),
+        diagnose: settings.diagnose.clone(),
+        proof: settings.proof.clone(),
+        update: settings.update.clone(),
+        series: settings.series,
+        child: settings.child,
+        dirs,
+        admin_socket,
+        admin_address,
+        probe: settings.probe.clone(),
+        probe_address,
+        agent_address,
+        fleet,
+        rules,
+        remote_rules,
+        by_name,
+        choices,
+        keys,
+        names,
+        access_log,
+        collector,
+        builds: vec![None; mitigations.len()],
+        flags: vec![None; mitigations.len()],
+        other_store: None,
+        unmeasured: Vec::new(),
+        record_requests: loaded
+            .models
+            .iter()
+            .map(|(_, model)| model.record_requests.as_ref().map(|path| loaded.absolute(machine, path)))
+            .collect(),
+        cancel: loaded.models.iter().map(|(_, model)| model.run.cancel).collect(),
+        mitigations,
+        warnings,
+        written: None,
+    })
+}
+
+/// A resolution under way.
+pub(crate) struct Resolver<'a> {
+    pub(crate) loaded: &'a Loaded,
+    pub(crate) machine: &'a Machine,
+    pub(crate) any_name: bool,
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) warnings: Vec<Problem>,
+    own: OwnSets,
+}
+
+impl<'a> Resolver<'a> {
+    /// Nothing found yet.
+    pub(crate) fn new(loaded: &'a Loaded, machine: &'a Machine) -> Self {
+        Self {
+            loaded,
+            machine,
+            any_name: false,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+            own: OwnSets::default(),
+        }
+    }
+}
+
+impl Resolver<'_> {
+    pub(crate) fn place(&self, path: &[&str]) -> Place {
+        let path: Vec<String> = path.iter().map(|&key| key.to_owned()).collect();
+        self.loaded.place(&path)
+    }
+
+    pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
+        self.loaded.absolute(self.machine, path)
+    }
+
+    fn admin_address(&mut self) -> Option<SocketAddr> {
+        let text = self.loaded.settings.admin.address.as_deref()?;
+        let place = self.place(&["admin", "address"]);
+        let Some(address) = text.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
+            let problem = Problem::new(place, format!("`admin.address`: `{text}` is no address with a port"));
+            self.problems.push(problem.hint("write it like `127.0.0.1:9090`"));
+            return None;
+        };
+        if !address.ip().is_loopback() {
+            let message = format!(
+                "`admin.address`: `{text}` can be reached from other machines, and admin routes ask for no key"
+            );
+            self.problems
+                .push(Problem::new(place, message).hint("use a loopback address like `127.0.0.1:9090`"));
+        }
+        Some(address)
+    }
+
+    /// Where others may ask, beyond loopback too: nothing can be done there.
+    fn probe_address(&mut self, key: &str, text: &str) -> Option<SocketAddr> {
+        let address = text.to_socket_addrs().ok().and_then(|mut all| all.next());
+        if address.is_none() && !text.is_empty() {
+            let message = format!("`probe.{key}`: `{text}` is no address with a port");
+            let problem = Problem::new(self.place(&["probe", key]), message);
+            self.problems.push(problem.hint("write it like `0.0.0.0:8081`"));
+        }
+        address
+    }
+
+    fn shared(&self) -> SharedBudgets {
+        let shared = self.loaded.settings.shared;
+        let host = |limit: Option<MemoryLimit>| limit?.resolve(self.machine.memory);
+        SharedBudgets {
+            host_soft: host(shared.host.soft),
+            host_hard: host(shared.host.hard),
+            vram_soft: shared.vram.soft,
+            vram_hard: shared.vram.hard,
+        }
+    }
+
+    fn log_level(&mut self) {
+        if let Err(problem) = crate::log_filter::log_filter(&self.loaded.settings.log.level) {
+            let place = self.place(&["log", "level"]);
+            self.problems.push(Problem::new(place, format!("`log.level`: {problem}")));
+        }
+    }
+
+    /// Two models must not share a name or an alias.
+    fn names(&mut self) {
+        let mut owners: HashMap<&String, (&str, &String)> = HashMap::new();
+        let loaded = self.loaded;
+        let models = loaded.models.iter().map(|(name, model)| ("models", name, &model.aliases));
+        let remotes = loaded.settings.remotes.iter().map(|(name, remote)| ("remotes", name, &remote.aliases));
+        for (table, name, aliases) in models.chain(remotes) {
+            let keys = std::iter::once((name, false)).chain(aliases.iter().map(|alias| (alias, true)));
+            for (key, is_alias) in keys {
+                let place =
+                    if is_alias { self.place(&[table, name, "aliases"]) } else { self.place(&[table, name]) };
+                if key.is_empty() {
+                    self.problems
+                        .push(Problem::new(place, format!("model `{name}`: a name must not be empty")));
+                } else if is_pattern(key) {
+                    let message = format!("model `{name}`: `{key}` is a pattern, and a model has names");
+                    let hint = format!(
+                        "patterns are in `[names]`: `[names.{}]` with `models = [{}]`",
+                        quoted(key),
+                        toml::Value::from(name.as_str())
+                    );
+                    self.problems.push(Problem::new(place, message).hint(hint));
+                } else if let Some(other) = owners.insert(key, (table, name)) {
+                    let who = if other == (table, name) {
+                        "twice by this model".to_owned()
+                    } else {
+                        format!("by model `{}`, too", other.1)
+                    };
+                    let problem =
+                        Problem::new(place, format!("model `{name}`: the name `{key}` is used {who}"));
+                    self.problems.push(problem.hint("every name and alias must be unique"));
+                }
+            }
+        }
+    }
+
+    fn model(&mut self, name: &str, model: &Model) -> (ModelSpec, (Choice, Place), Mitigations) {
+        let mut args = model.args.clone();
+        if let Some(file) = &model.model {
+            if arguments::model(&args).is_some() {
+                let place = self.place(&["models", name, "model"]);
+                let problem = Problem::new(
+                    place,
+                    format!("model `{name}`: the file is given in `model` and again in `args`"),
+                );
+                self.problems.push(problem.hint("keep one of them"));
+            }
+            args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
+        }
+        let mitigations = self.mitigations(name, model, args);
+        // Without those that are not for the build; that is known when the binary is.
+        let Mitigated { args, env, env_remove, .. } = mitigations.command(&[]);
+        if model.wrapper.first().is_some_and(String::is_empty) {
+            let place = self.place(&["models", name, "wrapper"]);
+            let problem = Problem::new(place, format!("model `{name}`: `wrapper` begins with an empty word"));
+            self.problems
+                .push(problem.hint("begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`"));
+        }
+        let directory = model.directory.as_ref().map(|path| self.absolute(path));
+        self.check_directory(name, directory.as_deref());
+        self.check_file(name, model, &args, directory.as_deref());
+        let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
+        self.check_listening(name, model, &all);
+        let recycle = model.policy.recycle(Some(self.machine.memory));
+        let policy = &model.policy.common;
+        let spec = ModelSpec {
+            name: ModelName::new(name),
+            aliases: model.aliases.clone(),
+            command: Command {
+                wrapper: model.wrapper.clone(),
+                binary: PathBuf::new(),
+                args,
+                env,
+                env_remove: with_ours(env_remove, self.any_name),
+                directory,
+            },
+            run: model.run,
+            queue: model.queue,
+            max_in_flight: model.max_in_flight,
+            ttl: model.ttl,
+            // What it needs is known when its command is, and whom it excludes when all are known.
+            loading: loading::Spec {
+                gpus: model.gpus.clone(),
+                pin: model.run.pin,
+                never_with: Vec::new(),
+                ..loading::Spec::default()
+            },
+            fallback: (!model.fallback.is_empty())
+                .then(|| Fallback { args: model.fallback.clone(), needs: None }),
+            // Known when its binary is.
+            start_switches: Vec::new(),
+            choose_gpus: false,
+            lifecycle: model.lifecycle,
+            recycle,
+            oom_score_adj: self.loaded.settings.child.oom_score_adj,
+            admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
+            quarantine: model.quarantine,
+            canary_of: None,
+        };
+        (spec, self.choice(name, model), mitigations)
+    }
+
+    fn choice(&mut self, name: &str, model: &Model) -> (Choice, Place) {
+        match (&model.binary, &model.build) {
+            (Some(_), Some(_)) => {
+                let place = self.place(&["models", name, "build"]);
+                let problem = Problem::new(
+                    place.clone(),
+                    format!("model `{name}`: both `binary` and `build` say what to run"),
+                );
+                self.problems.push(problem.hint("keep one of them"));
+                (Choice::Newest, place)
+            }
+            // A bare word is looked for in PATH, as a shell would.
+            (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
+                let beside = self.absolute(binary);
+                let choice =
+                    if beside.is_file() { Choice::Path(beside) } else { Choice::InPath(binary.clone()) };
+                (choice, self.place(&["models", name, "binary"]))
+            }
+            (Some(binary), None) => {
+                (Choice::Path(self.absolute(binary)), self.place(&["models", name, "binary"]))
+            }
+            (None, Some(build)) => (Choice::Build(build.clone()), self.place(&["models", name, "build"])),
+            (None, None) => (Choice::Newest, self.place(&["models", name])),
+        }
+    }
+}

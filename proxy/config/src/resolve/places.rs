@@ -1,0 +1,189 @@
+//! Where our private directory for sockets must not be made: in places that are somebody's for another purpose. Nothing there
+//! would be removed; but whoever names such a place meant another one.
+
+use std::path::{Path, PathBuf};
+
+use warden_supervisor::SharedSpec;
+
+use crate::arguments;
+use crate::problem::Problem;
+use crate::resolve::Resolver;
+use crate::resolve::dirs::Dirs;
+
+impl Resolver<'_> {
+    /// Refuses `paths.runtime_dir` where it is no place for sockets.
+    pub(crate) fn check_runtime_dir(&mut self, dirs: &Dirs, models: &[SharedSpec]) {
+        if self.loaded.settings.paths.runtime_dir.is_none() {
+            return;
+        }
+        let base = real(&dirs.runtime_base);
+        let Some(what) = self.purpose(&base, dirs, models) else { return };
+        let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
+        let problem = Problem::new(self.place(&["paths", "runtime_dir"]), message);
+        self.problems.push(problem.hint("name a directory for sockets alone, like `/run/llama-warden`"));
+    }
+
+    /// Warns where what is to outlast a restart of the machine is kept in its memory.
+    pub(crate) fn check_state_dir(&mut self, dirs: &Dirs) {
+        for (key, named, dir, what) in [
+            (
+                "state_dir",
+                &self.loaded.settings.paths.state_dir,
+                &dirs.state,
+                "the ledger and what is known of the models' memory",
+            ),
+            ("data_dir", &self.loaded.settings.paths.data_dir, &dirs.data, "builds"),
+        ] {
+            if named.is_none() || !is_in_memory(&real(dir)) {
+                continue;
+            }
+            let message = format!(
+                "`paths.{key}`: {} is in the machine's memory (tmpfs), and a restart of it takes {what} away",
+                dir.display()
+            );
+            let problem = Problem::new(self.place(&["paths", key]), message);
+            self.warnings.push(
+                problem.hint(format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)")),
+            );
+        }
+    }
+
+    fn purpose(&self, base: &Path, dirs: &Dirs, models: &[SharedSpec]) -> Option<String> {
+        if base == Path::new("/") {
+            return Some("the root directory".to_owned());
+        }
+        if self.machine.home().is_some_and(|home| real(&home) == base) {
+            return Some("a home directory".to_owned());
+        }
+        let holds = |file: &Path| real(file).parent() == Some(base);
+        if self.loaded.file.as_deref().is_some_and(|file| holds(&self.machine.cwd.join(file))) {
+            return Some("where the configuration is".to_owned());
+        }
+        let model = models.iter().find(|spec| {
+            let directory = spec.command.directory.as_deref().unwrap_or(&self.machine.cwd);
+            arguments::model(&spec.command.args).is_some_and(|file| holds(&directory.join(file)))
+        });
+        if let Some(spec) = model {
+            return Some(format!("where the file of model `{}` is", spec.name));
+        }
+        let store = warden_builder::Store::new(&dirs.data);
+        // A store that is there: an empty place may become both.
+        (store.root().is_dir() && (real(&dirs.data) == base || base.starts_with(real(store.root()))))
+            .then(|| "where builds are kept".to_owned())
+    }
+}
+
+/// Whether a path, or what of it exists, lies in a file system that has no disk.
+#[cfg(target_os = "linux")]
+fn is_in_memory(path: &Path) -> bool {
+    // `statfs(2)`: TMPFS_MAGIC.
+    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+    let there = path.ancestors().find(|path| path.exists());
+    there.and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|facts| facts.f_type == TMPFS)
+}
+
+/// Other systems have no such file system, so nothing is ever reported there.
+#[cfg(not(target_os = "linux"))]
+fn is_in_memory(_: &Path) -> bool {
+    false
+}
+
+/// A path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => real(parent).join(name),
+        _ => path.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::machine::Machine;
+    use crate::resolve::resolve;
+    use crate::source::layers::{Sources, load};
+
+    /// What is said about a configuration with this directory, in a folder with a model, a store and a home.
+    fn said(runtime_dir: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["models", "data/builds/x", "home", "etc", "run"] {
+            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path().join("home"), dir.path().join("link")).unwrap();
+        std::fs::write(dir.path().join("models/m.gguf"), "").unwrap();
+        let file = dir.path().join("etc/w.toml");
+        let text = format!(
+            "paths = {{ runtime_dir = '{runtime_dir}', data_dir = '../data', state_dir = '../state', cache_dir = '../cache' }}\n\
+             [models.m]\nmodel = '../models/m.gguf'\nbinary = '/bin/true'\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut machine = Machine::read();
+        machine.env = vec![("HOME".into(), dir.path().join("home").into())];
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        resolve(&loaded, &machine, false).map_or_else(|problems| problems.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn without_any_home_a_place_for_the_state_has_to_be_named() {
+        let mut machine = Machine::read();
+        machine.env.clear();
+        let loaded = load(Sources::default()).unwrap();
+        for listed in [None, Some("/")] {
+            machine.listed_home = listed.map(Into::into);
+            let refused = loaded.dirs(&machine).unwrap_err().to_string();
+            assert!(refused.contains("HOME"), "{refused}");
+        }
+        machine.listed_home = Some("/home/me".into());
+        let dirs = loaded.dirs(&machine).unwrap();
+        assert_eq!(dirs.state, std::path::Path::new("/home/me/.local/state/llama-warden"));
+        let flags =
+            vec![crate::source::layers::FlagSetting::raw("--set", &["paths", "state_dir"], "/srv/state")];
+        let named = load(Sources { flags, ..Sources::default() }).unwrap();
+        machine.listed_home = None;
+        let dirs = named.dirs(&machine).unwrap();
+        assert_eq!((dirs.state, dirs.cache), ("/srv/state".into(), "/srv/state/cache".into()));
+    }
+
+    #[test]
+    fn a_place_with_another_purpose_is_named_and_refused() {
+        for (place, what) in [
+            ("/", "the root directory"),
+            ("../home", "a home directory"),
+            ("../link", "a home directory"),
+            (".", "where the configuration is"),
+            ("../models", "where the file of model `m` is"),
+            ("../data", "where builds are kept"),
+            ("../data/builds/x", "where builds are kept"),
+        ] {
+            let said = said(place);
+            assert!(said.contains("`paths.runtime_dir`") && said.contains(what), "{place}: {said}");
+        }
+        for place in ["../run", "../new/deep", "../home/run"] {
+            assert_eq!(said(place), "", "{place}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_to_outlast_a_restart_of_the_machine_is_not_kept_in_its_memory() {
+        // Made by the kernel itself, and the same on every Linux.
+        let in_memory = std::path::Path::new("/dev/shm");
+        if !super::is_in_memory(in_memory) {
+            return;
+        }
+        let dir = tempfile::tempdir_in(in_memory).unwrap();
+        std::fs::write(dir.path().join("m.gguf"), "").unwrap();
+        let file = dir.path().join("w.toml");
+        let text =
+            "paths = { state_dir = 'not/there/yet' }\n[models.m]\nmodel = 'm.gguf'\nbinary = '/bin/true'\n";
+        std::fs::write(&file, text).unwrap();
+        let machine = Machine::read();
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let warnings = resolve(&loaded, &machine, false).unwrap().warnings;
+        let said: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert!(
+            said.len() == 1 && said[0].contains("`paths.state_dir`") && said[0].contains("tmpfs"),
+            "{said:?}"
+        );
+    }
+}

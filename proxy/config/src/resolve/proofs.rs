@@ -1,0 +1,92 @@
+//! Where it is recorded what `patches prove` has shown on this machine: `verified.toml` beside the configuration file.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use warden_patches::prove::Proofs;
+
+use crate::machine::Machine;
+use crate::problem::{Place, Problem};
+use crate::source::layers::Loaded;
+
+/// Its name.
+const NAME: &str = "verified.toml";
+
+/// Its path: in the folder of the configuration file, else in `$XDG_CONFIG_HOME/llama-warden`.
+///
+/// # Errors
+/// There is no configuration file, and no home.
+pub fn file(loaded: &Loaded, machine: &Machine) -> Result<PathBuf, Problem> {
+    let beside = loaded.file.as_deref().map(|file| loaded_folder(machine, file));
+    beside.or_else(|| machine.config_dir()).map(|folder| folder.join(NAME)).ok_or_else(|| {
+        Problem::new(Place::Nowhere, "there is no place to record it in: HOME is not set")
+            .hint("name a configuration file with --config: the record lies beside it")
+    })
+}
+
+fn loaded_folder(machine: &Machine, file: &Path) -> PathBuf {
+    let file = machine.cwd.join(file);
+    file.parent().map_or_else(|| machine.cwd.clone(), Path::to_owned)
+}
+
+/// What is recorded for this configuration; nothing where there is no file, and no place for one.
+///
+/// # Errors
+/// It is there, and cannot be read or understood.
+pub fn known(loaded: &Loaded, machine: &Machine) -> Result<Proofs, Problem> {
+    file(loaded, machine).map_or_else(|_| Ok(Proofs::default()), |file| read(&file))
+}
+
+/// What is recorded in a file; nothing where there is none.
+///
+/// # Errors
+/// It is there, and cannot be read or understood. It stays as it is.
+pub fn read(file: &Path) -> Result<Proofs, Problem> {
+    let place = || Place::File { path: file.to_owned(), line: 0 };
+    let hint = "mend it, or move it away: then nothing counts as locally verified until `llama-warden patches prove` shows it again";
+    match std::fs::read_to_string(file) {
+        Ok(text) => Proofs::parse(&text).map_err(|why| {
+            Problem::new(place(), format!("this is no record of `patches prove`: {why}")).hint(hint)
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Proofs::default()),
+        Err(error) => Err(Problem::new(place(), format!("cannot be read: {error}")).hint(hint)),
+    }
+}
+
+/// Writes all of it anew, whole or not at all.
+///
+/// # Errors
+/// It cannot be written; what was there stays.
+pub fn write(file: &Path, proofs: &Proofs) -> Result<(), Problem> {
+    let trouble = |error: &dyn std::fmt::Display| {
+        Problem::new(Place::File { path: file.to_owned(), line: 0 }, format!("cannot be written: {error}"))
+            .hint("what was shown is not recorded; make the folder writable, or name another configuration")
+    };
+    let text = proofs.to_toml().map_err(|error| trouble(&error))?;
+    let folder = file.parent().unwrap_or_else(|| Path::new("."));
+    std::fs::create_dir_all(folder).map_err(|error| trouble(&error))?;
+    let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(&error))?;
+    new.write_all(text.as_bytes())
+        .and_then(|()| new.as_file().sync_all())
+        .map_err(|error| trouble(&error))?;
+    new.persist(file).map_err(|error| trouble(&error.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_understood_is_told_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deeper").join(NAME);
+        assert_eq!(read(&file).unwrap(), Proofs::default());
+        write(&file, &Proofs::default()).unwrap();
+        assert_eq!(read(&file).unwrap(), Proofs::default());
+        std::fs::write(&file, "schema = 9\n").unwrap();
+        let problem = read(&file).unwrap_err();
+        assert!(problem.message.contains("version 9") && problem.hint.is_some(), "{problem}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "schema = 9\n");
+    }
+}

@@ -1,0 +1,180 @@
+//! What is known of how a model's llama-server behaves: what was measured of the binary, and what the model's flags make of
+//! it. Pure but for what is remembered of binaries that we did not build.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use warden_builder::verify::{HttpThreads, Measured, Remembered, StreamHead};
+use warden_policies::ServerFacts;
+use warden_policies::server_facts;
+use warden_policies::server_flags::FlagList;
+use warden_supervisor::Command;
+
+use crate::arguments;
+
+/// A binary of which something is not measured yet: mostly one that we did not build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmeasured {
+    /// Its path.
+    pub binary: PathBuf,
+    /// What it is remembered by.
+    pub identity: String,
+}
+
+/// What is known of one binary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// What was measured, or what it says of itself.
+    pub measured: Measured,
+    /// Set if it is to be measured.
+    pub unmeasured: Option<Unmeasured>,
+    /// See [`ServerFacts::slot_files`].
+    pub slot_files: Option<bool>,
+    /// The flags that it lists; `None` if it lists none.
+    pub flags: Option<Arc<FlagList>>,
+}
+
+impl Known {
+    /// What is remembered of a binary that somebody else built. `version`: what it says to `--version`.
+    pub fn remembered(cache: &Path, binary: &Path, version: &str) -> Self {
+        let Some(identity) = Remembered::identity(binary, version) else { return Self::default() };
+        let recalled = Remembered::new(cache).read(&identity);
+        let measured = recalled.map(|recalled| recalled.measured).unwrap_or_default();
+        let is_complete = recalled.is_some_and(|recalled| recalled.is_complete);
+        let unmeasured = (!is_complete).then(|| Unmeasured { binary: binary.to_owned(), identity });
+        Self { measured, unmeasured, ..Self::default() }
+    }
+
+    /// What is known of a build of ours: by its provenance, and what that lacks because the build is older than the
+    /// question, by what was measured since.
+    pub fn built(measured: Measured, cache: &Path, binary: &Path, version: &str) -> Self {
+        if measured.discards_bodies.is_some() {
+            return Self { measured, ..Self::default() };
+        }
+        let since = Self::remembered(cache, binary, version);
+        let discards_bodies = since.measured.discards_bodies;
+        Self { measured: Measured { discards_bodies, ..measured }, ..since }
+    }
+}
+
+/// Whether a server can listen on a Unix socket, by what it says to `--help`: since about b5000 `--host` says so. Only for the
+/// time until it is measured.
+pub fn unix_sockets_in(help: &str) -> Option<bool> {
+    let help = help.to_ascii_lowercase();
+    help.contains("--host").then(|| help.contains("unix socket"))
+}
+
+/// Whether a server can be told where to save slots, by what it says to `--help`. One fork lists what is there to every client, and
+/// lets them rename and remove it: it is known by a flag that nobody else has.
+pub fn slot_files_in(help: &str) -> Option<bool> {
+    let listed = |flag: &str| help.split([' ', ',', '\n', '\t']).any(|word| word == flag);
+    listed("--help").then(|| listed("--slot-save-path") && !listed("--run-time-repack"))
+}
+
+/// The facts of a model that is started so. `cores`: processors that it may use.
+pub fn of(measured: Measured, command: &Command, cores: usize) -> ServerFacts {
+    ServerFacts {
+        stream_head: match measured.stream_head {
+            Some(StreamHead::BeforeFirstToken) => server_facts::StreamHead::BeforeFirstToken,
+            Some(StreamHead::AfterFirstToken) => server_facts::StreamHead::AfterFirstToken,
+            None => server_facts::StreamHead::Unknown,
+        },
+        unix_sockets: measured.unix_sockets,
+        http_threads: measured.http_threads.map(|threads| match threads {
+            HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
+            HttpThreads::Fixed => fixed(command, cores),
+        }),
+        // Nobody measures that.
+        slot_files: None,
+        discards_bodies: measured.discards_bodies,
+    }
+}
+
+/// How many threads a server with a fixed number has: what it is told, else by the rule that all of them have in common, two
+/// more than slots and no fewer than one less than processors. Slots that are chosen by the server count as one.
+fn fixed(command: &Command, cores: usize) -> u32 {
+    let variable = |name: &str| {
+        let set = command.env.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
+        set.and_then(|value| value.parse::<u32>().ok())
+    };
+    let told = arguments::http_threads(&command.args).or_else(|| variable("LLAMA_ARG_THREADS_HTTP"));
+    if let Some(told) = told.filter(|told| *told > 0) {
+        return told;
+    }
+    let slots = arguments::slots(&command.args).or_else(|| variable("LLAMA_ARG_N_PARALLEL")).unwrap_or(1);
+    let cores = u32::try_from(cores).unwrap_or(1);
+    slots.saturating_add(2).max(cores.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
+        Command {
+            args: args.iter().map(|&word| word.to_owned()).collect(),
+            env: env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            ..Command::bare("/x".into())
+        }
+    }
+
+    #[test]
+    fn what_is_not_measured_is_unknown() {
+        assert_eq!(of(Measured::default(), &command(&[], &[]), 4), ServerFacts::default());
+    }
+
+    #[test]
+    fn a_build_from_before_a_question_is_measured_once_more_and_a_newer_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, binary) = (folder.path(), folder.path().join("llama-server"));
+        std::fs::write(&binary, "x").unwrap();
+        let new = Measured { discards_bodies: Some(true), ..Measured::default() };
+        assert_eq!(Known::built(new, cache, &binary, "v").unmeasured, None);
+        let old = Measured { unix_sockets: Some(true), ..Measured::default() };
+        let known = Known::built(old, cache, &binary, "v");
+        assert_eq!(known.measured, old, "unknown until it is measured");
+        let identity = known.unmeasured.unwrap().identity;
+        let found = Measured { discards_bodies: Some(false), ..Measured::default() };
+        Remembered::new(cache).write(&identity, &binary, found).unwrap();
+        let known = Known::built(old, cache, &binary, "v");
+        assert_eq!(known.measured, Measured { discards_bodies: Some(false), ..old });
+        assert_eq!(known.unmeasured, None);
+        // What cannot be measured is not asked at every start.
+        Remembered::new(cache).write(&identity, &binary, Measured::default()).unwrap();
+        assert_eq!(Known::built(old, cache, &binary, "v").unmeasured, None);
+    }
+
+    #[test]
+    fn threads_are_counted_by_the_flags_of_the_model() {
+        let threads = |measured, args: &[&str], env: &[(&str, &str)], cores| {
+            let measured = Measured { http_threads: Some(measured), ..Measured::default() };
+            of(measured, &command(args, env), cores).http_threads.unwrap()
+        };
+        assert_eq!(threads(HttpThreads::OnDemand, &[], &[], 2), ServerFacts::THREADS_ON_DEMAND);
+        assert_eq!(threads(HttpThreads::Fixed, &[], &[], 2), 3);
+        assert_eq!(threads(HttpThreads::Fixed, &["-np", "8"], &[], 2), 10);
+        assert_eq!(threads(HttpThreads::Fixed, &["-np", "-1"], &[], 64), 63);
+        assert_eq!(threads(HttpThreads::Fixed, &["--threads_http", "5"], &[], 64), 5);
+        assert_eq!(
+            threads(HttpThreads::Fixed, &["--threads-http", "-1"], &[("LLAMA_ARG_THREADS_HTTP", "7")], 2),
+            7
+        );
+    }
+
+    #[test]
+    fn a_server_says_itself_whether_it_saves_slots() {
+        assert_eq!(slot_files_in("--help\n--slot-save-path PATH  path to save slots"), Some(true));
+        assert_eq!(slot_files_in("--help\n-rtr, --run-time-repack\n--slot-save-path PATH"), Some(false));
+        assert_eq!(slot_files_in("-h, --help\n--slots"), Some(false));
+        assert_eq!(slot_files_in("error: unknown flag"), None);
+    }
+
+    #[test]
+    fn a_server_says_itself_whether_it_knows_unix_sockets() {
+        let new =
+            "--host HOST   ip address to listen, or bind to an UNIX socket if the address ends with .sock";
+        assert_eq!(unix_sockets_in(new), Some(true));
+        assert_eq!(unix_sockets_in("--host HOST   ip address to listen (default: 127.0.0.1)"), Some(false));
+        assert_eq!(unix_sockets_in("usage: ask somebody"), None);
+    }
+}

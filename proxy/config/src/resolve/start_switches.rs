@@ -1,0 +1,123 @@
+//! What may start a model's llama-server if it dies while it loads: entries of the list of mitigations that this binary knows and this
+//! command line does not have, in the order of trial.
+
+use warden_patches::mitigation::{Action, BuildFacts, Catalogue, Effect, Fit};
+use warden_policies::server_flags::FlagList;
+use warden_policies::start_search::{StartSwitch, configuration_line};
+
+use super::mitigations::Mitigations;
+use crate::arguments;
+
+/// Layers in a number of them that is no "as many as there are": more than the largest models have.
+const ALL_LAYERS: u64 = 99;
+/// Types of the V cache that do not need flash attention.
+const PLAIN_CACHES: [&str; 3] = ["f16", "f32", "bf16"];
+
+/// Finds them. `flags`: what the binary lists; without that no flag is offered. `typed`: the model is llama-server's own command line.
+pub(super) fn find(
+    model: &str,
+    mitigations: &Mitigations,
+    build: &BuildFacts,
+    flags: Option<&FlagList>,
+    typed: bool,
+) -> Vec<StartSwitch> {
+    let Ok(list) = mitigations.known() else { return Vec::new() };
+    let (args, env) = mitigations.written();
+    let offer = |item: String| {
+        let effect = list.resolve(std::slice::from_ref(&item)).effects.into_iter().next()?;
+        if mitigations.ids().contains(&effect.mitigation.id) {
+            return None;
+        }
+        let switch = offer(&list, &effect, item, args, env, build, flags)?;
+        let configured = mitigations.list();
+        let (words, overruled) = (switch.words(), switch.line.clone());
+        let overruled = Some(overruled.as_str()).filter(|words| !words.is_empty());
+        let line = configuration_line(model, &switch.item, configured, overruled, &words, typed);
+        Some(StartSwitch { line, ..switch })
+    };
+    let mut switches: Vec<StartSwitch> = items(&list, args).into_iter().filter_map(offer).collect();
+    // Kept for each model: without this the vector reserves four, and most models have one.
+    switches.shrink_to_fit();
+    switches
+}
+
+/// What the list names, with half of the layers before none of them where their number is given.
+fn items(list: &Catalogue, args: &[String]) -> Vec<String> {
+    let half = |item: &String| {
+        let names = ["--gpu-layers", "--n-gpu-layers", "-ngl"].map(str::to_owned);
+        let (given, _) = arguments::given(args, &names, &[]).filter(|_| item == "gpu-layers=0")?;
+        let layers: u64 = given.split(' ').next_back()?.parse().ok()?;
+        (2..ALL_LAYERS).contains(&layers).then(|| format!("gpu-layers={}", layers / 2))
+    };
+    list.start_items().iter().flat_map(|item| half(item).into_iter().chain([item.clone()])).collect()
+}
+
+/// One of them, if it applies. Words of `args` that it overrules are in its `line`.
+fn offer(
+    list: &Catalogue,
+    effect: &Effect,
+    item: String,
+    args: &[String],
+    env: &[(String, String)],
+    build: &BuildFacts,
+    flags: Option<&FlagList>,
+) -> Option<StartSwitch> {
+    // A note of its build's number matters less than what the binary lists.
+    if matches!(effect.fit(build), Fit::LeftOut(_) | Fit::Missing { .. }) {
+        return None;
+    }
+    let entry = list.mitigation(&effect.mitigation.id)?;
+    let mut switch = StartSwitch {
+        item,
+        needs_gpu: !entry.backends.is_empty() && build.provenance.is_none(),
+        cost: entry.cost.clone(),
+        ..StartSwitch::default()
+    };
+    let variable = |name: &String| env.iter().any(|(own, _)| own == name);
+    match &entry.action {
+        Action::Variable { .. } => {
+            switch.env = effect.set.iter().filter(|(name, _)| !variable(name)).cloned().collect();
+        }
+        Action::Flags { .. } => {
+            let known = flags?;
+            for flag in &effect.flags {
+                let words = known.translate(&flag.words).words;
+                let (name, value) = (words.first()?, words.get(1));
+                if !known.knows(name) || value.is_some_and(|value| !known.takes(name, value)) {
+                    return None;
+                }
+                let given: Vec<&str> = flag.words.iter().map(String::as_str).collect();
+                match arguments::given(args, &flag.names, &given) {
+                    Some((_, true)) => return None,
+                    // The same under another name: `-lm none` for `--no-mmap`.
+                    Some((given, false))
+                        if value.is_some() && given.split(' ').nth(1) == value.map(String::as_str) =>
+                    {
+                        return None;
+                    }
+                    // The last one counts, so a word at the end is tried; where it is to be written is another matter.
+                    Some((overruled, false)) => switch.line = overruled,
+                    None if flag.variables.iter().any(variable) => return None,
+                    None => {}
+                }
+                switch.args.extend(words);
+            }
+            if entry.id == "no-flash-attention" && has_quantised_v_cache(args) {
+                return None;
+            }
+        }
+        Action::Patch { .. } | Action::Unset { .. } | Action::BuildOption { .. } => return None,
+    }
+    (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
+}
+
+/// Whether the V cache is of a type that needs flash attention: without it such a server does not start either.
+fn has_quantised_v_cache(args: &[String]) -> bool {
+    let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
+    let given = arguments::given(args, &names, &[]);
+    given.is_some_and(|(words, _)| words.split(' ').nth(1).is_some_and(|kind| !PLAIN_CACHES.contains(&kind)))
+}
+
+#[cfg(test)]
+#[path = "start_switches_tests.rs"]
+mod tests;

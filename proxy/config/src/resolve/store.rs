@@ -1,0 +1,61 @@
+//! Finds builds of llama-server in the store, for models that name one by id or take the newest.
+
+use std::path::Path;
+
+use warden_builder::{Error, Store};
+
+use super::binary::{self, StoreBuild};
+use crate::machine::Machine;
+use crate::problem::Problems;
+use crate::resolve::Resolved;
+
+/// Finds and tries the binaries of all models, builds of the store among them.
+///
+/// # Errors
+/// As [`binary::fill`].
+pub async fn fill(resolved: &mut Resolved, machine: &Machine) -> Result<(), Problems> {
+    let (data, other) = (resolved.dirs.data.clone(), resolved.other_store.clone());
+    let look = |id: Option<&str>| match (find(&data, id)?, &other) {
+        (None, Some(other)) if id.is_some() => find(other, id),
+        (found, _) => Ok(found),
+    };
+    binary::fill(resolved, machine, &look).await
+}
+
+/// A build: by id or the beginning of one, or the one in use. `Ok(None)` if there is none; an error if the beginning fits
+/// several, or the build is damaged.
+///
+/// # Errors
+/// The beginning fits several builds, or the build is damaged.
+pub fn find(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
+    let store = Store::new(data_dir);
+    let found = match id {
+        Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)),
+        None => match store.in_use() {
+            Ok(Some(build)) => Ok(build),
+            Ok(None) => return Ok(None),
+            Err(error) => Err(error),
+        },
+    };
+    let build = found.and_then(|provenance| {
+        let facts = provenance.facts(&store.binary(&provenance.id)?);
+        Ok(StoreBuild { facts, measured: provenance.verified.measured })
+    });
+    match build {
+        Ok(build) => Ok(Some(build)),
+        Err(Error::NoSuchBuild { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_store_has_no_build_by_any_name() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(find(dir.path(), None), Ok(None));
+        assert_eq!(find(dir.path(), Some("abc")), Ok(None));
+    }
+}

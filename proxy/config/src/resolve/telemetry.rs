@@ -1,0 +1,236 @@
+//! Where traces of requests go: `[telemetry]`, and where that says nothing the variables that OpenTelemetry has given names to.
+
+use std::path::Path;
+
+use http::header::{HeaderName, HeaderValue};
+use http::{HeaderMap, Uri};
+use warden_gateway::percent_decoded;
+use warden_policies::{defaults, secrets};
+use warden_supervisor::Origin;
+
+use super::Resolver;
+use crate::problem::Problem;
+
+/// A file of headers is some lines: more is another file.
+const HEADERS_BYTES: u64 = 64 << 10;
+
+/// What is added to an endpoint for all kinds of telemetry.
+const TRACES: &str = "/v1/traces";
+
+/// Who we are, if nobody says otherwise.
+const SERVICE: &str = "llama-warden";
+
+/// A collector of OpenTelemetry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Collector {
+    /// Where it is.
+    pub origin: Origin,
+    /// The whole path.
+    pub path: String,
+    /// What it wants beside; the values are secrets.
+    pub headers: HeaderMap,
+    /// What is said of us: `service.name` and others.
+    pub resource: Vec<(String, String)>,
+    /// Intervals, sizes and limits.
+    pub numbers: defaults::Telemetry,
+}
+
+impl Resolver<'_> {
+    /// The collector, if there is one.
+    pub(super) fn collector(&mut self) -> Option<Collector> {
+        let numbers = self.loaded.settings.telemetry.clone();
+        let written = numbers.endpoint.clone();
+        let (origin, path) = if written.is_empty() {
+            self.of_variables()?
+        } else {
+            let place = self.place(&["telemetry", "endpoint"]);
+            match endpoint(&written, true) {
+                Ok(found) => found,
+                Err(why) => {
+                    let message = format!("`telemetry.endpoint`: `{}`: {why}", secrets::text(&written));
+                    self.problems
+                        .push(Problem::new(place, message).hint("write it like `http://127.0.0.1:4318`"));
+                    return None;
+                }
+            }
+        };
+        let headers = match self.file(&numbers.headers) {
+            Some(file) => self.headers_of(&file)?,
+            None => self.headers_of_variables(),
+        };
+        if !headers.is_empty() && !origin.is_encrypted() && !origin.is_near() {
+            let place = self.place(&["telemetry", "headers"]);
+            let message = "`telemetry`: the collector's headers go over the network for anybody to read";
+            self.warnings.push(Problem::new(place, message).hint("use an `https://` endpoint"));
+        }
+        Some(Collector { origin, path, headers, resource: self.resource(), numbers })
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        self.machine.var(name).and_then(|value| value.to_str()).map(|value| value.trim().to_owned())
+    }
+
+    /// A variable for traces alone, or else for all kinds of telemetry.
+    fn either(&self, rest: &str) -> Option<String> {
+        let of_traces = self.variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
+        of_traces.or_else(|| self.variable(&format!("OTEL_EXPORTER_OTLP_{rest}")))
+    }
+
+    /// What is wrong in a variable keeps nobody from serving: they may be set for others.
+    fn unusable(&mut self, message: String, hint: &str) {
+        let place = self.place(&["telemetry"]);
+        self.warnings.push(Problem::new(place, message).hint(hint));
+    }
+
+    fn of_variables(&mut self) -> Option<(Origin, String)> {
+        let of_traces = self.variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+        let is_for_all = of_traces.is_none();
+        let written = of_traces.or_else(|| self.variable("OTEL_EXPORTER_OTLP_ENDPOINT"))?;
+        let is_off = self.variable("OTEL_SDK_DISABLED").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+        if is_off || self.variable("OTEL_TRACES_EXPORTER").as_deref() == Some("none") {
+            return None;
+        }
+        if let Some(protocol) = self.either("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+            let message = format!(
+                "variables of OpenTelemetry ask for the protocol `{protocol}`: no traces are exported"
+            );
+            self.unusable(
+                message,
+                "OTLP is spoken as `http/protobuf`: name such an endpoint in `telemetry.endpoint`",
+            );
+            return None;
+        }
+        match endpoint(&written, is_for_all) {
+            Ok(found) => Some(found),
+            Err(why) => {
+                let message = format!(
+                    "variables of OpenTelemetry name the endpoint `{}`: {why}; no traces are exported",
+                    secrets::text(&written)
+                );
+                self.unusable(message, "write it like `http://127.0.0.1:4318`");
+                None
+            }
+        }
+    }
+
+    /// The file of headers; `None` if it cannot be used, which is told.
+    fn headers_of(&mut self, file: &Path) -> Option<HeaderMap> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let read = || {
+            let about = std::fs::metadata(file).map_err(|error| format!("cannot be read: {error}"))?;
+            if !about.is_file() || about.len() > HEADERS_BYTES {
+                return Err("is no small file".to_owned());
+            }
+            let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
+            Ok((headers(&text)?, about.permissions().mode()))
+        };
+        let place = self.place(&["telemetry", "headers"]);
+        match read() {
+            Ok((headers, mode)) => {
+                if mode & 0o007 != 0 {
+                    let message = format!(
+                        "`telemetry.headers`: every user of this machine can read {}",
+                        file.display()
+                    );
+                    self.warnings.push(Problem::new(place, message).hint("`chmod 600` it"));
+                }
+                Some(headers)
+            }
+            Err(why) => {
+                let message = format!("`telemetry.headers`: {} {why}", file.display());
+                let hint = "write one header on a line, like `Authorization: Bearer …`";
+                self.problems.push(Problem::new(place, message).hint(hint));
+                None
+            }
+        }
+    }
+
+    fn headers_of_variables(&mut self) -> HeaderMap {
+        let mut all = HeaderMap::new();
+        let mut bad = 0;
+        for (name, value) in pairs(&self.either("HEADERS").unwrap_or_default()) {
+            match header(&name, &value) {
+                Some((name, value)) => drop(all.insert(name, value)),
+                None => bad += 1,
+            }
+        }
+        if bad > 0 {
+            let message =
+                format!("variables of OpenTelemetry have {bad} headers that are none: they are left out");
+            self.unusable(message, "write them like `name=value,name=value`");
+        }
+        all
+    }
+
+    /// What is said of us: others' words first, as people set them.
+    fn resource(&self) -> Vec<(String, String)> {
+        let mut all = pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
+        if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
+            all.retain(|(key, _)| key != "service.name");
+            all.push(("service.name".to_owned(), name));
+        }
+        if !all.iter().any(|(key, _)| key == "service.name") {
+            all.push(("service.name".to_owned(), SERVICE.to_owned()));
+        }
+        all
+    }
+}
+
+/// An endpoint, and the whole path there. `adds`: it is one for all kinds of telemetry.
+fn endpoint(text: &str, adds: bool) -> Result<(Origin, String), String> {
+    let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
+    if uri.query().is_some() {
+        return Err("it has a `?` in it".to_owned());
+    }
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return Err("it begins neither with `https://` nor with `http://`".to_owned());
+    };
+    let origin = Origin::parse(&format!("{scheme}://{authority}"), None)?;
+    let path = match (adds, uri.path()) {
+        (true, path) => format!("{}{TRACES}", path.trim_end_matches('/')),
+        (false, path) => path.to_owned(),
+    };
+    Ok((origin, path))
+}
+
+/// Lines of `Name: value`; empty ones, and those that begin with `#`, say nothing.
+fn headers(text: &str) -> Result<HeaderMap, String> {
+    let mut all = HeaderMap::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        // The line may be a secret: it is not quoted.
+        let read = line.split_once(':').and_then(|(name, value)| header(name.trim(), value.trim()));
+        let (name, value) = read.ok_or_else(|| format!("has no header in line {}", at + 1))?;
+        all.insert(name, value);
+    }
+    Ok(all)
+}
+
+fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+    let name: HeaderName = name.parse().ok()?;
+    // Those are the connection's, and what the body is we say.
+    let is_ours = matches!(
+        name.as_str(),
+        "host" | "content-length" | "content-type" | "transfer-encoding" | "connection"
+    );
+    let mut value = HeaderValue::from_str(value).ok().filter(|_| !is_ours)?;
+    value.set_sensitive(true);
+    Some((name, value))
+}
+
+/// `key=value,key=value`, values percent-encoded.
+fn pairs(text: &str) -> Vec<(String, String)> {
+    let all = text.split(',').filter_map(|pair| pair.split_once('='));
+    all.map(|(key, value)| {
+        let value = value.trim();
+        (key.trim().to_owned(), percent_decoded(value).unwrap_or_else(|| value.to_owned()))
+    })
+    .filter(|(key, _)| !key.is_empty())
+    .collect()
+}
+
+#[cfg(test)]
+#[path = "telemetry_tests.rs"]
+mod tests;

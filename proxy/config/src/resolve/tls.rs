@@ -1,0 +1,52 @@
+//! Certificate and key as they are configured: their paths, and whether they can be used. It reads the files and keeps
+//! nothing of them.
+
+use std::path::Path;
+
+use warden_gateway::{Tls, TlsFiles};
+use warden_policies::defaults;
+
+use crate::problem::{Place, Problem};
+use crate::resolve::Resolver;
+
+impl Resolver<'_> {
+    /// The section `[server]` with absolute paths. Files that cannot be used are problems.
+    pub(crate) fn server(&mut self) -> defaults::Server {
+        let mut server = self.loaded.settings.server.clone();
+        for path in [&mut server.tls_cert, &mut server.tls_key] {
+            if !path.is_empty() {
+                *path = self.absolute(Path::new(path)).to_string_lossy().into_owned();
+            }
+        }
+        if let Some(files) = TlsFiles::of(&server.tls_cert, &server.tls_key) {
+            self.check_tls(files, server.h2);
+        }
+        server
+    }
+
+    fn check_tls(&mut self, files: TlsFiles, h2: bool) {
+        let place = |resolver: &Self, key| match resolver.place(&["server", key]) {
+            Place::Default => Place::Nowhere,
+            place => place,
+        };
+        if readable_by_all(&files.key) {
+            let message = format!("the TLS key {} can be read by everybody here", files.key.display());
+            let problem = Problem::new(place(self, "tls_key"), message);
+            self.warnings.push(problem.hint(format!("run `chmod o-r {}`", files.key.display())));
+        }
+        if let Err(error) = Tls::load(files, h2) {
+            let place = place(
+                self,
+                if self.loaded.settings.server.tls_cert.is_empty() { "tls_key" } else { "tls_cert" },
+            );
+            let problem = Problem::new(place, error.to_string());
+            let hint = "`server.tls_cert` and `server.tls_key` are PEM files that llama-warden can read; without both, it speaks HTTP";
+            self.problems.push(problem.hint(hint));
+        }
+    }
+}
+
+fn readable_by_all(key: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(key).is_ok_and(|facts| facts.permissions().mode() & 0o004 != 0)
+}

@@ -1,0 +1,185 @@
+//! The tables of docs/configuration.md, printed from the schema: one for each section, between two comments by which the page is
+//! compared with what is printed here. The prose around them is written by hand.
+
+use serde_json::Value;
+
+use super::values::accepts;
+use crate::schema::{DEFAULT, format, root};
+
+/// The sections that have a table, each with the path to its part of the schema; `*` stands for any name.
+const TABLES: [(&str, &[&str]); 27] = [
+    ("server", &["server"]),
+    ("admin", &["admin"]),
+    ("paths", &["paths"]),
+    ("log", &["log"]),
+    ("telemetry", &["telemetry"]),
+    ("probe", &["probe"]),
+    ("upstream", &["upstream"]),
+    ("sensors", &["sensors"]),
+    ("health", &["health"]),
+    ("shared", &["shared"]),
+    ("child", &["child"]),
+    ("loading", &["loading"]),
+    ("build", &["build"]),
+    ("build.sources", &["build", "sources"]),
+    ("diagnose", &["diagnose"]),
+    ("proof", &["proof"]),
+    ("update", &["update"]),
+    ("models.\"name\"", &["models", "*"]),
+    ("models.\"name\".request", &["models", "*", "request"]),
+    ("models.\"name\".listing", &["models", "*", "listing"]),
+    ("models.\"name\".listing.capabilities", &["models", "*", "listing", "capabilities"]),
+    ("models.\"name\".queue", &["models", "*", "queue"]),
+    ("models.\"name\".quarantine", &["models", "*", "quarantine"]),
+    ("models.\"name\".lifecycle", &["models", "*", "lifecycle"]),
+    ("models.\"name\".policy", &["models", "*", "policy"]),
+    ("remotes.\"name\"", &["remotes", "*"]),
+    ("names.\"name\"", &["names", "*"]),
+];
+
+/// The mark after each table in a page.
+pub const END: &str = "<!-- end -->\n";
+
+/// All tables, one after the other.
+pub fn tables() -> String {
+    TABLES.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
+}
+
+fn table(section: &str, path: &[&str]) -> String {
+    let rows: String = keys(at(path), "").iter().map(|(key, schema)| row(key, schema)).collect();
+    let head =
+        "| key | takes | default | what it means, and why the default is what it is |\n|---|---|---|---|\n";
+    format!("{}{head}{rows}{END}", start(section))
+}
+
+fn start(section: &str) -> String {
+    format!("<!-- keys of [{section}], printed by `llama-warden config schema --markdown` -->\n")
+}
+
+fn at(path: &[&str]) -> &'static Value {
+    path.iter().fold(root(), |schema, key| match *key {
+        "*" => &schema["additionalProperties"],
+        key => &schema["properties"][key],
+    })
+}
+
+/// The keys of a section, but not those of sections in it.
+fn keys<'a>(schema: &'a Value, prefix: &str) -> Vec<(String, &'a Value)> {
+    let mut all = Vec::new();
+    for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
+        match (key.as_str(), schema["properties"].is_object()) {
+            // Written with a dot: `host.soft`.
+            ("host" | "vram", true) => all.extend(keys(schema, &format!("{key}."))),
+            (_, true) => {}
+            _ => all.push((format!("{prefix}{key}"), schema)),
+        }
+    }
+    all
+}
+
+fn row(key: &str, schema: &Value) -> String {
+    let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let (meaning, rest) = text.split_once(DEFAULT).unwrap_or((&text, "none."));
+    let (default, reason) = if schema["default"].is_null() {
+        let (default, reason) = rest.split_once(". ").unwrap_or((rest.trim_end_matches('.'), ""));
+        (default.to_owned(), reason)
+    } else {
+        let default = schema["default"].to_string();
+        let reason = rest.strip_prefix(&default).unwrap_or(rest).trim_start_matches(". ");
+        (format!("`{default}`"), reason)
+    };
+    let reason = if reason.is_empty() { String::new() } else { format!("*{reason}*") };
+    let cells = [
+        format!("`{key}`"),
+        takes(schema),
+        default,
+        format!("{} {reason}", meaning.trim()).trim().to_owned(),
+    ];
+    format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
+}
+
+/// What a key takes, in words that the page explains.
+fn takes(schema: &Value) -> String {
+    if let Some(words) = schema["enum"].as_array() {
+        return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
+    }
+    let word = match schema["format"].as_str() {
+        Some(format::DURATION | format::LIMIT_OF_WORK) => "duration",
+        Some(format::SIZE) => "size",
+        Some(format::LIMIT) => "size or share",
+        Some(format::BUDGET) => "budget",
+        Some(format::WINDOWS) => "times of day",
+        Some(format::ORIGINS) => "text or list of origins",
+        Some(format::NAMES) => "text or list of host names",
+        Some(format::PATH) => "path",
+        Some(format::GIT) => "URL or path",
+        _ if schema["additionalProperties"]["format"] == format::JSON => "table",
+        _ if accepts(schema, "object") => "table of text",
+        _ if accepts(schema, "array") => "list of text",
+        _ if accepts(schema, "integer") => "whole number",
+        _ if accepts(schema, "number") => "number",
+        _ if accepts(schema, "boolean") => "true or false",
+        _ => "text",
+    };
+    word.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::printed::check_page;
+
+    /// `WARDEN_RENEW_DOCS=1` writes the page anew.
+    #[test]
+    fn the_tables_of_the_documentation_are_those_that_are_printed() {
+        let tables = TABLES.iter().map(|(section, path)| (start(section), table(section, path)));
+        check_page("configuration.md", tables).unwrap();
+    }
+
+    #[test]
+    fn every_key_is_in_one_table_and_there_are_not_too_many() {
+        let mut listed: Vec<String> = TABLES
+            .iter()
+            .flat_map(|(section, path)| {
+                keys(at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))
+            })
+            .collect();
+        let mut all = Vec::new();
+        every(root(), "", &mut all);
+        listed.sort();
+        all.sort();
+        assert_eq!(all, listed);
+        // What lists say of a model is shown, and sets nothing.
+        let set = all.iter().filter(|key| !key.contains(".listing.")).count();
+        assert!(set <= 155, "{set} keys: each new one needs somebody who would set it");
+    }
+
+    /// All keys of the schema. `[defaults]` has those of a model, and the `request` of a name or of an endpoint's model those of a model's.
+    fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
+        let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
+            match (inner["properties"].is_object(), inner["additionalProperties"]["properties"].is_object()) {
+                _ if path.is_empty() && key == "defaults" => {}
+                _ if ["names.\"name\"", "remotes.\"name\""].contains(&path) && key == "request" => {}
+                (true, _) => every(inner, &under(key), all),
+                (_, true) => every(&inner["additionalProperties"], &format!("{}.\"name\"", under(key)), all),
+                _ => all.push(under(key)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_key_is_stands_in_its_row() {
+        let all = tables();
+        for part in [
+            "| `port` | whole number | `8080` | Port. *llama-server's own default port, so that clients need no change.* |",
+            "| `host.soft` | budget | none | ",
+            "| `format` | `\"text\"`, `\"json\"` | `\"text\"` | ",
+            "| `directory` | path | ours | ",
+            "| `jitter` | number | `0.1` | ",
+            "| `set` | table | none | ",
+        ] {
+            assert!(all.contains(part), "{part} is missing in\n{all}");
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The JSON Schema of the configuration: what keys exist, and what each takes.
+//!
+//! Sections that have compiled-in defaults get their schema from `defaults.toml` (default and reason) and from the section's
+//! type (meaning and range), so that a key cannot exist in one and be missing in the other. The rest comes from the types in
+//! [`crate::settings`]. The validation walks this same schema and the tables of docs/configuration.md are printed from it, so
+//! that what is published is what is checked.
+//!
+//! Keys that are not public are in no schema but that of `[internal]`: see [`compiled_in`].
+
+pub(crate) mod compiled_in;
+pub mod markdown;
+#[cfg(test)]
+mod tests;
+pub mod validate;
+mod values;
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+use warden_policies::ByteSize;
+use warden_policies::defaults::{Key, Section, TEXT, Takes, parse_duration};
+
+use crate::settings::{Model, Settings};
+
+/// In the description of a key, before its default and the reason for that.
+pub const DEFAULT: &str = "Default: ";
+
+/// The schema of a whole configuration file.
+pub fn root() -> &'static Value {
+    static ROOT: LazyLock<Value> = LazyLock::new(|| {
+        let settings = SchemaSettings::draft2020_12()
+            .with(|settings| settings.inline_subschemas = true)
+            // Nothing in a configuration file is required: every key has a default.
+            .with_transform(RecursiveTransform(|schema: &mut Schema| {
+                schema.remove("required");
+                without_null(schema);
+                // What is empty where it is absent has no default worth a word.
+                if schema
+                    .get("default")
+                    .is_some_and(|default| default.is_null() || default.is_array() || default.is_object())
+                {
+                    schema.remove("default");
+                }
+            }));
+        let mut root = settings.into_generator().into_root_schema_for::<Settings>();
+        root.insert("title".to_owned(), json!("llama-warden configuration"));
+        root.to_value()
+    });
+    &ROOT
+}
+
+/// The part of it that is one model's `policy`.
+pub fn policy() -> &'static Value {
+    &root()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
+}
+
+/// TOML has no null: an absent key says the same.
+fn without_null(schema: &mut Schema) {
+    let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };
+    kinds.retain(|kind| kind != "null");
+    if let [only] = kinds.as_slice() {
+        let only = only.clone();
+        schema.insert("type".to_owned(), only);
+    }
+}
+
+/// What kind of text a value is; the validation knows these by name.
+pub mod format {
+    /// `30s`, `1h30m`.
+    pub const DURATION: &str = "duration-text";
+    /// The same, long enough for work to be done in it, and not for ever.
+    pub const LIMIT_OF_WORK: &str = "limit-of-work";
+    /// The key with the shortest duration that is taken.
+    pub const LEAST: &str = "x-least";
+    /// The key with the longest one.
+    pub const MOST: &str = "x-most";
+    /// `12GiB`, or a number of bytes.
+    pub const SIZE: &str = "size";
+    /// `12GiB`, or `80%`.
+    pub const LIMIT: &str = "memory-limit";
+    /// `12GiB`, `80%`, or `auto`.
+    pub const BUDGET: &str = "memory-budget";
+    /// `02:00-05:00`, or a list of such.
+    pub const WINDOWS: &str = "times-of-day";
+    /// `mirror`, `off`, or a list of origins.
+    pub const ORIGINS: &str = "origins";
+    /// `auto`, `any`, or a list of host names.
+    pub const NAMES: &str = "host-names";
+    /// Whatever JSON can say.
+    pub const JSON: &str = "json";
+    /// A file or a directory; in a configuration file relative to that file.
+    pub const PATH: &str = "path";
+    /// `https://example.org/llama.cpp#v1`, or an absolute path.
+    pub const GIT: &str = "git-source";
+}
+
+/// A file or a directory.
+pub fn path(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": format::PATH })
+}
+
+/// Files or directories.
+pub fn paths(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": { "type": "string", "format": format::PATH } })
+}
+
+/// An age, such as `24h`: nothing is always too old.
+pub fn age(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "format": format::DURATION, format::LEAST: "1s", "examples": ["24h", "7d"] })
+}
+
+/// A budget, such as `12GiB` or `80%`.
+pub fn limit(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"], "format": format::LIMIT, "minimum": 1, "examples": ["12GiB", "80%"] })
+}
+
+/// A budget, such as `12GiB`, `80%` or `auto`.
+pub fn budget(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "integer"], "format": format::BUDGET, "minimum": 1, "examples": ["12GiB", "80%", "auto"] })
+}
+
+/// Times of day, such as `02:00-05:00`.
+pub fn windows(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": ["string", "array"], "items": { "type": "string" }, "format": format::WINDOWS,
+        "examples": ["02:00-05:00", ["02:00-05:00", "12:30-13:00"]],
+    })
+}
+
+/// How an operator's system prompt stands to the client's own.
+pub fn system_prompt_mode(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["missing", "prepend", "replace"] })
+}
+
+/// Which of several models a name means.
+pub fn choose(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["loaded", "room"] })
+}
+
+/// Parameters of a request with their values.
+pub fn parameters(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "additionalProperties": { "format": format::JSON } })
+}
+
+/// A section of the defaults, as far as it is public.
+pub struct Of<T>(std::marker::PhantomData<T>);
+
+impl<T: Section> JsonSchema for Of<T> {
+    fn schema_name() -> Cow<'static, str> {
+        T::NAME.into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        section(T::NAME, T::KEYS.iter().filter(|key| key.is_public))
+    }
+}
+
+/// A table under a name of the operator's.
+pub struct One<T>(std::marker::PhantomData<T>);
+
+impl<T: JsonSchema> JsonSchema for One<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("One{}", T::schema_name()).into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        closed(T::json_schema(generator), &[])
+    }
+}
+
+/// Keys that only one model can have.
+pub const OF_ONE_MODEL: [&str; 6] =
+    ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
+
+/// What all models take: as one, without what only one can have.
+pub struct AllModels;
+
+impl JsonSchema for AllModels {
+    fn schema_name() -> Cow<'static, str> {
+        "AllModels".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        closed(Model::json_schema(generator), &OF_ONE_MODEL)
+    }
+}
+
+fn closed(mut schema: Schema, without: &[&str]) -> Schema {
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.retain(|key, _| !without.contains(&key.as_str()));
+    }
+    schema.insert("additionalProperties".to_owned(), json!(false));
+    schema
+}
+
+/// The schema of some keys of a section of `defaults.toml`.
+pub(crate) fn section<'a>(name: &str, keys: impl Iterator<Item = &'a Key>) -> Schema {
+    let mut properties = Map::new();
+    let table = defaults_document().get(name).and_then(toml_edit::Item::as_table);
+    for key in keys {
+        let Some((table, item)) = table.and_then(|table| Some((table, table.get(key.name)?))) else {
+            continue;
+        };
+        let meaning = key.meaning.trim();
+        if let Some(names) = item.as_table().filter(|_| key.takes == Takes::Sources) {
+            properties.insert(key.name.to_owned(), named(names, meaning));
+            continue;
+        }
+        let Some(value) = item.as_value() else { continue };
+        let mut schema = value_schema(key.takes, value);
+        let reason = table.key(key.name).map(reason).unwrap_or_default();
+        let text = format!("{meaning} {DEFAULT}{}. {reason}", value.to_string().trim());
+        schema.insert("description".to_owned(), json!(text));
+        schema.insert("default".to_owned(), plain(value));
+        properties.insert(key.name.to_owned(), Value::Object(schema));
+    }
+    let mut schema = Map::new();
+    schema.insert("type".to_owned(), json!("object"));
+    schema.insert("properties".to_owned(), Value::Object(properties));
+    schema.insert("additionalProperties".to_owned(), json!(false));
+    schema.into()
+}
+
+/// The default of a key, as TOML; nothing for a table.
+pub(crate) fn default_text(section: &str, key: &str) -> Option<String> {
+    let value = defaults_document().get(section)?.as_table()?.get(key)?.as_value()?;
+    Some(value.to_string().trim().to_owned())
+}
+
+/// A table of the defaults to which people add names of their own.
+fn named(table: &toml_edit::Table, meaning: &str) -> Value {
+    let known = table.iter().filter_map(|(key, item)| {
+        let value = item.as_value()?;
+        let reason = table.key(key).map(reason).unwrap_or_default();
+        let text = format!("{DEFAULT}{}. {reason}", value.to_string().trim());
+        Some((
+            key.to_owned(),
+            json!({ "type": "string", "format": format::GIT, "description": text, "default": plain(value) }),
+        ))
+    });
+    json!({
+        "type": "object",
+        "description": meaning,
+        "properties": known.collect::<Map<String, Value>>(),
+        "additionalProperties": { "type": "string", "format": format::GIT },
+    })
+}
+
+/// `defaults.toml` with its comments.
+fn defaults_document() -> &'static toml_edit::DocumentMut {
+    static DOCUMENT: LazyLock<toml_edit::DocumentMut> = LazyLock::new(|| TEXT.parse().unwrap_or_default());
+    &DOCUMENT
+}
+
+/// The comment above a key.
+fn reason(key: &toml_edit::Key) -> String {
+    let prefix = key.leaf_decor().prefix().and_then(toml_edit::RawString::as_str).unwrap_or_default();
+    let lines = prefix.lines().map(|line| line.trim().trim_start_matches('#').trim());
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+fn value_schema(takes: Takes, default: &toml_edit::Value) -> Map<String, Value> {
+    let schema = match takes {
+        Takes::Usual | Takes::Sources => usual(default),
+        Takes::Path => json!({ "type": "string", "format": format::PATH }),
+        Takes::OneOf(words) => json!({ "type": "string", "enum": words }),
+        Takes::Whole(least, i64::MAX) => json!({ "type": "integer", "minimum": least }),
+        Takes::Whole(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Takes::Share => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        Takes::AtLeast(least) => {
+            json!({ "type": "string", "format": format::DURATION, format::LEAST: least })
+        }
+        Takes::Within(least, most) => {
+            json!({ "type": "string", "format": format::LIMIT_OF_WORK, format::LEAST: least, format::MOST: most })
+        }
+        Takes::Origins => json!({
+            "type": ["string", "array"], "items": { "type": "string" }, "format": format::ORIGINS,
+            "examples": ["mirror", "off", ["https://app.example"]],
+        }),
+        Takes::Names => json!({
+            "type": ["string", "array"], "items": { "type": "string" }, "format": format::NAMES,
+            "examples": ["auto", "any", ["llm.example"]],
+        }),
+    };
+    match schema {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// What a key takes that takes whatever is of the kind of its default.
+fn usual(default: &toml_edit::Value) -> Value {
+    match default {
+        toml_edit::Value::Integer(_) => json!({ "type": "integer", "minimum": 0 }),
+        toml_edit::Value::Float(_) => json!({ "type": "number", "minimum": 0 }),
+        toml_edit::Value::Boolean(_) => json!({ "type": "boolean" }),
+        toml_edit::Value::String(text) if parse_duration(text.value()).is_ok() => {
+            json!({ "type": "string", "format": format::DURATION })
+        }
+        toml_edit::Value::String(text) if text.value().parse::<ByteSize>().is_ok() => {
+            json!({ "type": ["string", "integer"], "format": format::SIZE, "minimum": 0 })
+        }
+        _ => json!({ "type": "string" }),
+    }
+}
+
+fn plain(value: &toml_edit::Value) -> Value {
+    match value {
+        toml_edit::Value::Integer(number) => json!(number.value()),
+        toml_edit::Value::Float(number) => json!(number.value()),
+        toml_edit::Value::Boolean(flag) => json!(flag.value()),
+        toml_edit::Value::String(text) => json!(text.value()),
+        other => json!(other.to_string()),
+    }
+}

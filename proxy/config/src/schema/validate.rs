@@ -1,0 +1,286 @@
+//! Holds a tree of values against the JSON Schema, and tells everything that does not fit at once.
+//!
+//! Only the part of JSON Schema that [`crate::schema`] produces is understood: objects with known keys or with one
+//! schema for all keys, lists, enums, ranges, and our own formats. Text from the environment and from flags gets its
+//! type here, because only the schema knows whether `1` is a number or a word.
+
+use serde_json::Value;
+
+use super::compiled_in;
+use super::values::{accepts, check_value, typed};
+use crate::problem::{Place, Problem, alike, dotted};
+use crate::schema::root;
+use crate::source::tree::{Entry, Kind, Node};
+
+/// Says where a span of bytes is.
+pub type Locate<'a> = &'a dyn Fn(Option<usize>) -> Place;
+
+/// Checks a whole tree; gives raw text its type on the way.
+pub fn validate(tree: &mut Node, locate: Locate<'_>) -> Vec<Problem> {
+    validate_as(tree, root(), locate)
+}
+
+/// Checks a tree that is a part of a configuration, described by this part of the schema.
+pub fn validate_as(tree: &mut Node, schema: &Value, locate: Locate<'_>) -> Vec<Problem> {
+    let mut walk = Walk { locate, problems: Vec::new() };
+    walk.check(tree, schema, &mut Vec::new());
+    walk.problems
+}
+
+struct Walk<'a> {
+    locate: Locate<'a>,
+    problems: Vec<Problem>,
+}
+
+impl Walk<'_> {
+    fn check(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        if let Kind::Raw(text) = &node.kind {
+            node.kind = typed(text, schema);
+        }
+        if schema["format"].is_null() && !schema["enum"].is_array() {
+            if accepts(schema, "object") {
+                return self.check_table(node, schema, path);
+            }
+            if accepts(schema, "array") {
+                return self.check_list(node, schema, path);
+            }
+        }
+        if let Some(message) = check_value(node, schema) {
+            self.tell(node, path, &message);
+        }
+    }
+
+    fn tell(&mut self, node: &Node, path: &[String], message: &str) {
+        let place = (self.locate)(node.span.as_ref().map(|span| span.start));
+        self.problems.push(Problem::new(place, format!("`{}`: {message}", dotted(path))));
+    }
+
+    fn check_list(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        let noun = node.noun();
+        let Kind::List(items) = &mut node.kind else {
+            return self.tell(
+                node,
+                path,
+                &format!("this is {noun}; a list is needed, like `[\"a\", \"b\"]`"),
+            );
+        };
+        for item in items {
+            self.check(item, &schema["items"], path);
+        }
+    }
+
+    fn check_table(&mut self, node: &mut Node, schema: &Value, path: &mut Vec<String>) {
+        let noun = node.noun();
+        let Kind::Table(entries) = &mut node.kind else {
+            let message = format!("this is {noun}; a table is needed, like `[{}]`", dotted(path));
+            return self.tell(node, path, &message);
+        };
+        for entry in entries {
+            let inner = match &schema["properties"][&entry.key] {
+                Value::Null if schema["additionalProperties"].is_object() => &schema["additionalProperties"],
+                Value::Null
+                    if path.is_empty()
+                        && entry.key == compiled_in::INTERNAL
+                        && std::ptr::eq(schema, root()) =>
+                {
+                    compiled_in::internal()
+                }
+                Value::Null => {
+                    self.unknown(entry, path, schema);
+                    continue;
+                }
+                inner => inner,
+            };
+            path.push(entry.key.clone());
+            self.check(&mut entry.value, inner, path);
+            path.pop();
+        }
+    }
+
+    /// An entry that is no key. Of a section of which nothing is a key, what is in it is told.
+    fn unknown(&mut self, entry: &Entry, path: &[String], schema: &Value) {
+        let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
+        match &entry.value.kind {
+            Kind::Table(inner) if compiled_in::is_section(path, &entry.key) && !inner.is_empty() => {
+                let path = [entry.key.clone()];
+                for entry in inner {
+                    let place = (self.locate)(entry.key_span.as_ref().map(|span| span.start));
+                    self.problems.push(unknown(place, &entry.key, &path, &Value::Null));
+                }
+            }
+            Kind::Table(_) if compiled_in::is_section(path, &entry.key) => {
+                let message = format!("nothing in `[{}]` is a key: its numbers are compiled in", entry.key);
+                self.problems.push(Problem::new(place, message).hint("leave the section out"));
+            }
+            _ => self.problems.push(unknown(place, &entry.key, path, schema)),
+        }
+    }
+}
+
+fn unknown(place: Place, key: &str, path: &[String], schema: &Value) -> Problem {
+    if let Some(compiled_in) = compiled_in::refusal(place.clone(), path, key, !std::ptr::eq(schema, root())) {
+        return compiled_in;
+    }
+    let section =
+        if path.is_empty() { "at the top level".to_owned() } else { format!("in [{}]", dotted(path)) };
+    let problem = Problem::new(place, format!("unknown key `{key}` {section}"));
+    let near = schema["properties"].as_object().and_then(|known| {
+        let scored = known.keys().map(|known| (alike(key, known), known));
+        scored.max_by(|a, b| a.0.total_cmp(&b.0))
+    });
+    let elsewhere = home_of(key, root(), &mut Vec::new());
+    match (near, elsewhere) {
+        (Some((score, known)), _) if score >= 0.8 => {
+            problem.hint(format!("the nearest valid key is `{known}`"))
+        }
+        (_, Some(home)) => problem.hint(format!("`{key}` belongs in [{home}]")),
+        (Some((_, known)), None) => problem.hint(format!("the nearest valid key is `{known}`")),
+        (None, None) => problem,
+    }
+}
+
+/// The section in which a key of this name exists.
+fn home_of(key: &str, schema: &Value, path: &mut Vec<String>) -> Option<String> {
+    let known = schema["properties"].as_object();
+    if !path.is_empty() && known.is_some_and(|known| known.contains_key(key)) {
+        return Some(path.join("."));
+    }
+    let any_name =
+        schema["additionalProperties"].as_object().map(|_| ("\"name\"", &schema["additionalProperties"]));
+    let inner = known.into_iter().flatten().map(|(name, inner)| (name.as_str(), inner));
+    for (name, inner) in inner.chain(any_name) {
+        path.push(name.to_owned());
+        let found = home_of(key, inner, path);
+        path.pop();
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> Vec<Problem> {
+        let document = toml_edit::Document::parse(text).unwrap();
+        let mut tree = Node::from(document.as_item());
+        let locate = |byte| Place::in_file("w.toml".as_ref(), text, byte);
+        validate(&mut tree, &locate)
+    }
+
+    /// What is said of texts that have one problem each.
+    fn told(texts: &[&str]) -> String {
+        let of = |text: &&str| {
+            let all = problems(text);
+            assert_eq!(all.len(), 1, "{all:?}");
+            let hint = all[0].hint.as_ref().map(|hint| format!("    hint: {hint}\n"));
+            format!("{}\n{}", all[0], hint.unwrap_or_default())
+        };
+        texts.iter().map(of).collect()
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_the_nearest_valid_key_or_the_right_section() {
+        insta::assert_snapshot!(told(&[
+            "[server]\nhots = \"x\"\n",
+            "[models.\"a/b\"]\nmodel = \"x\"\npolcy.x = 1\n",
+            "sever = 1",
+            "port = 1",
+            "models.internal.growth = 1",
+        ]));
+    }
+
+    #[test]
+    fn a_number_that_is_compiled_in_is_refused_wherever_it_stood() {
+        insta::assert_snapshot!(told(&[
+            "[models.m.lifecycle]\nunknown_slots = 1",
+            "[server]\nh2_ping = \"9s\"",
+            "growth.host_effect = \"1MiB\"",
+            "[defaults.policy]\nload_factor = 1.0",
+            "[models.\"a.b\".quarantine]\nknown = 1",
+            "[diagnose]\nsettle = \"1s\"",
+            "[levels]\nkill_vram = \"1GiB\"",
+            "[growth]\nhots_effect = 1\n",
+        ]));
+        assert_eq!(problems("[growth]\nhost_effect = 1\nwindow = 9\n").len(), 2);
+    }
+
+    #[test]
+    fn internal_numbers_are_checked_as_keys_are() {
+        assert_eq!(
+            problems("[internal.growth]\nhost_effect = \"1MiB\"\n[internal.recycle]\nload_factor = 1\n"),
+            []
+        );
+        insta::assert_snapshot!(told(&[
+            "internal.server.h2_ping = \"0s\"",
+            "internal.server.port = 1",
+            "internal.levels.kill_vram = 1",
+        ]));
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_line_and_the_right_form() {
+        insta::assert_snapshot!(told(&[
+            "[models.m.policy]\nhost.soft = \"12 GB of ram\"",
+            "[server]\nkeep_alive = 30",
+            "[diagnose]\nleg_limit = \"200000000000000d\"",
+            "[diagnose]\nleg_limit = \"0s\"",
+            "[diagnose]\nrequest_limit = \"10ms\"",
+            "[server]\n\nport = 70000",
+            "[server]\nport = \"x\"",
+            "[models.m]\nreplace = \"both\"",
+            "[models.m]\nargs = \"-c 1\"",
+            "models = 3",
+            "server.cors = \"*\"",
+            "server.cors = true",
+            "server.cors = [1]",
+            "server.names = \"*\"",
+            "server.names = [\"https://a\"]",
+            "build.sources.mine = \"../a\"",
+            "build.sources.mine = \"ssh://a/b\"",
+            "build.sources.mine = \"https://a/b#\"",
+            "build.sources.mine = 1",
+        ]));
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        assert_eq!(problems("[server]\nprot = 1\nport = true\n[queue]\n[models.m]\nreplicas = 0\n").len(), 4);
+    }
+
+    #[test]
+    fn what_is_right_has_no_problem() {
+        let text = "[server]\nport = 0\nbody_bytes = \"1GiB\"\nkeep_alive = \"1h30m\"\n[defaults.policy]\njitter = 0\n\
+                    [models.m]\nargs = [\"-c\", \"1\"]\nenv = { A = \"b\" }\npolicy.host = { soft = \"80%\", hard = 1 }\n";
+        assert_eq!(problems(text), []);
+    }
+
+    #[test]
+    fn origins_are_words_or_a_list() {
+        for text in ["\"mirror\"", "\"off\"", "\"https://a\"", "[\"https://a\", \"http://b:1\"]", "[]"] {
+            assert_eq!(problems(&format!("server.cors = {text}")).len(), 0, "{text}");
+        }
+        for text in ["\"*\"", "true", "[\"https://a/x\"]", "[1]", "[\"off\", \"https://a\"]"] {
+            assert_eq!(problems(&format!("server.cors = {text}")).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn host_names_are_words_or_a_list() {
+        for text in ["\"auto\"", "\"any\"", "\"llm.example\"", "[\"llm.example\", \"*.home.arpa\"]", "[]"] {
+            assert_eq!(problems(&format!("server.names = {text}")).len(), 0, "{text}");
+        }
+        for text in ["\"*\"", "1", "[\"https://a\"]", "[\"a.example:80\"]", "[1]", "[\"any\", \"a\"]"] {
+            assert_eq!(problems(&format!("server.names = {text}")).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_git_source_is_a_url_or_an_absolute_path() {
+        for text in ["https://example.org/a#v1", "/srv/llama.cpp", "file:///srv/a"] {
+            assert_eq!(problems(&format!("build.sources.mine = \"{text}\"")).len(), 0, "{text}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Single values against the JSON Schema: durations, sizes, words of a choice, our own formats. Each check says what is
+//! needed instead, or nothing.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use warden_builder::git::{Location, Named};
+use warden_policies::defaults::parse_duration;
+use warden_policies::hosts::Name;
+use warden_policies::origins::Origin;
+use warden_policies::schedule::Windows;
+use warden_policies::units::{SizeError, span};
+use warden_policies::{ByteSize, MemoryLimit, Names, Origins};
+
+use crate::schema::format;
+use crate::source::tree::{Kind, Node};
+
+/// What is wrong with a value that is neither a table nor a list of values.
+pub(crate) fn check_value(node: &Node, schema: &Value) -> Option<String> {
+    match schema["format"].as_str() {
+        Some(format::DURATION | format::LIMIT_OF_WORK) => check_duration(node, schema),
+        Some(format::SIZE) => {
+            check_size(node, |text| text.parse::<ByteSize>().map(drop).map_err(|e| e.to_string()))
+        }
+        Some(format::LIMIT | format::BUDGET) if node.kind == Kind::Int(0) => Some(always_passed("0")),
+        Some(format::LIMIT) => check_size(node, |text| match text.parse() {
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
+            Ok(MemoryLimit::Auto) => Err(
+                "`auto` is for the budgets of one model; a size or a share is needed, like `12GiB` or `80%`"
+                    .to_owned(),
+            ),
+            Ok(MemoryLimit::Bytes(_) | MemoryLimit::Percent(_)) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }),
+        Some(format::BUDGET) => check_size(node, |text| match text.parse() {
+            Ok(MemoryLimit::Bytes(ByteSize(0))) => Err(always_passed(text)),
+            other => other.map(drop).map_err(|error: SizeError| error.to_string()),
+        }),
+        Some(format::WINDOWS) => check_windows(node),
+        Some(format::ORIGINS) => check_origins(node),
+        Some(format::NAMES) => check_names(node),
+        Some(format::GIT) => check_git(node),
+        Some(format::JSON) => check_json(node),
+        _ if schema["enum"].is_array() => check_choice(node, schema),
+        _ => check_scalar(node, schema),
+    }
+}
+
+pub(crate) fn accepts(schema: &Value, kind: &str) -> bool {
+    match &schema["type"] {
+        Value::String(one) => one == kind,
+        Value::Array(several) => several.iter().any(|one| one == kind),
+        _ => false,
+    }
+}
+
+/// Raw text becomes what the schema wants; if it cannot, it stays text and the check that follows says why.
+pub(crate) fn typed(text: &str, schema: &Value) -> Kind {
+    let parsed = || text.trim().parse::<toml_edit::Value>().ok().map(|value| Node::from(&value).kind);
+    let wants_text = accepts(schema, "string");
+    match parsed() {
+        Some(kind @ (Kind::List(_) | Kind::Table(_))) if !wants_text => kind,
+        Some(kind @ Kind::List(_)) if accepts(schema, "array") => kind,
+        Some(kind @ (Kind::Int(_) | Kind::Float(_) | Kind::Bool(_))) if !wants_text => kind,
+        Some(kind @ Kind::Int(_)) if accepts(schema, "integer") => kind,
+        _ => Kind::Text(text.to_owned()),
+    }
+}
+
+fn always_passed(text: &str) -> String {
+    format!("`{text}` is always passed; for no budget leave the key out")
+}
+
+/// The schema may name the shortest and the longest.
+fn check_duration(node: &Node, schema: &Value) -> Option<String> {
+    let bound = |key: &str| schema[key].as_str().and_then(|text| parse_duration(text).ok());
+    let (least, most) = (bound(format::LEAST), bound(format::MOST));
+    match &node.kind {
+        Kind::Text(text) => match parse_duration(text) {
+            Err(error) => Some(error.to_string()),
+            Ok(given)
+                if least.is_none_or(|least| given >= least) && most.is_none_or(|most| given <= most) =>
+            {
+                None
+            }
+            Ok(_) => Some(match (least, most) {
+                (Some(least), Some(most)) => {
+                    format!("`{text}` is out of range: it goes from {} to {}", span(least), span(most))
+                }
+                (Some(least), None) => format!("`{text}` is too short: {} is the least", span(least)),
+                _ => format!("`{text}` is out of range"),
+            }),
+        },
+        Kind::Int(number) => {
+            Some(format!("`{number}` has no unit: write a duration in quotes, like `\"{number}s\"`"))
+        }
+        _ => Some(format!("this is {}; a duration in quotes is needed, like `\"30s\"`", node.noun())),
+    }
+}
+
+fn check_size(node: &Node, parse: impl Fn(&str) -> Result<(), String>) -> Option<String> {
+    match &node.kind {
+        Kind::Text(text) => parse(text).err(),
+        Kind::Int(number) if *number >= 0 => None,
+        Kind::Int(number) => Some(format!("`{number}` is negative; a size is needed, like `\"12GiB\"`")),
+        _ => Some(format!("this is {}; a size in quotes is needed, like `\"12GiB\"`", node.noun())),
+    }
+}
+
+/// One window of time, or a list of such.
+fn check_windows(node: &Node) -> Option<String> {
+    let one = |node: &Node| match &node.kind {
+        Kind::Text(text) => text.parse::<Windows>().err().map(|error| error.to_string()),
+        _ => Some(format!(
+            "this is {}; a time of day from when to when is needed, like `\"02:00-05:00\"`",
+            node.noun()
+        )),
+    };
+    match &node.kind {
+        Kind::List(items) => items.iter().find_map(one),
+        _ => one(node),
+    }
+}
+
+/// A word, or a list of origins.
+fn check_origins(node: &Node) -> Option<String> {
+    let wrong = || format!("this is {}; `\"mirror\"`, `\"off\"` or a list of origins is needed", node.noun());
+    match &node.kind {
+        Kind::Text(text) => Origins::parse(&[text]).err().map(|error| error.to_string()),
+        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
+            Kind::Text(text) => text.parse::<Origin>().err().map(|error| error.to_string()),
+            _ => Some(wrong()),
+        }),
+        _ => Some(wrong()),
+    }
+}
+
+/// A word, or a list of host names.
+fn check_names(node: &Node) -> Option<String> {
+    let wrong =
+        || format!("this is {}; `\"auto\"`, `\"any\"` or a list of host names is needed", node.noun());
+    match &node.kind {
+        Kind::Text(text) => Names::parse(&[text]).err().map(|error| error.to_string()),
+        Kind::List(items) => items.iter().find_map(|item| match &item.kind {
+            Kind::Text(text) => text.parse::<Name>().err().map(|error| error.to_string()),
+            _ => Some(wrong()),
+        }),
+        _ => Some(wrong()),
+    }
+}
+
+/// JSON has no dates, and no numbers without an end.
+fn check_json(node: &Node) -> Option<String> {
+    match &node.kind {
+        Kind::Date => Some("this is a date, which JSON does not have; put it in quotes".to_owned()),
+        Kind::Float(number) if !number.is_finite() => Some(format!("`{number}` is no number that JSON has")),
+        Kind::List(items) => items.iter().find_map(check_json),
+        Kind::Table(entries) => entries.iter().find_map(|entry| check_json(&entry.value)),
+        _ => None,
+    }
+}
+
+fn check_git(node: &Node) -> Option<String> {
+    let Kind::Text(text) = &node.kind else {
+        return Some(format!("this is {}; a URL or a path in quotes is needed", node.noun()));
+    };
+    match Named::parse(text, &BTreeMap::new()) {
+        Ok(Named { location: Location::Path(_), .. })
+            if !text.starts_with('/') && !text.starts_with("file:///") =>
+        {
+            Some("a path has to be absolute here; a URL begins with `https://`".to_owned())
+        }
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn check_choice(node: &Node, schema: &Value) -> Option<String> {
+    let choices: Vec<&str> = schema["enum"].as_array()?.iter().filter_map(Value::as_str).collect();
+    let listed = choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", ");
+    match &node.kind {
+        Kind::Text(text) if choices.contains(&text.as_str()) => None,
+        Kind::Text(text) => Some(format!("`{text}` is none of {listed}")),
+        _ => Some(format!("this is {}; one of {listed} is needed, in quotes", node.noun())),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a comparison with the small bounds of the schema")]
+fn check_scalar(node: &Node, schema: &Value) -> Option<String> {
+    let wanted = if accepts(schema, "string") {
+        "text in quotes"
+    } else if accepts(schema, "boolean") {
+        "`true` or `false`"
+    } else if accepts(schema, "integer") {
+        "a whole number"
+    } else {
+        "a number"
+    };
+    let number = match &node.kind {
+        Kind::Text(_) if accepts(schema, "string") => return None,
+        Kind::Bool(_) if accepts(schema, "boolean") => return None,
+        Kind::Int(number) if accepts(schema, "integer") || accepts(schema, "number") => *number as f64,
+        Kind::Float(number) if accepts(schema, "number") => *number,
+        Kind::Text(text) => return Some(format!("`{text}` is text; {wanted} is needed")),
+        _ => return Some(format!("this is {}; {wanted} is needed", node.noun())),
+    };
+    let (low, high) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
+    let outside =
+        number.is_nan() || low.is_some_and(|low| number < low) || high.is_some_and(|high| number > high);
+    outside.then(|| match (low, high) {
+        (Some(low), Some(high)) => format!("`{number}` is out of range: it goes from {low} to {high}"),
+        (Some(low), None) => format!("`{number}` is too small: {low} is the least"),
+        _ => format!("`{number}` is out of range"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_always_be_due_is_refused_with_the_least_that_is_not() {
+        let node = |kind: Kind| Node::new(kind);
+        let text = |text: &str| Kind::Text(text.to_owned());
+        let age = serde_json::json!({ "type": "string", "format": format::DURATION, format::LEAST: "1s" });
+        assert_eq!(check_value(&node(text("1s")), &age), None);
+        assert_eq!(
+            check_value(&node(text("0s")), &age).as_deref(),
+            Some("`0s` is too short: 1 s is the least")
+        );
+        for format in [format::LIMIT, format::BUDGET] {
+            let budget = serde_json::json!({ "type": ["string", "integer"], "format": format });
+            for zero in [text("0"), text("0GiB"), text("0.0"), Kind::Int(0)] {
+                let told = check_value(&node(zero), &budget).unwrap();
+                assert!(told.contains("always passed; for no budget leave the key out"), "{told}");
+            }
+            assert_eq!(check_value(&node(text("1%")), &budget), None);
+        }
+        let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
+        assert_eq!(check_value(&node(text("0")), &size), None, "for other sizes nothing may mean something");
+    }
+
+    #[test]
+    fn text_from_the_environment_gets_the_type_that_the_schema_wants() {
+        let schema = |kind: &str| serde_json::json!({ "type": kind });
+        assert_eq!(typed("1", &schema("integer")), Kind::Int(1));
+        assert_eq!(typed("1", &schema("string")), Kind::Text("1".to_owned()));
+        assert_eq!(typed("true", &schema("boolean")), Kind::Bool(true));
+        assert_eq!(typed("12GiB", &schema("string")), Kind::Text("12GiB".to_owned()));
+        assert!(matches!(typed("[\"-c\", \"1\"]", &schema("array")), Kind::List(items) if items.len() == 2));
+        let size = serde_json::json!({ "type": ["string", "integer"], "format": format::SIZE });
+        assert_eq!(typed("512", &size), Kind::Int(512));
+    }
+}

@@ -1,0 +1,354 @@
+//! The effective configuration as TOML, each value with where it comes from.
+//!
+//! What it prints can be used as a configuration file: it means the same, if secrets are shown. They are shown on demand
+//! only, because people show this text to others.
+
+use std::sync::Arc;
+
+use figment::value::{Dict, Value};
+
+use warden_policies::secrets;
+
+use super::machine::Machine;
+use super::problem::{Place, dotted, quoted};
+use super::resolve::mitigations::explain;
+use super::schema::compiled_in;
+use super::source::layers::Loaded;
+
+/// Sections in the order in which people think about them. Those about models come last.
+const ORDER: [&str; 17] = [
+    "server",
+    "admin",
+    "paths",
+    "log",
+    "telemetry",
+    "probe",
+    "upstream",
+    "sensors",
+    "health",
+    "shared",
+    "child",
+    "build",
+    "diagnose",
+    "proof",
+    "update",
+    "defaults",
+    "models",
+];
+
+/// What was configured, kept to be shown.
+#[derive(Clone)]
+pub struct Kept {
+    /// The configuration as written.
+    pub loaded: Arc<Loaded>,
+    /// The machine that it was read on.
+    pub machine: Arc<Machine>,
+    /// Sections that have changed and take effect at the next start of llama-warden.
+    pub pending: Vec<&'static str>,
+}
+
+/// It has secrets in it.
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kept({:?})", self.pending)
+    }
+}
+
+impl Kept {
+    /// All of it without its secrets.
+    pub fn text(&self) -> String {
+        show(&self.loaded, &self.machine, false)
+    }
+}
+
+/// The whole configuration. `reveal`: with its secrets.
+pub fn show(loaded: &Loaded, machine: &Machine, reveal: bool) -> String {
+    let mut text = String::new();
+    let shown = Shown { loaded, reveal };
+    for section in ORDER.iter().filter(|section| **section != "models") {
+        if *section == "paths" {
+            paths(&mut text, loaded, machine);
+        } else if let Some(Value::Dict(_, dict)) = loaded.merged.get(*section) {
+            shown.table(&mut text, &[(*section).to_owned()], dict);
+        }
+    }
+    for (name, model) in &loaded.models {
+        let told = explain(loaded, machine, name, model);
+        if !told.is_empty() {
+            text.extend(["\n# What the mitigations of model ", &quoted(name), " come to:\n"]);
+        }
+        for line in told {
+            let line = if reveal { line } else { secrets::text(&line) };
+            text.extend(["# - ", &line, "\n"]);
+        }
+        shown.table(&mut text, &["models".to_owned(), name.clone()], &loaded.table(name));
+    }
+    internal(&mut text, loaded);
+    if secrets::is_hidden(&text) {
+        text.insert_str(0, "# Secrets are hidden (***); --reveal shows them.\n\n");
+    }
+    text
+}
+
+/// The directories that are used, whoever chose them. That of sockets is made for one instance, unless it is configured.
+fn paths(text: &mut String, loaded: &Loaded, machine: &Machine) {
+    text.push_str("\n[paths]\n");
+    let Ok(dirs) = loaded.dirs(machine) else {
+        text.push_str("# none: there is no home directory to put them in\n");
+        return;
+    };
+    let configured = loaded.settings.paths.runtime_dir.is_some();
+    for (key, dir) in [
+        ("state_dir", dirs.state),
+        // What is configured is where each instance makes its own.
+        ("runtime_dir", if configured { dirs.runtime_base } else { dirs.runtime }),
+        ("data_dir", dirs.data),
+        ("cache_dir", dirs.cache),
+    ] {
+        let place = loaded.place(&["paths".to_owned(), key.to_owned()]);
+        let dir = toml_edit::Value::from(dir.to_string_lossy().into_owned()).to_string();
+        let line = match place {
+            Place::Nowhere if key == "runtime_dir" => {
+                format!("# {key}: a new directory for each instance, like {dir}\n")
+            }
+            Place::Nowhere => format!("{key} = {dir}  # {}\n", Place::Default),
+            place => format!("{key} = {dir}  # {place}\n"),
+        };
+        text.push_str(&line);
+    }
+    let patches = &loaded.settings.paths.patches;
+    if !patches.is_empty() {
+        let place = loaded.place(&["paths".to_owned(), "patches".to_owned()]);
+        let all: toml_edit::Array = patches
+            .iter()
+            .map(|path| loaded.absolute(machine, path).to_string_lossy().into_owned())
+            .collect();
+        text.extend(["patches = ", &all.to_string(), "  # ", &place.to_string(), "\n"]);
+    }
+}
+
+/// The compiled-in numbers that are set.
+fn internal(text: &mut String, loaded: &Loaded) {
+    let mut last = "";
+    for (section, home, name) in compiled_in::settable() {
+        let path: Vec<String> = home.into_iter().chain([name.to_owned()]).collect();
+        let place = loaded.place(&path);
+        let Some(value) = loaded.value(&path).filter(|_| place != Place::Default) else { continue };
+        if section != last {
+            text.extend(["\n[", compiled_in::INTERNAL, ".", section, "]\n"]);
+            last = section;
+        }
+        let value = toml_value(value).to_string();
+        text.extend([name, " = ", value.trim(), "  # ", &place.to_string(), "\n"]);
+    }
+}
+
+/// What is shown, and how.
+struct Shown<'a> {
+    loaded: &'a Loaded,
+    reveal: bool,
+}
+
+impl Shown<'_> {
+    fn table(&self, text: &mut String, path: &[String], dict: &Dict) {
+        table(text, self, path, dict);
+    }
+
+    /// The value of a key, without secrets unless they are wanted.
+    fn value(&self, key: &str, value: &Value) -> toml_edit::Value {
+        match value {
+            value if self.reveal => toml_value(value),
+            Value::Dict(_, variables) if key == "env" => {
+                let shown = variables.iter().map(|(name, value)| match value {
+                    Value::String(_, text) => (name.clone(), secrets::variable(name, text).1.into()),
+                    other => (name.clone(), toml_value(other)),
+                });
+                toml_edit::Value::InlineTable(shown.collect())
+            }
+            Value::Array(_, words) if key == "args" => {
+                let words: Vec<String> =
+                    words.iter().map(|word| word.as_str().unwrap_or_default().to_owned()).collect();
+                secrets::arguments(&words).into_iter().collect::<toml_edit::Array>().into()
+            }
+            value => without_secrets(toml_value(value)),
+        }
+    }
+}
+
+/// Any value, with the texts in it as they may be shown.
+fn without_secrets(value: toml_edit::Value) -> toml_edit::Value {
+    match value {
+        toml_edit::Value::String(text) => secrets::text(text.value()).into(),
+        toml_edit::Value::Array(items) => {
+            items.into_iter().map(without_secrets).collect::<toml_edit::Array>().into()
+        }
+        toml_edit::Value::InlineTable(table) => {
+            let pairs = table.into_iter().map(|(key, value)| (key, without_secrets(value)));
+            toml_edit::Value::InlineTable(pairs.collect())
+        }
+        other => other,
+    }
+}
+
+fn table(text: &mut String, shown: &Shown<'_>, path: &[String], dict: &Dict) {
+    let loaded = shown.loaded;
+    let is_table = |key: &str, value: &Value| matches!(value, Value::Dict(..)) && key != "env";
+    let mut lines = Vec::new();
+    for (key, value) in
+        dict.iter().filter(|(key, value)| !is_table(key, value) && !compiled_in::is_compiled_in(path, key))
+    {
+        let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
+        let value = shown.value(key, value).to_string();
+        lines.push((format!("{} = {}", quoted(key), value.trim()), loaded.place(&path)));
+    }
+    if !lines.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.extend(["[", &dotted(path), "]\n"]);
+        for (line, place) in lines {
+            let comment = match place {
+                Place::Nowhere => String::new(),
+                place => format!("  # {place}"),
+            };
+            text.extend([
+                line.as_str(),
+                &comment,
+                "
+",
+            ]);
+        }
+    }
+    let tables =
+        dict.iter().filter(|(key, value)| is_table(key, value) && !compiled_in::is_compiled_in(path, key));
+    for (key, value) in tables {
+        if let Value::Dict(_, inner) = value {
+            let path: Vec<String> = path.iter().cloned().chain([key.clone()]).collect();
+            table(text, shown, &path, inner);
+        }
+    }
+}
+
+fn toml_value(value: &Value) -> toml_edit::Value {
+    match value {
+        Value::String(_, text) => text.as_str().into(),
+        Value::Char(_, one) => one.to_string().into(),
+        Value::Bool(_, value) => (*value).into(),
+        Value::Num(_, number) => match (number.to_f64(), number.to_i128()) {
+            (Some(float), _) => float.into(),
+            (None, whole) => whole.and_then(|whole| i64::try_from(whole).ok()).unwrap_or(i64::MAX).into(),
+        },
+        Value::Empty(..) => "".into(),
+        Value::Array(_, items) => items.iter().map(toml_value).collect::<toml_edit::Array>().into(),
+        Value::Dict(_, dict) => {
+            let pairs = dict.iter().map(|(key, value)| (key.as_str(), toml_value(value)));
+            toml_edit::Value::InlineTable(pairs.collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::layers::{FlagSetting, Sources, load};
+
+    #[test]
+    fn secrets_are_hidden_by_name_and_by_look_until_they_are_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        let token = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
+        let text = format!(
+            "[build.sources]\nmine = \"https://me:pw@host/a#v1\"\n[defaults.env]\nHF_TOKEN = \"hush\"\nHARMLESS = \"{token}\"\n\
+             [models.a]\nargs = [\"--hf-token\", \"shh\", \"-c\", \"1\", \"-mu\", \"https://h/m?sig=hushed\"]\nenv = {{ N = \"1\" }}\n\
+             request.set = {{ user = \"{token}\" }}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources { file: Some(file), ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env.clear();
+        let hidden = show(&loaded, &machine, false);
+        for secret in ["hush", token, "shh", "hushed", "pw@"] {
+            assert!(!hidden.contains(secret), "{secret} in\n{hidden}");
+        }
+        assert!(hidden.starts_with("# Secrets are hidden (***); --reveal shows them.\n"), "{hidden}");
+        assert!(hidden.contains("env = { HARMLESS = \"***\", HF_TOKEN = \"***\", N = \"1\" }"), "{hidden}");
+        assert!(
+            hidden.contains("args = [\"--hf-token\", \"***\", \"-c\", \"1\", \"-mu\", \"https://h/m?***\"]"),
+            "{hidden}"
+        );
+        let shown = show(&loaded, &machine, true);
+        for secret in ["hush", token, "shh", "hushed", "pw@"] {
+            assert!(shown.contains(secret), "{secret} is not in\n{shown}");
+        }
+        assert!(!shown.contains("***"));
+    }
+
+    #[test]
+    fn the_directories_that_are_used_are_shown_whoever_chose_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        std::fs::write(&file, "[paths]\nstate_dir = \"mine\"\n").unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+        let mut machine = Machine::read();
+        machine.env = vec![("XDG_DATA_HOME".into(), "/data".into()), ("HOME".into(), "/home/me".into())];
+        let shown = show(&loaded, &machine, false);
+        for line in [
+            format!("state_dir = \"{}\"  # {}:2\n", dir.path().join("mine").display(), file.display()),
+            "data_dir = \"/data/llama-warden\"  # default\n".to_owned(),
+            "cache_dir = \"/home/me/.cache/llama-warden\"  # default\n".to_owned(),
+            "# runtime_dir: a new directory for each instance, like ".to_owned(),
+        ] {
+            assert!(shown.contains(&line), "{line} is missing in\n{shown}");
+        }
+    }
+
+    #[test]
+    fn every_value_says_where_it_comes_from_and_the_whole_is_a_configuration_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        let text = "[server]\nport = 9000\n[models.\"a b\"]\nargs = [\"-c\", \"1\"]\nenv = { X = \"1\" }\npolicy.host.soft = \"1GiB\"\n\
+                    mitigations = [\"no-cuda-graphs\", \"cache-ram=64\", \"no-swa-full\", \"cache-rum\"]\n";
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources {
+            file: Some(file.clone()),
+            env: vec![("LLAMA_WARDEN_LOG__FORMAT".into(), "json".into())],
+            flags: vec![FlagSetting::raw("--host", &["server", "host"], "::1")],
+            ..Sources::default()
+        })
+        .unwrap();
+        let mut machine = Machine::read();
+        machine.env = vec![("HOME".into(), "/home/me".into())];
+        (machine.uid, machine.pid) = (1000, 4711);
+        let shown = show(&loaded, &machine, false);
+        insta::assert_snapshot!(crate::samples_tests::redacted(&shown, dir.path()));
+        let again = dir.path().join("again.toml");
+        std::fs::write(&again, &shown).unwrap();
+        let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
+        assert_eq!(again.settings.server.port, 9000);
+        assert_eq!(again.models[0].1.args, ["-c", "1"]);
+    }
+
+    #[test]
+    fn compiled_in_numbers_are_shown_where_they_are_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("w.toml");
+        let text = "[internal.growth]\nhost_effect = \"1MiB\"\n[internal.lifecycle]\nfailures_told = 9\n[models.a]\n";
+        std::fs::write(&file, text).unwrap();
+        let loaded = load(Sources { file: Some(file.clone()), ..Sources::default() }).unwrap();
+        assert_eq!(loaded.settings.growth.host_effect.0, 1 << 20);
+        assert_eq!(loaded.models[0].1.lifecycle.failures_told, 9);
+        let shown = show(&loaded, &Machine::read(), false);
+        let place = format!("  # {}", file.display());
+        let wanted = format!(
+            "\n[internal.growth]\nhost_effect = \"1MiB\"{place}:2\n\n[internal.lifecycle]\nfailures_told = 9{place}:4\n"
+        );
+        assert!(shown.ends_with(&wanted), "{shown}");
+        for hidden in ["[growth]", "h2_ping", "load_factor", "[diagnose.cure]", "failures_told = 2"] {
+            assert!(!shown.contains(hidden), "{hidden} in\n{shown}");
+        }
+        let again = dir.path().join("again.toml");
+        std::fs::write(&again, &shown).unwrap();
+        let again = load(Sources { file: Some(again), ..Sources::default() }).unwrap();
+        assert_eq!(again.settings.growth.host_effect.0, 1 << 20);
+    }
+}

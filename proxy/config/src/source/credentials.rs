@@ -1,0 +1,108 @@
+//! Paths of credentials: `credential:NAME`, where a file is named, is the file that the service manager hands over under this name
+//! (`LoadCredential=NAME:…` of a unit). Nothing is read here.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::tree::{Kind, Node};
+use crate::problem::Problem;
+use crate::schema::format;
+use crate::schema::validate::Locate;
+
+/// What a value begins with that names a credential.
+const PREFIX: &str = "credential:";
+/// Where they are, for the process that they are meant for.
+pub(super) const VARIABLE: &str = "CREDENTIALS_DIRECTORY";
+
+/// Puts the paths in the place of the names, wherever the schema wants a path.
+pub(super) fn fill(
+    tree: &mut Node,
+    schema: &Value,
+    directory: Option<&str>,
+    locate: Locate<'_>,
+) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    walk(tree, schema, &mut |node| {
+        let Kind::Text(text) = &node.kind else { return };
+        let Some(name) = text.strip_prefix(PREFIX) else { return };
+        match path(name, directory) {
+            Ok(path) => node.kind = Kind::Text(path),
+            Err((message, hint)) => {
+                let place = locate(node.span.as_ref().map(|span| span.start));
+                problems.push(Problem::new(place, format!("`{text}`: {message}")).hint(hint));
+            }
+        }
+    });
+    problems
+}
+
+fn path(name: &str, directory: Option<&str>) -> Result<String, (&'static str, String)> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-@".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_name) {
+        let hint = format!("write it like `{PREFIX}llama-warden-keys`, as in `LoadCredential=` of the unit");
+        return Err(("this is no name of a credential", hint));
+    }
+    let Some(directory) = directory.filter(|directory| !directory.is_empty()) else {
+        let hint = format!(
+            "`LoadCredential={name}:/etc/llama-warden/{name}` in the unit hands it over; to check the file by hand, set \
+             {VARIABLE} to the folder that it is in"
+        );
+        return Err(("nobody has handed over credentials to this process", hint));
+    };
+    Ok(Path::new(directory).join(name).to_string_lossy().into_owned())
+}
+
+fn walk(node: &mut Node, schema: &Value, see: &mut impl FnMut(&mut Node)) {
+    match &mut node.kind {
+        Kind::Table(entries) => {
+            for entry in entries {
+                let inner = match &schema["properties"][&entry.key] {
+                    Value::Null => &schema["additionalProperties"],
+                    inner => inner,
+                };
+                walk(&mut entry.value, inner, see);
+            }
+        }
+        Kind::List(items) => {
+            for item in items {
+                walk(item, &schema["items"], see);
+            }
+        }
+        _ if schema["format"] == format::PATH => see(node),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::layers::{Sources, load};
+
+    fn loaded(key: &str, value: &str, directory: Option<&str>) -> Result<String, String> {
+        let (dir, file) = (tempfile::tempdir().unwrap(), "[models.m]\nmodel = \"m.gguf\"\n");
+        let path = dir.path().join("w.toml");
+        std::fs::write(&path, format!("{key} = {value}\n{file}")).unwrap();
+        let env = directory.map(|directory| (VARIABLE.to_owned(), directory.to_owned()));
+        let sources = Sources { file: Some(path), env: env.into_iter().collect(), ..Sources::default() };
+        let loaded = load(sources).map_err(|problems| problems.0[0].hint.clone().unwrap_or_default())?;
+        Ok(loaded.settings.server.keys.clone())
+    }
+
+    #[test]
+    fn a_credential_is_a_path_where_a_path_is_wanted_and_a_word_elsewhere() {
+        let handed = Some("/run/credentials/w.service");
+        let keys = |value: &str, directory| loaded("server.keys", value, directory);
+        assert_eq!(keys("'credential:keys.toml'", handed).unwrap(), "/run/credentials/w.service/keys.toml");
+        assert_eq!(keys("'keys.toml'", handed).unwrap(), "keys.toml");
+        assert!(keys("'credential:keys'", None).unwrap_err().contains("LoadCredential=keys:/etc"));
+        for bad in ["'credential:'", "'credential:../keys'", "'credential:.'", "'credential:a b'"] {
+            assert!(keys(bad, handed).unwrap_err().contains("credential:llama-warden-keys"), "{bad}");
+        }
+        assert_eq!(
+            loaded("server.api_prefix", "'credential:x'", handed).unwrap(),
+            "",
+            "no path is wanted there"
+        );
+    }
+}

@@ -1,0 +1,250 @@
+//! Folders of models: each model file in them is a model, named after its file, with its projector and a context that fits.
+//!
+//! A file's settings lie beneath those of the configuration, so that `[models."name"]` adds to them or takes their place.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use warden_policies::book::{self, Machine as Room, Run, ServerBuild, Wanted};
+use warden_policies::defaults;
+use warden_sensors::gpu::Gpus;
+
+use crate::model_files::{self, ModelFile, Stamp};
+use crate::needs::{left_for_models, own_memory};
+
+/// Folders in folders: a hub's cache has five.
+const DEPTH: usize = 8;
+/// Tokens of context that a model gets where it was trained for more: it can be asked for by `args`.
+const CONTEXT: u64 = 32_768;
+/// Fewer are of no use.
+const LEAST_CONTEXT: u64 = 2_048;
+
+/// A model of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) file: PathBuf,
+    pub(crate) projector: Option<PathBuf>,
+    /// Tokens.
+    pub(crate) context: Option<u64>,
+}
+
+/// All model files, with what tells their versions apart: where this differs, models have come or gone.
+///
+/// # Errors
+/// A folder cannot be read: which models are in it is not known then, and none of them is gone for that.
+pub fn files(dirs: &[PathBuf]) -> Result<BTreeMap<PathBuf, Stamp>, (PathBuf, io::Error)> {
+    let mut found = BTreeMap::new();
+    for dir in dirs {
+        walk(dir, DEPTH, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn walk(dir: &Path, depth: usize, found: &mut BTreeMap<PathBuf, Stamp>) -> Result<(), (PathBuf, io::Error)> {
+    let failed = |error| (dir.to_owned(), error);
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // A folder in a folder may go at any time, and may be somebody else's.
+        Err(error)
+            if depth < DEPTH
+                && matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) =>
+        {
+            return Ok(());
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let path = entry.path();
+        let hidden = entry.file_name().to_string_lossy().starts_with('.');
+        match entry.file_type() {
+            // Links to folders may lead in circles, those to files are how a hub's cache names them.
+            Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk(&path, depth - 1, found)?,
+            Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
+                found.extend(model_files::stamp(&path).map(|stamp| (path, stamp)));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// By its name, which has to be text: it becomes a model's.
+fn is_gguf(path: &Path) -> bool {
+    path.to_str().is_some()
+        && !stem(path).is_empty()
+        && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// The models in these folders, by name. What is no model, or not whole yet, is passed over, and so is what has a name that others
+/// `taken` have.
+///
+/// # Errors
+/// As of [`files`].
+pub(crate) fn scan(
+    dirs: &[PathBuf],
+    memory: u64,
+    taken: &[String],
+) -> Result<Vec<Found>, (PathBuf, io::Error)> {
+    if dirs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut models: Vec<(PathBuf, PathBuf, Arc<ModelFile>)> = Vec::new();
+    let mut projectors: Vec<PathBuf> = Vec::new();
+    let mut seen: Vec<PathBuf> = Vec::new();
+    for dir in dirs {
+        for file in files(std::slice::from_ref(dir))?.into_keys() {
+            let real = file.canonicalize().unwrap_or_else(|_| file.clone());
+            if seen.contains(&real) || part(&file).is_some_and(|(_, number)| number > 1) {
+                continue;
+            }
+            seen.push(real);
+            match model_files::read(&file) {
+                Ok(facts) if is_projector(&file, &facts) => projectors.push(file),
+                Ok(facts) if is_model(&facts) => models.push((dir.clone(), file, facts)),
+                Ok(_) => {}
+                Err(why) => tracing::debug!("{}: passed over: {why}", file.display()),
+            }
+        }
+    }
+    // Who is nearer to its folder has the short name.
+    models.sort_by_key(|(dir, file, _)| (file.components().count() - dir.components().count(), file.clone()));
+    let room = left_for_models(memory, &own_memory(&Gpus::open()), &defaults().loading);
+    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    for (dir, file, facts) in &models {
+        let short = stem(file);
+        let long = file.strip_prefix(dir).unwrap_or(file).with_extension("").display().to_string();
+        let whole = file.with_extension("").display().to_string();
+        let free = |name: &String| !found.contains_key(name) && !taken.contains(name);
+        let Some(name) = [short, long, whole].into_iter().find(free) else { continue };
+        let alone = models.iter().filter(|(_, other, _)| other.parent() == file.parent()).count() == 1;
+        let projector = projector_of(file, alone, &projectors);
+        let context = context(facts, projector.as_deref(), &room);
+        drop(found.insert(name.clone(), Found { name, file: file.clone(), projector, context }));
+    }
+    Ok(found.into_values().collect())
+}
+
+/// `name-00002-of-00003.gguf`: its name and number.
+fn part(file: &Path) -> Option<(String, u32)> {
+    let stem = file.file_stem()?.to_str()?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, number) = rest.rsplit_once('-')?;
+    let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits(count) && digits(number)).then(|| Some((name.to_owned(), number.parse().ok()?)))?
+}
+
+fn stem(file: &Path) -> String {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    part(file).map_or(stem, |(name, _)| name)
+}
+
+fn is_projector(file: &Path, facts: &ModelFile) -> bool {
+    matches!(facts.architecture.as_str(), "clip" | "mmproj")
+        || facts.texts.get("general.type").is_some_and(|kind| kind == "mmproj")
+        || (facts.architecture.is_empty() && stem(file).to_ascii_lowercase().contains("mmproj"))
+}
+
+/// Not an adapter, a vocabulary or a matrix of importance.
+fn is_model(facts: &ModelFile) -> bool {
+    let kind = facts.texts.get("general.type").map_or("model", String::as_str);
+    kind == "model" && facts.has_tensors && facts.shape.is_ok()
+}
+
+/// The projector beside a model: the only one where the model is alone in its folder, else the one whose name is the model's, but for
+/// what says how it is quantised.
+fn projector_of(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
+    let beside: Vec<&PathBuf> =
+        projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
+    if let ([only], true) = (beside.as_slice(), alone) {
+        return Some((*only).clone());
+    }
+    let own = words(&stem(model));
+    let fits = |projector: &&&PathBuf| {
+        let its = words(&stem(projector));
+        !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
+    };
+    // Of several precisions the first by name: they differ little.
+    beside.iter().filter(fits).max_by_key(|projector| words(&stem(projector)).len()).map(|one| (*one).clone())
+}
+
+/// The words of a name that say which model it is.
+fn words(stem: &str) -> Vec<String> {
+    let lower = stem.to_ascii_lowercase();
+    let all = lower.split(['-', '_', '.']).filter(|word| !word.is_empty() && *word != "mmproj");
+    all.take_while(|word| !is_precision(word)).map(str::to_owned).collect()
+}
+
+fn is_precision(word: &str) -> bool {
+    let digits = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
+    matches!(word, "f16" | "f32" | "bf16" | "fp16" | "mxfp4" | "ud" | "model")
+        || word.strip_prefix("iq").or_else(|| word.strip_prefix('q')).is_some_and(digits)
+}
+
+/// As much context as it was trained for, up to a bound, and as fits on this machine where it is alone.
+fn context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
+    let shape = facts.shape.as_ref().ok()?;
+    let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());
+    let mut context = shape.context.min(CONTEXT);
+    while context > LEAST_CONTEXT {
+        let run = Run { context: Some(context), ..Run::default() };
+        let needs = book::needs(shape, &run, ServerBuild::newest(!room.gpus.is_empty()), bytes);
+        let one = Wanted { name: String::new(), needs, gpus: Vec::new(), may_split: true };
+        if book::fit(room, &[&one]).is_ok() {
+            break;
+        }
+        context /= 2;
+    }
+    (context > 0).then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_and_projectors_are_known_by_their_names() {
+        let path = Path::new;
+        assert_eq!(part(path("d/big-00002-of-00003.gguf")), Some(("big".to_owned(), 2)));
+        assert_eq!(part(path("d/a-2-of-3.gguf")), None);
+        assert_eq!(
+            (stem(path("big-00001-of-00003.gguf")), stem(path("a.b.gguf"))),
+            ("big".to_owned(), "a.b".to_owned())
+        );
+        let projectors: Vec<PathBuf> =
+            ["d/mmproj-gemma-3-4b-f16.gguf", "d/mmproj-Qwen-VL-BF16.gguf", "e/mmproj.gguf"]
+                .map(PathBuf::from)
+                .to_vec();
+        let of = |model: &str, alone| {
+            projector_of(path(model), alone, &projectors).map(|path| path.display().to_string())
+        };
+        assert_eq!(of("d/gemma-3-4b-it-Q4_K_M.gguf", false).as_deref(), Some("d/mmproj-gemma-3-4b-f16.gguf"));
+        assert_eq!(of("d/Qwen-VL-7B-Q8_0.gguf", false).as_deref(), Some("d/mmproj-Qwen-VL-BF16.gguf"));
+        assert_eq!(of("d/llama-Q4_0.gguf", false), None);
+        assert_eq!(of("e/any-Q4_0.gguf", true).as_deref(), Some("e/mmproj.gguf"));
+        assert_eq!(of("e/any-Q4_0.gguf", false), None, "nobody knows whose it is");
+    }
+
+    #[test]
+    fn files_in_folders_are_found_and_circles_and_hidden_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("hub/models--a--b/snapshots/1")).unwrap();
+        std::fs::create_dir_all(at(".hidden")).unwrap();
+        for name in ["a.gguf", "B.GGUF", "c.txt", ".d.gguf", ".hidden/e.gguf", "blob"] {
+            std::fs::write(at(name), "x").unwrap();
+        }
+        std::os::unix::fs::symlink(at("blob"), at("hub/models--a--b/snapshots/1/f.gguf")).unwrap();
+        std::os::unix::fs::symlink(dir.path(), at("hub/circle")).unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("gone.gguf")).unwrap();
+        assert!(files(&[dir.path().to_owned(), at("not-there")]).is_err(), "nobody knows what is in it");
+        let found = files(&[dir.path().to_owned()]).unwrap();
+        let names: Vec<String> =
+            found.keys().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        assert_eq!(names, ["B.GGUF", "a.gguf", "f.gguf"]);
+        assert_eq!(scan(&[dir.path().to_owned()], 1 << 30, &[]).unwrap(), [], "none of them is a model");
+    }
+}

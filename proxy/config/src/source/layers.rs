@@ -1,0 +1,434 @@
+//! The layers of a configuration, and what they come to: defaults, then the file, then the environment, then flags.
+//!
+//! figment merges; this module only prepares the layers and remembers them, so that every value can be traced to where
+//! it was written.
+
+use std::path::{Path, PathBuf};
+
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use warden_policies::defaults::TEXT;
+
+use super::credentials;
+use super::folder::{self, Found};
+use super::tree::{Kind, Node};
+use super::variables;
+use crate::arguments;
+use crate::problem::{Place, Problem, Problems};
+use crate::schema::validate::validate;
+use crate::schema::{compiled_in, root};
+use crate::settings::{Model, Settings};
+
+/// Prefix of environment variables. Sections and keys are separated by two underscores.
+pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
+
+/// Where settings may come from, lowest first.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The configuration file.
+    pub file: Option<PathBuf>,
+    /// All environment variables; those that are not ours are passed over.
+    pub env: Vec<(String, String)>,
+    /// Settings of the command line.
+    pub flags: Vec<FlagSetting>,
+    /// Bytes of memory of this machine, for the models of a folder.
+    pub memory: u64,
+}
+
+/// A setting of the command line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlagSetting {
+    /// Where it was written, for people: `flag --port`.
+    pub flag: String,
+    /// The key, section by section.
+    pub path: Vec<String>,
+    /// Its value.
+    pub value: Node,
+}
+
+impl FlagSetting {
+    /// Text of a flag; the schema decides its type.
+    pub fn raw(flag: &str, path: &[&str], value: impl Into<String>) -> Self {
+        Self {
+            flag: format!("flag {flag}"),
+            path: path.iter().map(|&key| key.to_owned()).collect(),
+            value: Node::new(Kind::Raw(value.into())),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Origin {
+    Default,
+    /// A model file that was found in a folder.
+    Found(PathBuf),
+    File {
+        path: PathBuf,
+        text: String,
+    },
+    Env(String),
+    Flag(String),
+}
+
+/// One place where settings were written.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    origin: Origin,
+    pub(crate) tree: Node,
+}
+
+impl Layer {
+    /// What one environment variable sets.
+    pub(crate) fn of_variable(name: String, path: &[String], value: String) -> Self {
+        let mut tree = Node::table();
+        tree.set(path, Node::new(Kind::Raw(value)));
+        Self { origin: Origin::Env(name), tree }
+    }
+
+    /// Where a byte of it is.
+    pub(crate) fn place(&self, byte: Option<usize>) -> Place {
+        match &self.origin {
+            Origin::Default => Place::Default,
+            Origin::Found(path) => Place::File { path: path.clone(), line: 0 },
+            Origin::File { path, text } => Place::in_file(path, text, byte),
+            Origin::Env(name) => Place::Env(name.clone()),
+            Origin::Flag(flag) => Place::Flag(flag.clone()),
+        }
+    }
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.place(None).to_string())
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Map::from([(Profile::Default, self.tree.to_dict())]))
+    }
+}
+
+/// A table without a place of its own.
+pub(crate) struct Plain(pub(crate) Dict);
+
+impl Provider for Plain {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("merged")
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Ok(Map::from([(Profile::Default, self.0.clone())]))
+    }
+}
+
+/// A configuration whose keys and values are right by themselves. What they mean is checked by
+/// [`crate::resolve`].
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Everything but the models.
+    pub settings: Settings,
+    /// What holds for all models.
+    pub defaults: Model,
+    /// The models in the order of the file.
+    pub models: Vec<(String, Model)>,
+    /// The configuration file.
+    pub file: Option<PathBuf>,
+    /// All sections but `models`, merged, for display.
+    pub merged: Dict,
+    /// The compiled-in numbers that are set, and where.
+    pub internal: Vec<(String, Place)>,
+    /// Folders of models.
+    pub folders: Vec<PathBuf>,
+    /// Models without a file, where folders say which there are.
+    pub left_out: Vec<String>,
+    layers: Vec<Layer>,
+}
+
+impl Loaded {
+    /// Where the value under a path comes from. For a model, that may be the section for all models.
+    pub fn place(&self, path: &[String]) -> Place {
+        place(&self.layers, path).unwrap_or(Place::Nowhere)
+    }
+
+    /// Merges one model's table with the defaults for all models. Computed on demand: kept for 1,000 models, such tables would
+    /// repeat all defaults 1,000 times (12 MiB).
+    pub fn table(&self, model: &str) -> Dict {
+        // Cannot fail: any dictionary can be read as a dictionary.
+        of_model(&self.settings.defaults, self.own(model)).extract().unwrap_or_default()
+    }
+
+    /// Merges what the layers set for one model, without the defaults for all models.
+    pub fn own(&self, model: &str) -> Dict {
+        let path = ["models".to_owned(), model.to_owned()];
+        let written = self.layers.iter().filter_map(|layer| layer.tree.find(&path));
+        let merged = written.fold(Figment::new(), |merged, node| merged.merge(Plain(node.to_dict())));
+        merged.extract().unwrap_or_default()
+    }
+
+    /// The merged value under a path outside of `models`.
+    pub(crate) fn value(&self, path: &[String]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        rest.iter().try_fold(self.merged.get(first)?, |value, key| value.as_dict()?.get(key))
+    }
+
+    /// Where an item of the list under a path was written: its own line, in a list over several.
+    pub fn item_place(&self, path: &[String], index: usize) -> Place {
+        let item = |path: &[String]| {
+            self.layers.iter().rev().find_map(|layer| {
+                let Kind::List(items) = &layer.tree.find(path)?.kind else { return None };
+                let span = items.get(index).and_then(|item| item.span.as_ref());
+                Some(layer.place(Some(span?.start)))
+            })
+        };
+        let found = if written(&self.layers, path).is_some() { item(path) } else { item(&inherited(path)) };
+        found.unwrap_or_else(|| self.place(path))
+    }
+}
+
+fn place(layers: &[Layer], path: &[String]) -> Option<Place> {
+    written(layers, path).or_else(|| written(layers, &inherited(path)))
+}
+
+/// The path in the section for all models, for one of a model; nothing for others.
+fn inherited(path: &[String]) -> Vec<String> {
+    match path {
+        [models, _, rest @ ..] if models == "models" && !rest.is_empty() => {
+            std::iter::once("defaults".to_owned()).chain(rest.to_vec()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where the value under a path was written last.
+pub(crate) fn written(layers: &[Layer], path: &[String]) -> Option<Place> {
+    layers.iter().rev().find_map(|layer| {
+        let node = layer.tree.find(path)?;
+        let (last, parent) = path.split_last()?;
+        let key = layer.tree.find(parent)?.entry(last)?.key_span.as_ref().map(|span| span.start);
+        Some(layer.place(key.or(node.span.as_ref().map(|span| span.start))))
+    })
+}
+
+/// Reads all layers and merges them.
+///
+/// # Errors
+/// A layer cannot be read, or has a key or value that is wrong: all problems at once.
+pub fn load(sources: Sources) -> Result<Loaded, Problems> {
+    let mut layers = vec![defaults_layer()?];
+    if let Some(path) = &sources.file {
+        layers.push(file_layer(path)?);
+    }
+    let flags: Vec<Layer> = sources.flags.into_iter().map(flag_layer).collect();
+    let handed =
+        sources.env.iter().find(|(name, _)| name == credentials::VARIABLE).map(|(_, value)| value.clone());
+    let (variables, mut problems) = variables::layers(sources.env, &[layers.as_slice(), &flags]);
+    layers.extend(variables);
+    layers.extend(flags);
+    let mut internal = Vec::new();
+    // The first are the defaults, which are more than what a configuration may set.
+    for layer in layers.iter_mut().skip(1) {
+        let mut tree = layer.tree.clone();
+        problems.extend(validate(&mut tree, &|byte| layer.place(byte)));
+        let filled = credentials::fill(&mut tree, root(), handed.as_deref(), &|byte| layer.place(byte));
+        problems.extend(filled);
+        let taken = compiled_in::take(&mut tree);
+        internal.extend(taken.into_iter().map(|(key, byte)| (key, layer.place(byte))));
+        layer.tree = tree;
+    }
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    let dirs = folders(&layers, sources.file.as_deref())?;
+    let found = folder::scan(&dirs, sources.memory, &aliases(&layers)).map_err(|(path, error)| {
+        let place = written(&layers, &["paths".to_owned(), "models".to_owned()]).unwrap_or(Place::Nowhere);
+        Problem::new(place, format!("the folder of models {} cannot be read: {error}", path.display()))
+            .hint("name a folder that exists and that we may read (`paths.models`)")
+    })?;
+    for (index, found) in found.into_iter().enumerate() {
+        layers.insert(1 + index, found_layer(found));
+    }
+    let mut loaded = merge(layers, sources.file)?;
+    if !dirs.is_empty() {
+        let (models, left_out) = loaded.models.into_iter().partition(|(_, model)| has_model(model));
+        loaded.models = models;
+        loaded.left_out = left_out.into_iter().map(|(name, _)| name).collect();
+    }
+    Ok(Loaded { internal, folders: dirs, ..loaded })
+}
+
+/// The folders of models, absolute: those in the file are relative to it.
+fn folders(layers: &[Layer], file: Option<&Path>) -> Result<Vec<PathBuf>, Problems> {
+    let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
+    let dirs: Vec<PathBuf> = match merged.extract_inner("paths.models") {
+        Ok(dirs) => dirs,
+        Err(error) if error.missing() => Vec::new(),
+        Err(error) => return Err(problem(layers, &error, &[])),
+    };
+    let base = file.and_then(Path::parent).unwrap_or_else(|| Path::new(""));
+    Ok(dirs.iter().map(|dir| std::path::absolute(base.join(dir)).unwrap_or_else(|_| dir.clone())).collect())
+}
+
+/// Whether anything says which model it is.
+fn has_model(model: &Model) -> bool {
+    model.model.is_some()
+        || arguments::model(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
+        || model
+            .env
+            .keys()
+            .any(|name| name.starts_with("LLAMA_ARG_MODEL") || name.starts_with("LLAMA_ARG_HF"))
+}
+
+/// Names that configured models have beside their own, and those that have no process.
+fn aliases(layers: &[Layer]) -> Vec<String> {
+    let table = |name: &str| {
+        let name = name.to_owned();
+        layers.iter().filter_map(move |layer| match &layer.tree.entry(&name)?.value.kind {
+            Kind::Table(entries) => Some(entries),
+            _ => None,
+        })
+    };
+    let tables = table("models").chain(table("remotes"));
+    let lists = tables.flatten().filter_map(|model| match &model.value.entry("aliases")?.value.kind {
+        Kind::List(items) => Some(items),
+        _ => None,
+    });
+    let names = table("names").chain(table("remotes")).flatten().map(|entry| entry.key.clone());
+    let texts = lists.flatten().filter_map(|item| match &item.kind {
+        Kind::Text(text) | Kind::Raw(text) => Some(text.clone()),
+        _ => None,
+    });
+    texts.chain(names).collect()
+}
+
+/// What a file of a folder sets.
+fn found_layer(found: Found) -> Layer {
+    let Found { name, file, projector, context } = found;
+    let mut tree = Node::table();
+    let mut set = |keys: &[&str], value: String| {
+        let path = ["models", &name].into_iter().chain(keys.iter().copied()).map(str::to_owned);
+        tree.set(&path.collect::<Vec<_>>(), Node::new(Kind::Text(value)));
+    };
+    set(&["model"], file.display().to_string());
+    // By variables, so that flags say otherwise.
+    if let Some(context) = context {
+        set(&["env", "LLAMA_ARG_CTX_SIZE"], context.to_string());
+    }
+    if let Some(projector) = projector {
+        set(&["env", "LLAMA_ARG_MMPROJ"], projector.display().to_string());
+    }
+    Layer { origin: Origin::Found(file), tree }
+}
+
+fn merge(layers: Vec<Layer>, file: Option<PathBuf>) -> Result<Loaded, Problems> {
+    let merged = layers.iter().fold(Figment::new(), |merged, layer| merged.merge(layer.clone()));
+    let problem = |error: figment::Error, under: &[&str]| problem(&layers, &error, under);
+    let mut settings: Settings = merged.extract().map_err(|error| problem(error, &[]))?;
+    let mut written = std::mem::take(&mut settings.models);
+    let mut all: Dict = merged.extract().map_err(|error| problem(error, &[]))?;
+    all.remove("models");
+    let defaults = Figment::from(Plain(settings.defaults.clone()))
+        .extract()
+        .map_err(|error| problem(error, &["defaults"]))?;
+    let names = names_in_order(&layers);
+    let mut models = Vec::with_capacity(names.len());
+    for name in names {
+        let own = written.remove(&name).unwrap_or_default();
+        let model = of_model(&settings.defaults, own).extract();
+        let model = model.map_err(|error| problem(error, &["models", &name]))?;
+        models.push((name, model));
+    }
+    let (internal, folders, left_out) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Loaded { settings, defaults, models, file, merged: all, internal, folders, left_out, layers })
+}
+
+/// Layers one model's own table over the defaults for all models.
+fn of_model(defaults: &Dict, own: Dict) -> Figment {
+    let mut beneath = defaults.clone();
+    for list in ["args", "mitigations"] {
+        if own.contains_key(list) {
+            beneath.remove(list);
+        }
+    }
+    // One way to say which binary: a model's own choice replaces the other way in the defaults.
+    if own.contains_key("binary") || own.contains_key("build") {
+        beneath.remove("binary");
+        beneath.remove("build");
+    }
+    Figment::from(Plain(beneath)).merge(Plain(own))
+}
+
+fn names_in_order(layers: &[Layer]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for layer in layers {
+        let Some(Kind::Table(entries)) = layer.tree.entry("models").map(|entry| &entry.value.kind) else {
+            continue;
+        };
+        for entry in entries {
+            if !names.contains(&entry.key) {
+                names.push(entry.key.clone());
+            }
+        }
+    }
+    names
+}
+
+/// What the schema let through and the types did not take; a number too large for its type, for one.
+pub(crate) fn problem(layers: &[Layer], error: &figment::Error, under: &[&str]) -> Problems {
+    let path: Vec<String> = under.iter().map(|&key| key.to_owned()).chain(error.path.clone()).collect();
+    let place = place(layers, &path).unwrap_or(Place::Nowhere);
+    let what = match &error.kind {
+        figment::error::Kind::InvalidValue(figment::error::Actual::Signed(number), _) => {
+            format!("`{number}` is too large")
+        }
+        figment::error::Kind::InvalidValue(figment::error::Actual::Unsigned(number), _) => {
+            format!("`{number}` is too large")
+        }
+        kind => kind.to_string(),
+    };
+    Problem::new(place, format!("`{}`: {what}", crate::problem::dotted(&path))).into()
+}
+
+/// The compiled-in defaults in the shape of a configuration file: sections about models go under `[defaults]`.
+fn defaults_layer() -> Result<Layer, Problems> {
+    let document = toml_edit::Document::parse(TEXT)
+        .map_err(|error| Problem::new(Place::Default, format!("the compiled-in defaults: {error}")))?;
+    let mut tree = Node::table();
+    let source = Node::from(document.as_item());
+    let Kind::Table(entries) = source.kind else { return Ok(Layer { origin: Origin::Default, tree }) };
+    for entry in entries {
+        let (Some(home), Kind::Table(keys)) = (compiled_in::home(&entry.key), entry.value.kind) else {
+            continue;
+        };
+        for key in keys {
+            let path: Vec<String> = home.iter().cloned().chain([key.key]).collect();
+            tree.set(&path, key.value);
+        }
+    }
+    Ok(Layer { origin: Origin::Default, tree })
+}
+
+pub(crate) fn file_layer(path: &Path) -> Result<Layer, Problems> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Problem::new(
+            Place::File { path: path.to_owned(), line: 0 },
+            format!("the configuration file cannot be read: {error}"),
+        )
+        .hint("check the path given with --config")
+    })?;
+    let document = toml_edit::Document::parse(text.clone()).map_err(|error| {
+        let byte = error.span().map(|span| span.start);
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        Problem::new(Place::in_file(path, &text, byte), format!("this is not TOML: {message}"))
+    })?;
+    let tree = Node::from(document.as_item());
+    Ok(Layer { origin: Origin::File { path: path.to_owned(), text }, tree })
+}
+
+fn flag_layer(setting: FlagSetting) -> Layer {
+    let mut tree = Node::table();
+    tree.set(&setting.path, setting.value);
+    Layer { origin: Origin::Flag(setting.flag), tree }
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

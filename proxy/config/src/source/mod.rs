@@ -1,0 +1,7 @@
+//! What is written, and where: the layers of a configuration, from the defaults to the flags.
+
+mod credentials;
+pub mod folder;
+pub mod layers;
+pub mod tree;
+mod variables;

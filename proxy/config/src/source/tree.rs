@@ -1,0 +1,188 @@
+//! A configuration as a tree of values that remember where they were written.
+//!
+//! Every source (file, environment, flags, defaults) is turned into this one shape, so that there is one validation, one
+//! way to say where a value came from, and one conversion to figment, which does the merging. It judges nothing.
+
+use std::ops::Range;
+
+use figment::value::{Dict, Value};
+
+/// A value and the bytes of the file it was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Where in its file; `None` for other sources.
+    pub span: Option<Range<usize>>,
+    /// The value.
+    pub kind: Kind,
+}
+
+/// A value of a configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// Keys and values, in the order they were written.
+    Table(Vec<Entry>),
+    /// Several values.
+    List(Vec<Node>),
+    /// Text in quotes.
+    Text(String),
+    /// A whole number.
+    Int(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// True or false.
+    Bool(bool),
+    /// Text from the environment or a flag: the schema decides what it is.
+    Raw(String),
+    /// A date or time, which no setting takes.
+    Date,
+}
+
+/// One key of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Where the key was written.
+    pub key_span: Option<Range<usize>>,
+    /// The value.
+    pub value: Node,
+}
+
+impl Node {
+    /// A value without a place.
+    pub fn new(kind: Kind) -> Self {
+        Self { span: None, kind }
+    }
+
+    /// An empty table.
+    pub fn table() -> Self {
+        Self::new(Kind::Table(Vec::new()))
+    }
+
+    /// What kind of value it is, for messages.
+    pub fn noun(&self) -> &'static str {
+        match self.kind {
+            Kind::Table(_) => "a table",
+            Kind::List(_) => "a list",
+            Kind::Text(_) | Kind::Raw(_) => "text",
+            Kind::Int(_) | Kind::Float(_) => "a number",
+            Kind::Bool(_) => "true or false",
+            Kind::Date => "a date",
+        }
+    }
+
+    /// The entry under a path, if every step of it is there.
+    pub fn find(&self, path: &[String]) -> Option<&Node> {
+        let Some((first, rest)) = path.split_first() else { return Some(self) };
+        self.entry(first).and_then(|entry| entry.value.find(rest))
+    }
+
+    /// The entry with a key, in a table.
+    pub fn entry(&self, key: &str) -> Option<&Entry> {
+        match &self.kind {
+            Kind::Table(entries) => entries.iter().find(|entry| entry.key == key),
+            _ => None,
+        }
+    }
+
+    /// The keys of a table, in the order they were written; none for anything else.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        let entries = match &self.kind {
+            Kind::Table(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        entries.iter().map(|entry| entry.key.as_str())
+    }
+
+    /// Takes an entry out of a table.
+    pub fn take(&mut self, key: &str) -> Option<Entry> {
+        let Kind::Table(entries) = &mut self.kind else { return None };
+        let at = entries.iter().position(|entry| entry.key == key)?;
+        Some(entries.remove(at))
+    }
+
+    /// Sets the value under a path, making tables as needed. A value that stands in the way is replaced.
+    pub fn set(&mut self, path: &[String], value: Node) {
+        let Some((first, rest)) = path.split_first() else {
+            *self = value;
+            return;
+        };
+        if !matches!(self.kind, Kind::Table(_)) {
+            *self = Self::table();
+        }
+        let Kind::Table(entries) = &mut self.kind else { return };
+        let at = entries.iter().position(|entry| entry.key == *first).unwrap_or_else(|| {
+            entries.push(Entry { key: first.clone(), key_span: None, value: Self::table() });
+            entries.len() - 1
+        });
+        entries[at].value.set(rest, value);
+    }
+
+    /// The value as figment merges it. Dates become text; the schema has refused them before.
+    pub fn to_figment(&self) -> Value {
+        match &self.kind {
+            Kind::Table(_) => self.to_dict().into(),
+            Kind::List(items) => items.iter().map(Self::to_figment).collect::<Vec<_>>().into(),
+            Kind::Text(text) | Kind::Raw(text) => text.as_str().into(),
+            Kind::Int(number) => (*number).into(),
+            Kind::Float(number) => (*number).into(),
+            Kind::Bool(value) => (*value).into(),
+            Kind::Date => "".into(),
+        }
+    }
+
+    /// A table as figment merges it; empty for anything else.
+    pub fn to_dict(&self) -> Dict {
+        match &self.kind {
+            Kind::Table(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.to_figment())).collect()
+            }
+            _ => Dict::new(),
+        }
+    }
+}
+
+impl From<&toml_edit::Item> for Node {
+    fn from(item: &toml_edit::Item) -> Self {
+        let kind = match item {
+            toml_edit::Item::None => Kind::Table(Vec::new()),
+            toml_edit::Item::Value(value) => return value.into(),
+            toml_edit::Item::Table(table) => return table.into(),
+            toml_edit::Item::ArrayOfTables(tables) => Kind::List(tables.iter().map(Node::from).collect()),
+        };
+        Self { span: item.span(), kind }
+    }
+}
+
+impl From<&toml_edit::Table> for Node {
+    fn from(table: &toml_edit::Table) -> Self {
+        let entries = table.iter().map(|(key, item)| Entry {
+            key: key.to_owned(),
+            key_span: table.key(key).and_then(toml_edit::Key::span),
+            value: item.into(),
+        });
+        Self { span: table.span(), kind: Kind::Table(entries.collect()) }
+    }
+}
+
+impl From<&toml_edit::Value> for Node {
+    fn from(value: &toml_edit::Value) -> Self {
+        let kind = match value {
+            toml_edit::Value::String(text) => Kind::Text(text.value().clone()),
+            toml_edit::Value::Integer(number) => Kind::Int(*number.value()),
+            toml_edit::Value::Float(number) => Kind::Float(*number.value()),
+            toml_edit::Value::Boolean(value) => Kind::Bool(*value.value()),
+            toml_edit::Value::Datetime(_) => Kind::Date,
+            toml_edit::Value::Array(items) => Kind::List(items.iter().map(Node::from).collect()),
+            toml_edit::Value::InlineTable(table) => {
+                let entries = table.iter().map(|(key, item)| Entry {
+                    key: key.to_owned(),
+                    key_span: table.key(key).and_then(toml_edit::Key::span),
+                    value: item.into(),
+                });
+                Kind::Table(entries.collect())
+            }
+        };
+        Self { span: value.span(), kind }
+    }
+}

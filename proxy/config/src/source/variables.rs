@@ -1,0 +1,196 @@
+//! What an environment variable sets: `LLAMA_WARDEN_SERVER__PORT` is `server.port`.
+//!
+//! Variables are written in capitals, keys of the configuration in small letters, and names as their owners write them. The
+//! schema knows which is which: a key is found by its small letters; a model (or a source of `[build.sources]`) is the one
+//! of this very name, else the one whose name differs in case only; a variable of a process under `env` stays as it is.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::layers::{ENV_PREFIX, Layer};
+use super::tree::Node;
+use crate::problem::{Place, Problem, alike};
+use crate::schema::{format, root};
+
+/// The names that are known at a place of the configuration, such as those of the models.
+type Known<'a> = &'a dyn Fn(&[String]) -> Vec<String>;
+
+/// Why a variable means nothing.
+#[derive(Debug, PartialEq, Eq)]
+struct Ambiguous {
+    written: String,
+    /// What it may mean.
+    names: Vec<String>,
+}
+
+/// The path that a variable sets, without the prefix. What the schema does not know stays in small letters, for the check
+/// that follows.
+fn path(key: &str, known: Known<'_>) -> Result<Vec<String>, Ambiguous> {
+    let parts: Vec<&str> = key.split("__").collect();
+    let (mut schema, mut path, mut rest): (&Value, Vec<String>, _) = (root(), Vec::new(), parts.as_slice());
+    while let Some((first, more)) = rest.split_first() {
+        let small = first.to_lowercase();
+        let inner = &schema["properties"][&small];
+        if !inner.is_null() {
+            (schema, rest) = (inner, more);
+            path.push(small);
+            continue;
+        }
+        let named = &schema["additionalProperties"];
+        if !named.is_object() {
+            path.extend(rest.iter().map(|part| part.to_lowercase()));
+            break;
+        }
+        if named["format"] == format::JSON {
+            // Parameters of requests. None that anybody reads has a capital letter; who writes small ones means them.
+            path.extend(
+                rest.iter()
+                    .map(|part| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() }),
+            );
+            break;
+        }
+        if path.last().is_some_and(|last| last == "env") {
+            path.push(rest.join("__"));
+            break;
+        }
+        let (name, used) = name(rest, &known(&path))?;
+        path.push(name);
+        (schema, rest) = (named, rest.get(used..).unwrap_or_default());
+    }
+    Ok(path)
+}
+
+fn is_capitals(text: &str) -> bool {
+    !text.chars().any(char::is_lowercase)
+}
+
+/// The name at the beginning of these parts, and of how many of them it is made: names may contain two underscores, too.
+fn name(parts: &[&str], known: &[String]) -> Result<(String, usize), Ambiguous> {
+    let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
+    let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
+    if let Some(exact) = longest_first().find(|(text, _)| known.contains(text)) {
+        return Ok(exact);
+    }
+    for (text, used) in longest_first() {
+        let alike: Vec<&String> =
+            known.iter().filter(|name| name.to_lowercase() == text.to_lowercase()).collect();
+        match alike.as_slice() {
+            [] => {}
+            [one] => return Ok(((*one).clone(), used)),
+            several => {
+                return Err(Ambiguous { written: text, names: several.iter().copied().cloned().collect() });
+            }
+        }
+    }
+    Ok((begins(1), 1))
+}
+
+/// The layers of the environment. `others`: all other layers, which know the names. Variables without `__` are no settings.
+pub(crate) fn layers(env: Vec<(String, String)>, others: &[&[Layer]]) -> (Vec<Layer>, Vec<Problem>) {
+    let known = |path: &[String]| {
+        let tables = others.iter().copied().flatten().filter_map(|layer| layer.tree.find(path));
+        tables.flat_map(Node::keys).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let (mut layers, mut problems) = (Vec::new(), Vec::new());
+    for (name, value) in env {
+        let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|key| key.contains("__")) else { continue };
+        match path(key, &known) {
+            Ok(path) => layers.push(Layer::of_variable(name, &path, value)),
+            Err(Ambiguous { written, names }) => {
+                let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");
+                let problem = Problem::new(Place::Env(name), format!("`{written}` may be {names}"));
+                problems.push(problem.hint("write the name in the variable exactly as it is"));
+            }
+        }
+    }
+    problems.extend(phantoms(&layers, &known(&["models".to_owned()])));
+    (layers, problems)
+}
+
+/// Models that only variables speak of, and of which none says what to serve: names that somebody misspelt.
+fn phantoms(layers: &[Layer], known: &[String]) -> Vec<Problem> {
+    let models = ["models".to_owned()];
+    let of_layer =
+        |layer: &Layer| -> Option<String> { layer.tree.find(&models)?.keys().next().map(str::to_owned) };
+    let makes = |layer: &Layer, model: &str| {
+        let Some(own) = layer.tree.find(&[models[0].clone(), model.to_owned()]) else { return false };
+        let by_variable = own
+            .find(&["env".to_owned()])
+            .is_some_and(|env| env.keys().any(|key| key.starts_with("LLAMA_ARG_")));
+        own.keys().any(|key| key == "model" || key == "args") || by_variable
+    };
+    let mut told = BTreeSet::new();
+    let named = layers.iter().filter_map(|layer| Some((layer, of_layer(layer)?)));
+    named
+        .filter(|(_, model)| !known.contains(model) && !layers.iter().any(|layer| makes(layer, model)))
+        .filter(|(_, model)| told.insert(model.clone()))
+        .map(|(layer, model)| {
+            let others = layers
+                .iter()
+                .filter_map(of_layer)
+                .filter(|other| layers.iter().any(|layer| makes(layer, other)));
+            let near = nearest(&model, known.iter().cloned().chain(others));
+            let hint = near.map_or_else(
+                || format!("`{ENV_PREFIX}MODELS__{model}__MODEL` would say which file it serves"),
+                |near| format!("the nearest is `{near}`"),
+            );
+            Problem::new(layer.place(None), format!("there is no model `{model}`")).hint(hint)
+        })
+        .collect()
+}
+
+fn nearest(name: &str, all: impl Iterator<Item = String>) -> Option<String> {
+    let small = name.to_lowercase();
+    let scored = all.map(|one| (alike(&small, &one.to_lowercase()), one));
+    scored.filter(|(score, _)| *score >= 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, one)| one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(names: &[&str], key: &str) -> Result<String, Ambiguous> {
+        let known = |at: &[String]| {
+            if at == ["models"] { names.iter().map(|&name| name.to_owned()).collect() } else { Vec::new() }
+        };
+        path(key, &known).map(|path| path.join("|"))
+    }
+
+    #[test]
+    fn keys_become_small_and_names_stay() {
+        for (key, wanted) in [
+            ("SERVER__PORT", "server|port"),
+            ("Defaults__Policy__HOST__SOFT", "defaults|policy|host|soft"),
+            ("DEFAULTS__ENV__GGML_CUDA_DISABLE_GRAPHS", "defaults|env|GGML_CUDA_DISABLE_GRAPHS"),
+            ("DEFAULTS__ENV__no_proxy", "defaults|env|no_proxy"),
+            ("DEFAULTS__ENV__A__B", "defaults|env|A__B"),
+            ("MODELS__Qwen3__ENV__HF_TOKEN", "models|Qwen3|env|HF_TOKEN"),
+            ("DEFAULTS__REQUEST__SET__TEMPERATURE", "defaults|request|set|temperature"),
+            ("DEFAULTS__REQUEST__SET__topP", "defaults|request|set|topP"),
+            ("SERVER__PROT", "server|prot"),
+            ("QUEUE__WAIT", "queue|wait"),
+        ] {
+            assert_eq!(with(&["Qwen3"], key), Ok(wanted.to_owned()), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_model_is_meant_by_its_name_or_as_the_one_that_differs_in_case() {
+        let names = ["Qwen3", "small", "SMALL", "a__b", "org/Big-GGUF:Q4"];
+        for (key, wanted) in [
+            ("MODELS__QWEN3__REPLICAS", "models|Qwen3|replicas"),
+            ("MODELS__qwen3__REPLICAS", "models|Qwen3|replicas"),
+            ("MODELS__small__REPLICAS", "models|small|replicas"),
+            ("MODELS__SMALL__REPLICAS", "models|SMALL|replicas"),
+            ("MODELS__A__B__QUEUE__DEPTH", "models|a__b|queue|depth"),
+            ("MODELS__ORG/BIG-GGUF:Q4__PRELOAD", "models|org/Big-GGUF:Q4|preload"),
+            ("MODELS__Other__PRELOAD", "models|Other|preload"),
+        ] {
+            assert_eq!(with(&names, key), Ok(wanted.to_owned()), "{key}");
+        }
+        let both =
+            Ambiguous { written: "Small".to_owned(), names: vec!["small".to_owned(), "SMALL".to_owned()] };
+        assert_eq!(with(&names, "MODELS__Small__REPLICAS"), Err(both));
+    }
+}
