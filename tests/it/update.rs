@@ -49,7 +49,7 @@ impl Renewed {
             script.display()
         );
         let source = format!("build.source = '{}'\n{more}", history.folder.display());
-        let setup = setup.top(&source).model("m", &lines);
+        let mut setup = setup.top(&source).model("m", &lines);
         let config = setup.home.file("warden.toml", setup.config())?;
         let git = history.folder.display().to_string();
         let built = [
@@ -66,6 +66,8 @@ impl Renewed {
         ];
         let ran = setup.home.warden(built, LONG).await?;
         assert_eq!(ran.code, 0, "{}", ran.all());
+        // Named by the environment, too, as by a service: the proof with the sample model is about another one.
+        setup.home.env.insert("LLAMA_WARDEN_CONFIG".into(), config.clone().into());
         let warden = setup.start().await?;
         let renewed = Self { warden, history, config };
         renewed.warden.until_ready(1).await?;

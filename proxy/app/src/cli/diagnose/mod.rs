@@ -133,6 +133,11 @@ impl DiagnoseArgs {
         parsed.map(|alone| alone.args).map_err(|error| Failure::failed(error.to_string()))
     }
 
+    /// Forgets the configuration file, which may come from the environment.
+    pub(crate) fn without_config(&mut self) {
+        self.config.config = None;
+    }
+
     /// What to run, in order: what was asked for, or all.
     fn workloads(&self) -> Result<Vec<Workload>, Failure> {
         let mut wanted = self.workload.clone();

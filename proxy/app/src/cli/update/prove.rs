@@ -37,7 +37,7 @@ pub(super) async fn run(
     if let Some(model) = &args.model {
         let mut more = vec!["--model", model];
         more.extend(args.workload.iter().flat_map(|workload| ["--workload", workload.as_str()]));
-        let args = command(both, &[], super::config_words(&args.config), &more)?;
+        let args = command(both, &[], &super::config_words(&args.config), &more)?;
         return against::compare(&args, nursery.clone(), signals, proof.clone()).await;
     }
     let numbers = &loaded.settings.update;
@@ -53,7 +53,7 @@ pub(super) async fn run(
         |layers: &'static str| ["-m", &sample, "-c", "8192", "-np", "2", "-ngl", layers].map(str::to_owned);
     let is_on_gpu = both.provenance.backend() != Backend::Cpu;
     let layers = if is_on_gpu { "99" } else { "0" };
-    let first = command(both, &flags(layers), Vec::new(), &more)?;
+    let first = command(both, &flags(layers), &[], &more)?;
     let mut report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     let fault = |report: &ProofReport| report.proof.fault.as_ref().map(|fault| fault.side);
     if is_on_gpu && fault(&report) == Some(Side::New) {
@@ -67,7 +67,7 @@ pub(super) async fn run(
     out::error_line(
         "update: the build in use does not start beside what runs on the GPU; proving both on the CPU",
     );
-    let second = command(both, &flags("0"), Vec::new(), &more)?;
+    let second = command(both, &flags("0"), &[], &more)?;
     against::compare(&second, nursery.clone(), signals, lenient).await
 }
 
@@ -75,11 +75,11 @@ pub(super) async fn run(
 fn command(
     both: &Both<'_>,
     flags: &[String],
-    config: Vec<String>,
+    config: &[String],
     more: &[&str],
 ) -> Result<DiagnoseArgs, Failure> {
     let mut words = vec!["diagnose".to_owned()];
-    words.extend(config);
+    words.extend_from_slice(config);
     words.extend(["--against".to_owned(), both.old.display().to_string()]);
     words.extend(["--binary".to_owned(), both.new.display().to_string()]);
     words.extend(more.iter().map(|word| (*word).to_owned()));
@@ -87,5 +87,10 @@ fn command(
         words.push("--".to_owned());
         words.extend_from_slice(flags);
     }
-    DiagnoseArgs::parsed(&words)
+    let mut args = DiagnoseArgs::parsed(&words)?;
+    // `LLAMA_WARDEN_CONFIG` is not for the sample model: the file's models would be others next to it.
+    if config.is_empty() {
+        args.without_config();
+    }
+    Ok(args)
 }
