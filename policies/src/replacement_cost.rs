@@ -22,8 +22,8 @@ use crate::defaults::Moment;
 use crate::growth::Forecast;
 use crate::units::{exact, span};
 
-/// Lulls come at random, so a stretch of twelve mean times without one happens once in 160,000: an earlier restart only throws
-/// away what the process could still have served.
+/// Lulls come at random, so a stretch of twelve mean times without one happens once in 160,000: an earlier restart only
+/// throws away what the process could still have served.
 const LULLS_AHEAD: f64 = 12.0;
 /// People give up after about a minute, so a request that fails costs as much as one that waits so long.
 const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
@@ -81,7 +81,8 @@ impl std::fmt::Display for Weighing {
 }
 
 impl Load {
-    /// The time before the end of the memory at which the search for a lull has to begin; `None` if the lulls are not known.
+    /// The time before the end of the memory at which the search for a lull has to begin; `None` if the lulls are not
+    /// known.
     pub fn lull_search_time(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULLS_AHEAD).ok()
     }

@@ -75,8 +75,8 @@ pub enum Preset {
     Gemma4,
     /// 18 layers, 2048 wide, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
     Gemma4Gpu,
-    /// No model of its own: gemma4's vision encoder and projector, for `--mmproj` next to `gemma4` or `llama`. An image is
-    /// 70 tokens or more.
+    /// No model of its own: gemma4's vision encoder and projector, for `--mmproj` next to `gemma4` or `llama`. An image
+    /// is 70 tokens or more.
     Gemma4Vision,
     /// The same for `gemma4-gpu` or `llama-gpu`.
     Gemma4VisionGpu,
@@ -235,7 +235,7 @@ fn file(options: &Options) -> Gguf {
 
 /// Writes the model of these options with its numbers in f32, each as it is read from the form of the options.
 pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
-    persist(path, &model(options, Stored::AsReadFrom(options.weights))).map(|_bytes| ())
+    persist(path, &model(options, Stored::AsReadFrom(options.weights)))
 }
 
 /// The file's bytes.
@@ -252,11 +252,11 @@ pub fn bytes(options: &Options) -> Vec<u8> {
 ///
 /// The folder cannot be made, or the file cannot be written or put into its place.
 pub fn write(path: &Path, options: &Options) -> io::Result<()> {
-    persist(path, &file(options)).map(|_bytes| ())
+    persist(path, &file(options))
 }
 
-/// The same for any model; returns the bytes of the file.
-fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
+/// The same for any model.
+fn persist(path: &Path, model: &Gguf) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -272,12 +272,11 @@ fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
     model.write(&mut out)?;
     out.flush()?;
     drop(out);
-    let bytes = temporary.as_file().metadata()?.len();
     // A private mode is for secrets; a model is to be read by whoever serves it.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     temporary.as_file().set_permissions(readable)?;
     temporary.persist(path).map_err(|failed| failed.error)?;
-    Ok(bytes)
+    Ok(())
 }
 
 /// Whether nothing is lost with a file: it is not there, empty, or a sample model of ours, whose name says so near its

@@ -13,7 +13,8 @@ use crate::units;
 
 /// After so many answers without a count of tokens there will be none: embeddings have none.
 const MISSING_PACE_ANSWERS: u64 = 32;
-/// One worse build of twenty is let through by each of three tests, which have to agree; the detector continues after that.
+/// One worse build of twenty is let through by each of three tests, which have to agree; the detector continues after
+/// that.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Tests that each may call a build worse by chance: failures, deaths, latency, pace.
 const TESTS: f64 = 4.0;

@@ -1,5 +1,5 @@
-//! The default numbers of the product that a configuration or a test sets, or that several places read, from the compiled-in
-//! `defaults.toml`. The file carries the sentence that justifies each number; this module gives it types.
+//! The default numbers of the product that a configuration or a test sets, or that several places read, from the
+//! compiled-in `defaults.toml`. The file carries the sentence that justifies each number; this module gives it types.
 //!
 //! | module | sections |
 //! |---|---|

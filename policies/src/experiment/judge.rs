@@ -15,8 +15,8 @@ const NEAR_SHARE: f64 = 0.125;
 const STILL_VRAM_BYTES: u64 = 50 << 10;
 /// Clean servers were measured at up to 0.05 MiB a request, and the least of the known leaks at 1.1 MiB.
 const STILL_HOST_BYTES: u64 = 100 << 10;
-/// A leak that chance kept below the last test is found by the next three or four; a cache that fills slowly would take many times
-/// as long, and is not waited for.
+/// A leak that chance kept below the last test is found by the next three or four; a cache that fills slowly would take
+/// many times as long, and is not waited for.
 const DOUBT_SHARE: f64 = 0.5;
 
 /// Whether a leg goes on.

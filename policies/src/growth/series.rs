@@ -38,7 +38,8 @@ const CALM_FACTOR: f64 = 4.0;
 const CALM_REQUESTS: u64 = 256;
 /// The least of the last four short floors is the present floor: it drops peaks and lags little.
 const PRESENT_FLOORS: usize = 4;
-/// A leak that begins late makes a long stretch look flat: one at which a shorter stretch grows surely faster by a fifth is old.
+/// A leak that begins late makes a long stretch look flat: one at which a shorter stretch grows surely faster by a
+/// fifth is old.
 const LATE_SLOPE_RATIO: f64 = 1.2;
 /// As many tests in a row as a verdict takes.
 const PAID_TESTS: usize = 5;

@@ -21,11 +21,13 @@ use serde::{Deserialize, Serialize};
 use super::HealthPolicy;
 use crate::units::{exact, span};
 
-/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens, and the lower is the careful side.
+/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens, and the lower is the
+/// careful side.
 const ATTENTION_HALF_DEPTH: u64 = 8192;
 /// Half of the speed is common where neighbours share a processor; a quarter is not.
 const PREFILL_TIME_FACTOR: f64 = 4.0;
-/// A prompt of another slot, a shift of the context or a saved cache make single tokens several times slower, not twenty times.
+/// A prompt of another slot, a shift of the context or a saved cache make single tokens several times slower, not
+/// twenty times.
 const TOKEN_TIME_FACTOR: f64 = 20.0;
 
 /// What a server owes at one moment: requests that were sent whole and whose next word is the server's. A client that does

@@ -7,8 +7,8 @@ use super::Symptom;
 
 /// Six windows in a row are half an hour: a neighbour's batch job is over by then.
 const SLOW_WINDOWS: usize = 6;
-/// Speed halves when a context grows or a neighbour is busy; a third less for long is how leaks and throttling begin, and half
-/// is beyond doubt.
+/// Speed halves when a context grows or a neighbour is busy; a third less for long is how leaks and throttling begin,
+/// and half is beyond doubt.
 const SLOW_SHARE: f64 = 0.5;
 /// The median of six windows, half an hour, is the speed that this backend can do.
 const BASELINE_WINDOWS: usize = 6;

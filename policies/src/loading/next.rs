@@ -8,7 +8,8 @@ use super::room;
 use super::state::State;
 use super::{Amounts, Loading, Order, Seen, Who};
 
-/// Drivers take some tens of milliseconds; memory that does not return has another owner, and a load waits that much longer.
+/// Drivers take some tens of milliseconds; memory that does not return has another owner, and a load waits that much
+/// longer.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl Loading {

@@ -88,8 +88,8 @@ fn sets() -> PathBuf {
     root().join("patches")
 }
 
-/// The folders with the headers that a tree's own text is compiled with: ours, those of the stand-in, and what the sidecar
-/// includes in its turn.
+/// The folders with the headers that a tree's own text is compiled with: ours, those of the stand-in, and what the
+/// sidecar includes in its turn.
 pub(super) fn tree_includes() -> [PathBuf; 3] {
     [folder(), sets().join("cuda-memory/conformance"), sets().join("cuda-memory")]
 }

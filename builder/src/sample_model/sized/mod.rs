@@ -1,10 +1,10 @@
-//! Sample models by architecture and size: they exercise a GPU, or the parts of llama-server that the smaller presets do not
-//! reach (sliding windows, heads of two sizes, a vision encoder).
+//! Sample models by architecture and size: they exercise a GPU, or the parts of llama-server that the smaller presets
+//! do not reach (sliding windows, heads of two sizes, a vision encoder).
 //!
-//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every platform. As with the
-//! smaller presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel 0 of the
-//! embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but words
-//! through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
+//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every platform. As with
+//! the smaller presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel
+//! 0 of the embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but
+//! words through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
 //!
 //! | file | job |
 //! |---|---|
@@ -51,11 +51,11 @@ pub(super) struct VisionModel {
 }
 
 impl SizedModel {
-    /// Writes the model, whole or not at all; returns the bytes of the file.
+    /// Writes the model, whole or not at all.
     ///
     /// # Errors
     /// The file cannot be written; then an older file stays.
-    pub fn write(&self, path: &Path) -> io::Result<u64> {
+    pub fn write(&self, path: &Path) -> io::Result<()> {
         persist(path, &self.file())
     }
 

@@ -1,8 +1,9 @@
-//! How requests for several models would fare under our decisions: a recorded [`Trace`] is played, and the [`Score`] says how often
-//! models were loaded and how long requests waited.
+//! How requests for several models would fare under our decisions: a recorded [`Trace`] is played, and the [`Score`]
+//! says how often models were loaded and how long requests waited.
 //!
-//! A model has slots; a request holds one until it is answered. A model that is being unloaded takes no request any more, ends when
-//! those that it has are answered, and its memory is free a moment later. Nothing is random here: the same trace gives the same score.
+//! A model has slots; a request holds one until it is answered. A model that is being unloaded takes no request any
+//! more, ends when those that it has are answered, and its memory is free a moment later. Nothing is random here: the
+//! same trace gives the same score.
 
 mod run;
 #[cfg(test)]

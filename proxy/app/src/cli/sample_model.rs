@@ -19,12 +19,21 @@ pub(crate) struct SampleModelArgs {
     /// Different seeds give models that answer differently.
     #[arg(long, default_value_t = Options::default().seed)]
     seed: u64,
-    /// What it is for; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB, and those with vision or mmproj are
-    /// projectors for `--mmproj`.
-    #[arg(long, default_value = Options::default().preset.name(), value_parser = PossibleValuesParser::new(Preset::ALL.map(Preset::name)))]
+    /// What it is for; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB, and those with
+    /// vision or mmproj are projectors for `--mmproj`.
+    #[arg(
+        long,
+        default_value = Options::default().preset.name(),
+        value_parser = PossibleValuesParser::new(Preset::ALL.map(Preset::name))
+    )]
     preset: String,
     /// How the matrices of a preset from chat to tools are stored; other than f32, it is 256 wide.
-    #[arg(long, value_name = "FORM", default_value = WeightKind::F32.name(), value_parser = PossibleValuesParser::new(WeightKind::ALL.map(WeightKind::name)))]
+    #[arg(
+        long,
+        value_name = "FORM",
+        default_value = WeightKind::F32.name(),
+        value_parser = PossibleValuesParser::new(WeightKind::ALL.map(WeightKind::name))
+    )]
     weights: String,
 }
 

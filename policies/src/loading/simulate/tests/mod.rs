@@ -1,4 +1,5 @@
-//! Our decisions compared with the rules of other programs, on made-up traces: they are never much worse than the best of them.
+//! Our decisions compared with the rules of other programs, on made-up traces: they are never much worse than the best
+//! of them.
 
 mod made;
 mod rivals;

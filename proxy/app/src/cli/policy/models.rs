@@ -1,5 +1,5 @@
-//! `llama-warden policy simulate --trace`: recorded requests for several models, played under our decisions. The numbers come from
-//! [`warden_policies::loading::simulate`].
+//! `llama-warden policy simulate --trace`: recorded requests for several models, played under our decisions. The
+//! numbers come from [`warden_policies::loading::simulate`].
 
 use std::path::Path;
 use std::time::Duration;

@@ -30,8 +30,8 @@ const MOST_REQUESTS: f64 = 2_000_000.0;
 /// What `policy simulate` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Plays an access log in JSON, with the models of the configuration in --gpu-memory, each loaded within --load-time: how often
-    /// models are loaded, and how long requests wait. Nothing leaks then.
+    /// Plays an access log in JSON, with the models of the configuration in --gpu-memory, each loaded within
+    /// --load-time: how often models are loaded, and how long requests wait. Nothing leaks then.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Host memory that leaks for each unit of work; 0 for none.
