@@ -2,7 +2,7 @@
 //! where there is one, is in [`Error::hint`].
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -125,6 +125,16 @@ impl Error {
 pub(crate) fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
     let path = path.into();
     move |source| Error::Io { doing, path, source }
+}
+
+/// The folder's content is not what it must be.
+pub(crate) fn refused(path: &Path, why: String, cure: &str) -> Error {
+    Error::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
+}
+
+/// The machine does not allow it.
+pub(crate) fn trouble(path: &Path, why: &str, cure: &str) -> Error {
+    Error::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
 
 fn at(line: Option<usize>) -> String {

@@ -79,7 +79,8 @@ impl Tree for FolderTree {
 /// A tree as it looks after some edits: what a later set of several sees.
 pub struct Overlay<'a> {
     below: &'a dyn Tree,
-    files: BTreeMap<String, Vec<u8>>,
+    /// Contents by path; none: the file is hidden.
+    files: BTreeMap<String, Option<Vec<u8>>>,
 }
 
 impl<'a> Overlay<'a> {
@@ -95,23 +96,23 @@ impl<'a> Overlay<'a> {
         }
     }
 
-    /// Puts one file on top.
-    pub fn put(&mut self, path: String, content: Vec<u8>) {
-        self.files.insert(path, content);
+    /// Puts one file on top, or hides it.
+    pub fn put(&mut self, path: String, content: impl Into<Option<Vec<u8>>>) {
+        self.files.insert(path, content.into());
     }
 }
 
 impl Tree for Overlay<'_> {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         match self.files.get(path) {
-            Some(content) => Ok(Some(content.clone())),
+            Some(content) => Ok(content.clone()),
             None => self.below.read(path),
         }
     }
 
     fn content_id(&self, path: &str) -> Result<Option<String>> {
         match self.files.get(path) {
-            Some(content) => Ok(Some(sha256(content))),
+            Some(content) => Ok(content.as_deref().map(sha256)),
             None => self.below.content_id(path),
         }
     }

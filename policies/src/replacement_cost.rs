@@ -22,6 +22,12 @@ use crate::defaults::Moment;
 use crate::growth::Forecast;
 use crate::units::{exact, span};
 
+/// Lulls come at random, so a stretch of twelve mean times without one happens once in 160,000: an earlier restart only
+/// throws away what the process could still have served.
+const LULLS_AHEAD: f64 = 12.0;
+/// People give up after about a minute, so a request that fails costs as much as one that waits so long.
+const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
+
 /// The numbers. Reasons: `defaults.toml`, section `[moment]`.
 pub type ReplacementCostPolicy = Moment;
 
@@ -74,10 +80,11 @@ impl std::fmt::Display for Weighing {
     }
 }
 
-impl ReplacementCostPolicy {
-    /// How long before the end of the memory the search for a lull has to begin; `None` if the lulls are not known.
-    pub fn ahead(&self, load: &Load) -> Option<Duration> {
-        Duration::try_from_secs_f64(load.lull_every?.as_secs_f64() * self.lulls_ahead.max(0.0)).ok()
+impl Load {
+    /// The time before the end of the memory at which the search for a lull has to begin; `None` if the lulls are not
+    /// known.
+    pub fn lull_search_time(&self) -> Option<Duration> {
+        Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULLS_AHEAD).ok()
     }
 }
 
@@ -90,7 +97,7 @@ pub fn weigh(policy: &ReplacementCostPolicy, load: &Load, end: Option<&Forecast>
     let queued = |gap: f64| arrivals * gap * gap / 2.0;
     let (cost_now, cost_lull) =
         if load.overlap { (0.0, 0.0) } else { (queued(draining + loading), queued(loading)) };
-    let cost_end = f64::from(load.requests) * policy.failed_request.as_secs_f64() + queued(loading);
+    let cost_end = f64::from(load.requests) * FAILED_REQUEST_COST.as_secs_f64() + queued(loading);
     let lull = load.lull_every.unwrap_or(policy.first_lull).as_secs_f64().max(1.0);
     // The cautious end of the forecast: being early costs seconds, being late costs requests.
     let left = end.and_then(|end| end.seconds).map(|seconds| seconds.low.max(0.0));

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use warden_builder::sample_model::Preset;
-use warden_builder::sample_model::sized::{Arch, Size, Sized, Sizes};
+use warden_builder::sample_model::sized::{Arch, SizedModel, Sizes};
 use warden_rig::load::{median, millis, quantile};
 use warden_rig::process::Kid;
 use warden_rig::real::{llama_server, model_lines, sample_model};
@@ -105,8 +105,8 @@ const MINUTES: Duration = Duration::from_secs(300);
 /// A model of about so many MiB: each layer of this width has some 86 of them.
 fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
     let path = directory.join("large.gguf");
-    let sizes = Sizes { layers: (mib / 86).max(1), ..Sizes::of(Arch::Llama, Size::Gpu) };
-    Sized { arch: Arch::Llama, sizes, seed: 1 }.write(&path)?;
+    let sizes = Sizes { layers: (mib / 86).max(1), ..Sizes::LLAMA_GPU };
+    SizedModel { arch: Arch::Llama, sizes, seed: 1 }.write(&path)?;
     Ok(path)
 }
 

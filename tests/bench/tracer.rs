@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::json;
 use warden_builder::sample_model::Preset;
-use warden_builder::sample_model::sized::{Arch, Size, Sized, Sizes};
+use warden_builder::sample_model::sized::{Arch, SizedModel, Sizes};
 use warden_rig::load::median;
 use warden_rig::real::{Undisturbed, llama_server, sample_model};
 use warden_rig::{Context as _, Home, Trouble};
@@ -96,8 +96,8 @@ fn say(line: &str) {
 async fn main() -> Result<(), Trouble> {
     let home = Home::new()?;
     let larger = home.path().join("llama.gguf");
-    let sizes = Sizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..Sizes::of(Arch::Llama, Size::Tiny) };
-    Sized { arch: Arch::Llama, sizes, seed: 1 }.write(&larger)?;
+    let sizes = Sizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..Sizes::LLAMA };
+    SizedModel { arch: Arch::Llama, sizes, seed: 1 }.write(&larger)?;
     let chat = sample_model(Preset::Chat)?;
     // Cargo's own words begin with two dashes.
     let only = std::env::args().skip(1).find(|word| !word.starts_with("--"));

@@ -87,16 +87,19 @@ async fn started(loaded: Loaded, replace: &str, warm: &str) -> Result<Warden, Tr
     let model: PathBuf = setup.home.path().join("m.gguf");
     let shown = model.to_string_lossy().into_owned();
     let size = std::env::var("WARDEN_WARM_SIZE").unwrap_or_else(|_| "tiny".to_owned());
-    let projector = setup.home.path().join("mmproj.gguf").to_string_lossy().into_owned();
-    let mut words = vec!["sample-model", "--arch", loaded.arch, "--size", &size, "-o", &shown];
+    let suffix = if size == "gpu" { "-gpu" } else { "" };
+    let mut models = vec![(format!("{}{suffix}", loaded.arch), shown.clone())];
     let mut flags: Vec<String> = ["-t", "1", "-np", "8", "-c", "49152"].map(str::to_owned).into();
     if loaded.projector {
-        words.extend(["--vision", "--mmproj", &projector]);
+        let projector = setup.home.path().join("mmproj.gguf").to_string_lossy().into_owned();
         flags.extend(["--mmproj".to_owned(), projector.clone()]);
+        models.push((format!("gemma4-vision{suffix}"), projector));
     }
-    let ran = setup.home.warden(&words, SOON * 4).await?;
-    if ran.code != 0 {
-        return Err(Trouble::new(format!("{ran:?}")));
+    for (preset, path) in models {
+        let ran = setup.home.warden(["sample-model", "--preset", &preset, "-o", &path], SOON * 4).await?;
+        if ran.code != 0 {
+            return Err(Trouble::new(format!("{ran:?}")));
+        }
     }
     flags
         .extend(std::env::var("WARDEN_WARM_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));

@@ -38,8 +38,9 @@ reset=LLAMA_WARDEN_CUBLAS_RESET_EVERY=1000
 
 mkdir -p "$models"
 {
-    "$warden" sample-model --arch llama --size gpu -o "$models/llama.gguf"
-    "$warden" sample-model --arch gemma4 --size gpu -o "$models/gemma4.gguf" --vision --mmproj "$models/mmproj.gguf"
+    "$warden" sample-model --preset llama-gpu -o "$models/llama.gguf"
+    "$warden" sample-model --preset gemma4-gpu -o "$models/gemma4.gguf"
+    "$warden" sample-model --preset gemma4-vision-gpu -o "$models/mmproj.gguf"
 } >"$out/models.log" 2>&1 &
 build base "$base" -D LLAMA_BUILD_WEBUI=OFF
 wait

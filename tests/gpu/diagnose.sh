@@ -41,12 +41,13 @@ cost() { # cost NAME BUILD FLAG...: speed and processor time with the tracer and
     say "$name: exit $? $(cat "$out/$name.json")"
 }
 
-images=(-m "$out/gemma4.gguf" --mmproj "$out/mmproj-gemma4.gguf" -c 16384 -np 1 -ngl 99 -fa on --cache-ram 0)
+images=(-m "$out/gemma4.gguf" --mmproj "$out/gemma4-vision.gguf" -c 16384 -np 1 -ngl 99 -fa on --cache-ram 0)
 long=(-m "$out/llama.gguf" -c 61440 -np 1 -ngl 99 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 --cache-ram 0)
 kinds=(--workload same-image --workload short-text)
 
-"$warden" sample-model --arch gemma4 --size gpu --vision -o "$out/gemma4.gguf" >"$out/models.log"
-"$warden" sample-model --arch llama --size gpu -o "$out/llama.gguf" >>"$out/models.log"
+for preset in gemma4 gemma4-vision llama; do
+    "$warden" sample-model --preset $preset-gpu -o "$out/$preset.gguf"
+done >"$out/models.log"
 build base "$base"
 {
     build legacy "$base" -D GGML_CUDA_NO_VMM=ON

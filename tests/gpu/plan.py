@@ -32,11 +32,10 @@ SHAPES = [
     ("windows, 32k, whole", "gemma4", False, "-c 32768 -np 1 --swa-full"),
     ("windows, projector", "gemma4", True, "-c 16384 -np 2"),
 ]
-# A cache of 131,072 tokens with 16 heads of 128, which flash attention on CUDA copies layer by layer: 1 GiB.
-WIDE = "--layers 2 --width 2048 --feed 2048 --heads 16 --kv-heads 16 --head-size 128 --context 131072".split()
 ON_GPU = [
-    ("copies, 128k, f16", "wide", False, "-c 131072 -np 1 -fa on"),
-    ("copies, 128k, q8_0", "wide", False, "-c 131072 -np 1 -fa on -ctk q8_0 -ctv q8_0"),
+    # A cache of 131,072 tokens with 16 heads of 128, which flash attention on CUDA copies layer by layer: 1 GiB.
+    ("copies, 128k, f16", "llama-wide", False, "-c 131072 -np 1 -fa on"),
+    ("copies, 128k, q8_0", "llama-wide", False, "-c 131072 -np 1 -fa on -ctk q8_0 -ctv q8_0"),
     ("dense, half", "llama", False, "-c 16384 -np 1 -ngl 9"),
     ("dense, cache on host", "llama", False, "-c 32768 -np 1 -nkvo"),
 ]
@@ -106,6 +105,10 @@ def measured(args, path, words, longest, port=8970):
         server.wait()
 
 
+def write_sample(warden, preset, path):
+    subprocess.run([warden, "sample-model", "--preset", preset, "-o", str(path)], check=True, stdout=sys.stderr)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--warden", required=True)
@@ -123,11 +126,9 @@ def main():
     for arch in {arch for _, arch, _, _ in shapes if isinstance(arch, str)}:
         path = args.models / f"{arch}.gguf"
         if not path.exists():
-            if arch == "wide":
-                subprocess.run([args.warden, "sample-model", "--arch", "llama", "-o", str(path)] + WIDE, check=True, stdout=sys.stderr)
-                continue
-            more = ["--vision", "--mmproj", str(projector)] if arch == "gemma4" else []
-            subprocess.run([args.warden, "sample-model", "--arch", arch, "--size", "gpu", "-o", str(path)] + more, check=True, stdout=sys.stderr)
+            write_sample(args.warden, arch if arch == "llama-wide" else f"{arch}-gpu", path)
+            if arch == "gemma4":
+                write_sample(args.warden, "gemma4-vision-gpu", projector)
     if args.gpu:
         import pynvml
         pynvml.nvmlInit()

@@ -22,8 +22,8 @@ use warden_rig::{Context as _, Home, Outcome, Trouble};
 /// For one command on a loaded machine; the longest reads an archive of 70 MB.
 const SOON: Duration = Duration::from_secs(240);
 
-/// What `patches apply` leaves beside its changes, so that it can take them out again.
-const JOURNAL: &str = ".llama-warden-patches.json";
+/// The record that `patches apply` leaves, so that it can take its changes out again.
+const RECORD: &str = ".llama-warden-patches.json";
 
 /// Everything below a folder: mode and content, of a link its target, of a folder nothing.
 type Snapshot = BTreeMap<String, (u32, Vec<u8>)>;
@@ -166,7 +166,7 @@ async fn in_every_era_what_goes_in_stands_in_its_place_once_and_comes_out_byte_f
         assert_eq!(told["outcome"], "written");
         let patched = snapshot(folder.path())?;
         let catalogue = Catalogue::embedded()?;
-        let mut changed = vec![JOURNAL.to_owned()];
+        let mut changed = vec![RECORD.to_owned()];
         for set in catalogue.sets() {
             let defines = if set.id == "cuda-memory" { placed::cuda_defines(build(era)) } else { Vec::new() };
             changed.extend(placed::in_place(folder.path(), set, &defines).context(&set.id)?);
@@ -199,7 +199,7 @@ async fn export(home: &Home, tree: &str) -> Outcome {
     Ok(())
 }
 
-/// What git makes of the copy is what `patches apply` made of the tree, without the journal.
+/// What git makes of the copy is what `patches apply` made of the tree, without the record.
 async fn same_as_exported(home: &Home, patched: &Snapshot) -> Outcome {
     let series =
         ["0001-cuda-memory.patch", "0002-server.patch"].map(|name| home.path().join("series").join(name));
@@ -209,6 +209,6 @@ async fn same_as_exported(home: &Home, patched: &Snapshot) -> Outcome {
         assert_eq!(ran.code, 0);
     }
     let plain = snapshot(&home.path().join("plain"))?;
-    assert_eq!(differing(&plain, patched), [JOURNAL]);
+    assert_eq!(differing(&plain, patched), [RECORD]);
     Ok(())
 }

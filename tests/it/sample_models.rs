@@ -1,4 +1,4 @@
-//! Models of a chosen size: `sample-model --arch` writes them, and llama-server loads them and looks at pictures.
+//! Models that `sample-model` writes: llama-server loads them and looks at pictures.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -47,12 +47,12 @@ async fn written(home: &Home, arguments: &[&str]) -> Result<String, Trouble> {
     Ok(ran.stdout)
 }
 
-/// A model of this architecture answers questions about pictures on a real llama-server.
-async fn sees(arch: &str) -> Outcome {
+/// A model of this preset answers questions about pictures on a real llama-server.
+async fn sees(preset: &str) -> Outcome {
     let home = Home::new()?;
-    let told = written(&home, &["--arch", arch, "--vision", "-o", "model.gguf"]).await?;
-    assert!(told.contains("mmproj-model.gguf"), "{told}");
-    let (model, mmproj) = (home.path().join("model.gguf"), home.path().join("mmproj-model.gguf"));
+    written(&home, &["--preset", preset, "-o", "model.gguf"]).await?;
+    written(&home, &["--preset", "gemma4-vision", "-o", "mmproj.gguf"]).await?;
+    let (model, mmproj) = (home.path().join("model.gguf"), home.path().join("mmproj.gguf"));
     let flags =
         ["--mmproj", &mmproj.to_string_lossy(), "-t", "1", "-np", "1", "-c", "2048", "--cache-ram", "0"];
     let server = Undisturbed::start_model(&llama_server().await?, &model, &flags, &[]).await?;
@@ -75,34 +75,12 @@ async fn a_llama_model_with_the_same_projector_does_too() -> Outcome {
 }
 
 #[tokio::test]
-async fn single_numbers_change_a_size_and_the_file_says_so() -> Outcome {
+async fn weights_that_a_preset_does_not_have_are_refused_before_anything_is_written() -> Outcome {
     let home = Home::new()?;
-    let told = written(
-        &home,
-        &["--arch", "gemma4", "--layers", "7", "--width", "96", "--context", "4096", "-o", "m"],
-    )
-    .await?;
-    assert!(told.contains("gemma4, 7 layers, 96 wide, 4096 tokens of context"), "{told}");
-    let before = std::fs::read(home.path().join("m"))?;
-    let other =
-        ["--arch", "gemma4", "--layers", "7", "--width", "96", "--context", "4096", "--seed", "2", "-o", "m"];
-    written(&home, &other).await?;
-    let after = std::fs::read(home.path().join("m"))?;
-    assert!(before != after && before.len() == after.len());
-    Ok(())
-}
-
-#[tokio::test]
-async fn numbers_that_make_no_model_are_refused_before_anything_is_written() -> Outcome {
-    let home = Home::new()?;
-    let wrong: [(&[&str], &str); 3] = [
-        (&["--arch", "llama", "--width", "100"], "width cannot be 100"),
-        (&["--layers", "3"], "--arch"),
-        (&["--arch", "gemma4", "--preset", "slow"], "--preset"),
-    ];
-    for (arguments, named) in wrong {
-        let ran = home.warden([&["sample-model", "-o", "m"], arguments].concat(), SOON).await?;
-        assert!(ran.code == 2 && ran.stderr.contains(named), "{arguments:?}: {ran:?}");
+    for preset in ["mmproj", "llama", "gemma4-vision"] {
+        let ran =
+            home.warden(["sample-model", "-o", "m", "--preset", preset, "--weights", "q4_0"], SOON).await?;
+        assert!(ran.code == 2 && ran.stderr.contains(preset), "{preset}: {ran:?}");
     }
     assert!(!home.path().join("m").exists());
     Ok(())

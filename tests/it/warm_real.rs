@@ -2,7 +2,7 @@
 //! undisturbed, and says the same to the byte: with a dense model by slot files, with sliding windows or a projector by prompts that
 //! were evaluated again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use warden_rig::real::{REPRODUCIBLE, Undisturbed, llama_server};
@@ -78,14 +78,19 @@ impl Talks {
 /// A sample model of this architecture, and its projector if it sees.
 async fn model(setup: &Setup, arch: &str, sees: bool) -> Result<(PathBuf, Option<String>), Trouble> {
     let path = setup.home.path().join(format!("{arch}.gguf"));
-    let shown = path.to_string_lossy().into_owned();
-    let projector = setup.home.path().join("mmproj.gguf").to_string_lossy().into_owned();
-    let mut words = vec!["sample-model", "--arch", arch, "-o", &shown];
-    if sees {
-        words.extend(["--vision", "--mmproj", &projector]);
+    let projector = setup.home.path().join("mmproj.gguf");
+    write_sample(setup, arch, &path).await?;
+    if !sees {
+        return Ok((path, None));
     }
-    let ran = setup.home.warden(&words, SOON).await?;
-    if ran.code == 0 { Ok((path, sees.then_some(projector))) } else { Err(Trouble::new(format!("{ran:?}"))) }
+    write_sample(setup, "gemma4-vision", &projector).await?;
+    Ok((path, Some(projector.to_string_lossy().into_owned())))
+}
+
+async fn write_sample(setup: &Setup, preset: &str, path: &Path) -> Outcome {
+    let ran =
+        setup.home.warden(["sample-model", "--preset", preset, "-o", &path.to_string_lossy()], SOON).await?;
+    if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("{ran:?}"))) }
 }
 
 async fn last(warden: &Warden) -> Result<Value, Trouble> {

@@ -51,7 +51,7 @@ impl Home {
     /// It cannot be written.
     pub async fn sample_model(&self, path: &str) -> Result<(), Trouble> {
         drop(std::fs::remove_file(self.path().join(path)));
-        let ran = self.warden(["sample-model", "--arch", "llama", "-o", path], SOON).await?;
+        let ran = self.warden(["sample-model", "--preset", "llama", "-o", path], SOON).await?;
         if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("no sample model: {ran:?}"))) }
     }
 

@@ -27,8 +27,8 @@ pub(super) fn judge(
     Ok((planned, Offers::of(&tree, &found.server)?))
 }
 
-/// Writes what the plan's sets change into the tree at `root`: everything, or nothing but an error, by the same transaction
-/// as `patches apply`. Blocks.
+/// Writes the changes of the plan's sets into the tree at `root`, as `patches apply` does: all of them, or none and an
+/// error. Blocks.
 pub(super) fn apply(selection: &Selection, plan: &Plan, root: &Path) -> Result<usize> {
     let mut target = Target::open(root, plan.source.revision.clone())?;
     let planned = Planned::judge(selection, plan.recipe.backend.name(), &target.original()?)?;

@@ -89,7 +89,8 @@ impl Facts {
     }
 
     /// A number of the architecture's own, such as `block_count`.
-    pub fn of_architecture(&self, name: &str) -> Option<&[f64]> {
+    #[cfg(test)]
+    pub(crate) fn of_architecture(&self, name: &str) -> Option<&[f64]> {
         self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
     }
 }

@@ -13,7 +13,7 @@
 //! be whole blocks. Nothing but the form is different from a trained model's weights, so the kernels that compute with
 //! it can be tried.
 //!
-//! [`sized`] are models of a chosen architecture and size by the same ideas.
+//! [`sized`] has models of other architectures and sizes by the same ideas.
 
 mod half;
 mod mmproj;
@@ -28,6 +28,7 @@ use std::path::Path;
 pub use crate::gguf::WeightKind;
 use crate::gguf::{Gguf, Value, write_numbers};
 use noise::Noise;
+use sized::{Arch, SizedModel, Sizes, VisionModel, VisionSizes};
 pub(crate) use vocab::{FIRST_WORD, WORDS};
 
 /// In the name of every sample model.
@@ -64,12 +65,41 @@ pub enum Preset {
     /// No model of its own: a vision encoder and projector for `--mmproj` beside any of the others, 80 KB. An image is
     /// 16 tokens.
     Mmproj,
+    /// Two layers, 64 wide, f16; 0.4 MB.
+    Llama,
+    /// 16 layers, 2048 wide, f16; 1.4 GiB, so that a GPU has something to do.
+    LlamaGpu,
+    /// Two layers, 2048 wide, with a large KV cache: 16 heads of keys and values in each layer; 126 MB.
+    LlamaWide,
+    /// Six layers, 64 wide, f16, five of them with a window of 512 tokens; 0.7 MB.
+    Gemma4,
+    /// 18 layers, 2048 wide, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
+    Gemma4Gpu,
+    /// No model of its own: gemma4's vision encoder and projector, for `--mmproj` next to `gemma4` or `llama`. An image
+    /// is 70 tokens or more.
+    Gemma4Vision,
+    /// The same for `gemma4-gpu` or `llama-gpu`.
+    Gemma4VisionGpu,
 }
 
 impl Preset {
     /// All presets, in the order of this page.
-    pub const ALL: [Self; 7] =
-        [Self::Chat, Self::Ends, Self::Plain, Self::Slow, Self::FatKv, Self::Tools, Self::Mmproj];
+    pub const ALL: [Self; 14] = [
+        Self::Chat,
+        Self::Ends,
+        Self::Plain,
+        Self::Slow,
+        Self::FatKv,
+        Self::Tools,
+        Self::Mmproj,
+        Self::Llama,
+        Self::LlamaGpu,
+        Self::LlamaWide,
+        Self::Gemma4,
+        Self::Gemma4Gpu,
+        Self::Gemma4Vision,
+        Self::Gemma4VisionGpu,
+    ];
 
     /// The name on a command line.
     pub const fn name(self) -> &'static str {
@@ -81,6 +111,13 @@ impl Preset {
             Self::FatKv => "fat-kv",
             Self::Tools => "tools",
             Self::Mmproj => "mmproj",
+            Self::Llama => "llama",
+            Self::LlamaGpu => "llama-gpu",
+            Self::LlamaWide => "llama-wide",
+            Self::Gemma4 => "gemma4",
+            Self::Gemma4Gpu => "gemma4-gpu",
+            Self::Gemma4Vision => "gemma4-vision",
+            Self::Gemma4VisionGpu => "gemma4-vision-gpu",
         }
     }
 
@@ -89,13 +126,18 @@ impl Preset {
         Self::ALL.into_iter().find(|preset| preset.name() == name)
     }
 
+    /// Whether its matrices can be stored in another form than its own.
+    pub const fn takes_weights(self) -> bool {
+        matches!(self, Self::Chat | Self::Ends | Self::Plain | Self::Slow | Self::FatKv | Self::Tools)
+    }
+
     const fn shape(self, wide: bool) -> Shape {
         let small =
             Shape { layers: 3, heads: 4, kv_heads: 2, head: 16, context: 32_768, width: 64, inner: 128 };
         let shape = match self {
-            Self::Chat | Self::Ends | Self::Plain | Self::Tools | Self::Mmproj => small,
             Self::Slow => Shape { layers: 96, context: 8192, ..small },
             Self::FatKv => Shape { layers: 1, heads: 16, kv_heads: 16, head: 256, context: 8192, ..small },
+            _ => small,
         };
         match (wide, self) {
             (false, _) => shape,
@@ -112,7 +154,7 @@ pub struct Options {
     pub seed: u64,
     /// What the model is for.
     pub preset: Preset,
-    /// How the matrices are stored; no matter for [`Preset::Mmproj`].
+    /// How the matrices are stored, if [`Preset::takes_weights`].
     pub weights: WeightKind,
 }
 
@@ -173,15 +215,27 @@ impl Stored {
 }
 
 fn file(options: &Options) -> Gguf {
+    let seed = options.seed;
+    let language = |arch, sizes| SizedModel { arch, sizes, seed }.file();
+    let vision = |sizes, model: Sizes| VisionModel { sizes, width: model.width, seed }.file();
     match options.preset {
-        Preset::Mmproj => mmproj::file(options.seed),
-        _ => model(options, Stored::As(options.weights)),
+        Preset::Mmproj => mmproj::file(seed),
+        Preset::Llama => language(Arch::Llama, Sizes::LLAMA),
+        Preset::LlamaGpu => language(Arch::Llama, Sizes::LLAMA_GPU),
+        Preset::LlamaWide => language(Arch::Llama, Sizes::LLAMA_WIDE),
+        Preset::Gemma4 => language(Arch::Gemma4, Sizes::GEMMA4),
+        Preset::Gemma4Gpu => language(Arch::Gemma4, Sizes::GEMMA4_GPU),
+        Preset::Gemma4Vision => vision(VisionSizes::SMALL, Sizes::GEMMA4),
+        Preset::Gemma4VisionGpu => vision(VisionSizes::GPU, Sizes::GEMMA4_GPU),
+        Preset::Chat | Preset::Ends | Preset::Plain | Preset::Slow | Preset::FatKv | Preset::Tools => {
+            model(options, Stored::As(options.weights))
+        }
     }
 }
 
 /// Writes the model of these options with its numbers in f32, each as it is read from the form of the options.
 pub(crate) fn write_twin(path: &Path, options: &Options) -> io::Result<()> {
-    persist(path, &model(options, Stored::AsReadFrom(options.weights))).map(|_bytes| ())
+    persist(path, &model(options, Stored::AsReadFrom(options.weights)))
 }
 
 /// The file's bytes.
@@ -198,11 +252,11 @@ pub fn bytes(options: &Options) -> Vec<u8> {
 ///
 /// The folder cannot be made, or the file cannot be written or put into its place.
 pub fn write(path: &Path, options: &Options) -> io::Result<()> {
-    persist(path, &file(options)).map(|_bytes| ())
+    persist(path, &file(options))
 }
 
-/// The same for any model; returns the bytes of the file.
-fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
+/// The same for any model.
+fn persist(path: &Path, model: &Gguf) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -218,12 +272,11 @@ fn persist(path: &Path, model: &Gguf) -> io::Result<u64> {
     model.write(&mut out)?;
     out.flush()?;
     drop(out);
-    let bytes = temporary.as_file().metadata()?.len();
     // A private mode is for secrets; a model is to be read by whoever serves it.
     let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     temporary.as_file().set_permissions(readable)?;
     temporary.persist(path).map_err(|failed| failed.error)?;
-    Ok(bytes)
+    Ok(())
 }
 
 /// Whether nothing is lost with a file: it is not there, empty, or a sample model of ours, whose name says so near its

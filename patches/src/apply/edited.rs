@@ -1,25 +1,26 @@
-//! A patched file that somebody edited: what is theirs, and where it differs.
+//! Edits in a patched file that are not ours.
 
 use diffy::{DiffOptions, Line};
 
-use super::journal::AppliedSet;
+use super::record::AppliedSet;
 use crate::marker::marked;
 
-/// Lines that a refusal shows; whoever edited a file finds the rest from there.
-const SHOWN: usize = 12;
+/// Lines that a refusal shows; a reader finds the rest from there.
+const SHOWN_LINES: usize = 12;
 
 /// A file without the lines that carry a marker of one of these sets.
 pub(super) fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
-    let ours = |line: &[u8]| {
-        let line = String::from_utf8_lossy(line);
-        marked(&line).is_some_and(|(set, _)| sets.iter().any(|applied| applied.id == set))
-    };
-    content.split_inclusive(|byte| *byte == b'\n').filter(|line| !ours(line)).flatten().copied().collect()
+    content
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| !is_ours(line, sets))
+        .flatten()
+        .copied()
+        .collect()
 }
 
-/// The lines in which a file differs from what it should be.
-pub(super) fn differences(path: &str, expected: &[u8], found: &[u8]) -> String {
-    let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(expected, found);
+/// The lines in which a file differs from its original, without ours.
+pub(super) fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[AppliedSet]) -> String {
+    let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(original, found);
     let mut lines = Vec::new();
     for hunk in diff.hunks() {
         let mut number = hunk.new_range().start();
@@ -29,14 +30,21 @@ pub(super) fn differences(path: &str, expected: &[u8], found: &[u8]) -> String {
                 Line::Insert(text) => ('+', text),
                 Line::Context(_) => continue,
             };
-            lines.push(format!("  {path}:{number}: {sign}{}", String::from_utf8_lossy(text).trim_end()));
+            if sign == '-' || !is_ours(text, sets) {
+                lines.push(format!("  {path}:{number}: {sign}{}", String::from_utf8_lossy(text).trim_end()));
+            }
             number += usize::from(sign == '+');
         }
     }
-    let more = lines.len().saturating_sub(SHOWN);
-    lines.truncate(SHOWN);
+    let more = lines.len().saturating_sub(SHOWN_LINES);
+    lines.truncate(SHOWN_LINES);
     if more > 0 {
         lines.push(format!("  {path}: and {more} more lines"));
     }
     lines.join("\n")
+}
+
+fn is_ours(line: &[u8], sets: &[AppliedSet]) -> bool {
+    let line = String::from_utf8_lossy(line);
+    marked(&line).is_some_and(|(set, _)| sets.iter().any(|applied| applied.id == set))
 }

@@ -11,9 +11,13 @@ use crate::growth::stats::median;
 use crate::growth::{self, Growth};
 use crate::units;
 
+/// After so many answers without a count of tokens there will be none: embeddings have none.
+const MISSING_PACE_ANSWERS: u64 = 32;
+/// One worse build of twenty is let through by each of three tests, which have to agree; the detector continues after
+/// that.
+const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Tests that each may call a build worse by chance: failures, deaths, latency, pace.
 const TESTS: f64 = 4.0;
-
 /// Conversations that are remembered: more than any trial needs; beyond that none counts for speeds.
 const CONVERSATIONS: usize = 65_536;
 
@@ -194,12 +198,8 @@ impl Trial {
         TESTS / self.numbers.wrong
     }
 
-    fn not_worse_needs(&self) -> f64 {
-        1.0 / self.numbers.wrong_equal
-    }
-
     fn paces(&self) -> bool {
-        self.paceless < self.numbers.pace_missing
+        self.paceless < MISSING_PACE_ANSWERS
     }
 
     /// In what it is worse.
@@ -257,7 +257,7 @@ impl Trial {
 
     /// What is missing until it can be called as good.
     fn missing(&self) -> Vec<String> {
-        let needs = self.not_worse_needs();
+        let needs = 1.0 / WRONG_EQUAL_CHANCE;
         let mut missing = Vec::new();
         let mut ask = |wealth: f64, what: &str| {
             if wealth < needs {
@@ -296,7 +296,7 @@ impl Trial {
 
     /// What is shown of it.
     pub fn report(&self) -> Report {
-        let (worse_needs, not_worse_needs) = (self.worse_needs(), self.not_worse_needs());
+        let (worse_needs, not_worse_needs) = (self.worse_needs(), 1.0 / WRONG_EQUAL_CHANCE);
         let weight = |of: &str, worse: f64, not_worse: f64| Weight {
             of: of.to_owned(),
             worse: worse.min(f64::MAX),

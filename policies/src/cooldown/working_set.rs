@@ -24,6 +24,9 @@ use crate::recycle::{Action, Facts, Reason, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, scale};
 
+/// Twice in a row is no accident, and each try costs the model a load.
+const BUDGET_TRIES: u32 = 2;
+
 /// A process that has passed a budget of its model: what it held, and how long and how much it had worked by then.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BudgetPass {
@@ -279,7 +282,7 @@ impl BudgetRecords {
             return None;
         }
         // `max_futile = 0` asks for replacements without an end.
-        let tried = common.max_futile > 0 && entry.tries >= common.budget_tries.min(common.max_futile);
+        let tried = common.max_futile > 0 && entry.tries >= BUDGET_TRIES.min(common.max_futile);
         if !(fresh_is_over || tried && first.is_soon(load_time, policy)) {
             return None;
         }

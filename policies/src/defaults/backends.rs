@@ -180,20 +180,14 @@ section!(
         short_for: Duration = "duration",
         /// A model that serves and was not read for so long has what it was promised.
         first_reading: Duration = "duration",
-        /// A model with other settings that will have room for them once others have left waits for that so long, and then leaves itself.
-        stays_within: Duration = "duration",
         /// Room is kept for so long for a model that is to come along with another one and does not ask.
         called: Duration = "duration",
         /// Who is asked to give back what it hoards is waited for so long before others leave ...
         give_back: Duration = "duration",
-        /// ... and is not asked again for another model within this time.
-        give_back_again: Duration = "duration",
         /// The share of the host's memory that is left to the system.
         host_kept: f64,
         /// The share of each GPU's memory that is left to its display, and for what fragments.
         gpu_kept: f64,
-        /// What an ended process held is free again so soon. Until then nobody is unloaded in its place.
-        returns_within: Duration = "duration",
         /// While somebody waits for room it is looked for this often ...
         look: Duration = "duration",
         /// ... and this often while what an ended process held comes back, which a driver gives in steps.

@@ -15,18 +15,10 @@ section!(
     Diagnose of "diagnose" {
         /// Readings of one leg of `diagnose`, at most, each after one request or after one on each slot; more find slower leaks (`--requests`).
         pub requests: u64 where Takes::Whole(1, i64::MAX),
-        /// A leg that would end with nothing but a suspicion goes on for this share of its readings at most.
-        doubt_share: f64,
         /// A leg is not ended early before this many readings.
         decide_after: u64,
         /// A leak is measured well enough when the interval of its slope is narrower than this share of it.
         tight: f64,
-        /// Host memory is still where the last third of a leg rises by less than this for each request.
-        still_host: ByteSize,
-        /// The same for VRAM.
-        still_vram: ByteSize,
-        /// It has been still since it came as near to its last level as this share of the least rise that counts.
-        near_share: f64,
         /// Growth beside the pools that the server is told to keep.
         allowance_slack: ByteSize,
         /// From the end of a request to its reading.
@@ -141,8 +133,6 @@ section!(
         false_always: f64,
         /// Chance that one which comes with a chance of `always` is said not to.
         false_seldom: f64,
-        /// Processes that repeat a crash, at most.
-        again_most: usize,
         /// Chance that a switch without effect is said to stop a crash.
         false_cure: f64,
         /// Survivors with a switch after which it stays undecided.
@@ -163,20 +153,12 @@ section!(
         pub answers: Strictness where Takes::OneOf(&["near", "equal", "any"]),
         /// Answers are near each other up to this many nats.
         distance: f64,
-        /// A start may take longer by this share.
-        slower_start: f64,
-        /// And by this beside it.
-        start_slack: Duration = "duration",
-        /// The first token may come later by this beside `slower`.
-        first_token_slack: Duration = "duration",
         /// Memory may be more by this share.
         more_memory: f64,
         /// And by this beside it.
         memory_slack: ByteSize,
         /// Chance that a build which keeps to a limit is said not to, for each figure.
         false_worse: f64,
-        /// Chance that one which does not is said to.
-        missed_worse: f64,
         /// Rounds before anything is said; a round is a process of each build.
         rounds_least: usize,
         /// Rounds after which a figure stays unknown.
@@ -219,14 +201,8 @@ section!(
         context_steps: u64,
         /// The least such step, in tokens.
         context_grain: u64,
-        /// No smaller micro-batch is proposed, in tokens.
-        least_ubatch: u64,
         /// A buffer of a pool that hoards, as a multiple of what is asked for.
         look_ahead: f64,
-        /// How many times better such a pool has to explain the measurements than a price per token.
-        hoard_better: f64,
-        /// Lengths above one micro-batch that are needed to tell such a pool.
-        hoard_points: usize,
     }
 );
 
@@ -271,8 +247,6 @@ section!(
         goes_on: f64,
         /// Handles more per request from which on they can be followed.
         least_handles: f64,
-        /// Readings that are left out at the start of a leg, as a share of all.
-        warm_up: f64,
         /// Readings below which nothing is said.
         fewest: usize,
     }

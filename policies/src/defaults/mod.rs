@@ -1,7 +1,5 @@
-//! Every default number of the product, read from the compiled-in `defaults.toml`.
-//!
-//! The file carries the sentence that justifies each number; this module only gives it types. Crates take their
-//! numbers from here, so that none hides in code.
+//! The default numbers of the product that a configuration or a test sets, or that several places read, from the
+//! compiled-in `defaults.toml`. The file carries the sentence that justifies each number; this module gives it types.
 //!
 //! | module | sections |
 //! |---|---|

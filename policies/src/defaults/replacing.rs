@@ -29,8 +29,6 @@ section!(
         load_factor: f64,
         /// Futile recycles in a row that switch the policy off.
         pub max_futile: u32,
-        /// Replacements for a budget that is passed again soon, after which the budget counts as too small for the model.
-        budget_tries: u32,
         /// A budget that is passed within so many requests is passed by work, not by growth.
         budget_requests: u64,
         /// The same for a budget that is passed within this multiple of the time that a load takes.
@@ -116,14 +114,10 @@ section!(
     /// The cheapest moment of a replacement.
     #[derive(Copy)]
     Moment of "moment" {
-        /// A request that fails costs as much as one that waits for this long.
-        failed_request: Duration = "duration",
         /// Lulls in the memory: older ones are forgotten.
         lulls: usize,
         /// A backend that has never been watched for long is expected to have a lull within this time.
         first_lull: Duration = "duration",
-        /// Growth calls for a recycle when it leaves less time than so many mean times between lulls.
-        lulls_ahead: f64,
     }
 );
 
@@ -134,22 +128,16 @@ section!(
         pub wedged_after: Duration = "duration" where Takes::AtLeast("1ms"),
         /// ... and for this long where an answer comes in one piece and the server cannot be asked how far it is.
         wedged_unseen: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Once every stream has its first token: so many times what 99 of 100 tokens took is a wedge ...
-        token_factor: f64,
         /// ... but nothing shorter than this.
         token_least: Duration = "duration",
         /// Where the server cannot be asked how far it is, so many tokens may give no event ...
         silent_tokens: u64,
         /// ... and nothing shorter than this is a wedge.
         silent_least: Duration = "duration",
-        /// While somebody waits for a first token: so many times what the prompt takes at the speed so far is a wedge ...
-        prefill_factor: f64,
         /// ... but nothing shorter than this.
         prefill_least: Duration = "duration",
         /// Tokens of prompt that are evaluated at a time, between which the server answers questions.
         prefill_step: u64,
-        /// Tokens before a token that double its price.
-        prefill_depth: u64,
         /// A wedge is found so much later for each image or recording that waits; for one at a time where the server can be asked.
         media_patience: Duration = "duration",
         /// Pages a second that are read from a disk for the process: time in which it reads more is not held against it.
@@ -164,16 +152,6 @@ section!(
         offload_retry_most: Duration = "duration" where Takes::AtLeast("1ms"),
         /// Answers in a row that say that computing failed, with no success in between.
         compute_errors: u32 where Takes::Whole(1, 1024),
-        /// Time over which a median speed is taken.
-        speed_window: Duration = "duration" where Takes::AtLeast("1ms"),
-        /// Readings of the speed that a median needs.
-        speed_readings: usize where Takes::Whole(1, 1024),
-        /// Medians that make the backend's own baseline.
-        speed_baseline: usize where Takes::Whole(1, 1024),
-        /// A median below the baseline times this is slow.
-        speed_slow: f64 where Takes::Share,
-        /// Slow medians in a row that make slow decoding a symptom.
-        speed_persists: usize where Takes::Whole(1, 1024),
     }
 );
 
@@ -202,10 +180,6 @@ section!(
         rate_half_life: Duration = "duration",
         /// Requests before the first judgement.
         warmup_requests: u64,
-        /// A start that still slows down after this many requests is judged all the same.
-        warmup_limit: u64,
-        /// Short floors in each of the three groups that show whether the start is over.
-        settle_floors: usize where Takes::Whole(1, 1024),
         /// Share of the least rise below which a start needs no settling.
         settle_share: f64,
         /// Short floors after the start whose median is the baseline.
@@ -222,8 +196,6 @@ section!(
         tests: usize where Takes::Whole(1, 1024),
         /// The last slope of these tests, as a share of the first, has to be at least this.
         persist_ratio: f64 where Takes::Share,
-        /// Rise of all floors of a length that makes a verdict, as a multiple of the least rise ...
-        long_effect: f64,
         /// ... unless they lie on a line: deviations from it are at most this share of the rise, and ...
         straight_scatter: f64,
         /// ... its later half has at least this share of the slope of its earlier half.
@@ -238,34 +210,20 @@ section!(
         straight_share: f64,
         /// A line that is up to so many times less straight has to rise by the square of that.
         broad_scatter: f64,
-        /// One unit of work has to be blamed for at least this share of the growth ...
-        paid_share: f64,
-        /// ... by so many tests in a row, and ...
-        paid_tests: usize,
         /// ... the rise has to be at least so many times the least that counts, ...
         paid_effect: f64,
         /// ... with at least this share of the slope, along that work, in the later half: then it leaks.
         paid_pace: f64,
         /// A rise of so many times the least that counts, nearly along a line, needs one test only.
         far_effect: f64,
-        /// Any rise settles if its later half is slower by more than this multiple of its scatter ...
-        pace_noise: f64,
-        /// ... and has less than this share of the slope of its earlier half.
-        pace_limit: f64,
-        /// One below `steep_effect` settles, too, if its later half is slower by more than this multiple of its scatter.
-        bend_noise: f64,
         /// So many longer scales are asked whether it settles, and the last of them whether it fell before.
         past_scales: usize,
         /// A fall before by this share of the rise makes it a movement, not a leak.
         fall_share: f64,
-        /// Rise of all floors in deviations of a random walk with steps of their size.
-        drift_z: f64,
         /// The same over four floors at a time, where only what wanders goes far.
         drift_far_z: f64,
         /// Deviations from no trend that a test needs.
         trend_z: f64,
-        /// A longer stretch is outdated where a shorter one grows surely faster by this factor.
-        late_ratio: f64,
         /// Deviations to each side of the slope that its interval has.
         bound_z: f64,
         /// Least rise within a test that counts on the host.
@@ -276,32 +234,18 @@ section!(
         vram_effect: ByteSize,
         /// Memory of a GPU is taken in pieces of this size.
         vram_grain: ByteSize,
-        /// Least rise within a test in deviations of the floors about their line.
-        effect_noise: f64,
         /// Least slope of the end of a test's stretch, as a share of the whole stretch's.
         brake_ratio: f64 where Takes::Share,
-        /// A floor this many deviations from both of its neighbours is no step.
-        peak_noise: f64,
         /// Largest single steps of a stretch that are taken off ...
         jumps: usize,
-        /// ... and the share of the rise that has to remain.
-        jump_rest: f64 where Takes::Share,
         /// Least number of large steps without a fall that are suspected.
         stairs: u32,
-        /// Latest short floors whose least one is shown as the floor.
-        floor_steps: usize where Takes::Whole(1, 1024),
         /// Bytes beyond what a server is told to keep, or beyond its measured pools, that count as kept.
         allowance_slack: ByteSize,
         /// Readings without the pools that were measured before, until they count as no longer measured.
         unmeasured: u32,
-        /// Least requests without growth after which a leak is over.
-        calm_requests: u64,
-        /// The same as a multiple of the requests that a new height takes at the present slope.
-        calm_factor: f64,
         /// Share of the least rise that makes a new height.
         height_share: f64,
-        /// Share of the slope of an earlier generation's leak at which it counts as the same leak.
-        prior_ratio: f64 where Takes::Share,
         /// Least floors for blame.
         blame_floors: usize,
         /// By how much the blamed unit has to explain the growth better than every other, in units of the chi-squared
@@ -311,8 +255,5 @@ section!(
         blame_uneven: f64,
         /// Least share of the growth that the blamed unit pays for.
         blame_share: f64 where Takes::Share,
-        /// By how much another unit beside the blamed one has to explain the growth better for its share to count, in units of
-        /// the chi-squared statistic.
-        blame_pair: f64,
     }
 );

@@ -14,20 +14,12 @@ section!(
     Series of "series" {
         /// The finest buckets ...
         first: Duration = "duration" where Takes::AtLeast("1s"),
-        /// ... and for how long they are kept.
-        first_for: Duration = "duration" where Takes::AtLeast("1s"),
         /// The next ones.
         second: Duration = "duration" where Takes::AtLeast("1s"),
-        /// For how long they are kept.
-        second_for: Duration = "duration" where Takes::AtLeast("1s"),
         /// The next ones.
         third: Duration = "duration" where Takes::AtLeast("1s"),
-        /// For how long they are kept.
-        third_for: Duration = "duration" where Takes::AtLeast("1s"),
         /// The widest ones.
         fourth: Duration = "duration" where Takes::AtLeast("1s"),
-        /// For how long they are kept.
-        fourth_for: Duration = "duration" where Takes::AtLeast("1s"),
         /// A reading says for so long what memory is.
         fresh: Duration = "duration",
         /// Pause between two writes to disk.

@@ -23,8 +23,6 @@ section!(
         slower: f64,
         /// The chance that a build that is as good is called worse, at most.
         wrong: f64 where Takes::Share,
-        /// The chance that each test takes a worse build for one that is as good, at most.
-        wrong_equal: f64 where Takes::Share,
         /// Failures more by this share of requests are ruled out before a build is called as good.
         failing: f64 where Takes::Share,
         /// Requests of the build that serves, at most, that one of the other is compared with.
@@ -35,8 +33,6 @@ section!(
         memory_requests: u64,
         /// Tokens that an answer must have to tell a speed.
         pace_tokens: u64,
-        /// After so many answers that tell no speed, none is waited for.
-        pace_missing: u64,
         /// It is waited for so many times as long as the other build ever took until its answer begins ...
         patience: f64,
         /// ... and at least for this time.

@@ -11,6 +11,9 @@ use crate::growth::Verdict;
 use crate::growth::stats::median;
 use crate::units::exact;
 
+/// Caches fill in the first third, as everywhere in a leg.
+const WARM_UP_SHARE: f64 = 0.3333;
+
 /// One moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
@@ -63,7 +66,7 @@ impl Attribution {
             clippy::cast_sign_loss,
             reason = "a place in a list"
         )]
-        let first = (readings.len() as f64 * numbers.warm_up) as usize;
+        let first = (readings.len() as f64 * WARM_UP_SHARE) as usize;
         let readings = readings.get(first..).filter(|rest| rest.len() >= numbers.fewest)?;
         let requests: Vec<f64> = readings.iter().map(|reading| exact(reading.requests)).collect();
         let measured: Vec<f64> = readings.iter().map(|reading| exact(reading.measured)).collect();

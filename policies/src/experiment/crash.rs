@@ -22,6 +22,9 @@ use serde::{Deserialize, Serialize};
 use super::sequential::Does;
 use crate::units::exact;
 
+/// Ten processes that each do all of the work take as long as one search for a cure.
+const REPETITION_LIMIT: usize = 10;
+
 /// The numbers. Reasons: `defaults.toml`, section `[diagnose.crash]`.
 pub type CrashPolicy = crate::defaults::Crash;
 
@@ -80,7 +83,7 @@ pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
         + size(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
     let high = ((1.0 - policy.false_seldom) / policy.false_always).ln();
     let low = (policy.false_seldom / (1.0 - policy.false_always)).ln();
-    let over = runs.len() >= policy.again_most;
+    let over = runs.len() >= REPETITION_LIMIT;
     match died {
         _ if odds >= high => Again::Always,
         0 if odds <= low || over => Again::NotAgain,

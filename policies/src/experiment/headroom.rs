@@ -25,6 +25,9 @@ use crate::defaults;
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, exact, whole};
 
+/// Below this prefill is hardly faster than decoding.
+const MIN_UBATCH: u64 = 32;
+
 /// What prompts of one length took of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peak {
@@ -294,7 +297,7 @@ pub fn judge(
         let (there, here) = (exact(other.worst(setup)), exact(worst));
         let slope = (here - there) / exact(setup.ubatch - ubatch);
         let mut size = previous_power_of_two(setup.ubatch - 1);
-        while size >= numbers().least_ubatch {
+        while size >= MIN_UBATCH {
             if slope > 0.0 && here - slope * exact(setup.ubatch - size) <= exact(limit) {
                 verdict.smaller_ubatch = Some(size);
                 break;

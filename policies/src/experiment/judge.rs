@@ -9,6 +9,16 @@ use crate::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slo
 use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::{exact, scale};
 
+/// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
+const NEAR_SHARE: f64 = 0.125;
+/// The VRAM of clean servers does not change, and the least of the known leaks is 0.22 MiB a request.
+const STILL_VRAM_BYTES: u64 = 50 << 10;
+/// Clean servers were measured at up to 0.05 MiB a request, and the least of the known leaks at 1.1 MiB.
+const STILL_HOST_BYTES: u64 = 100 << 10;
+/// A leak that chance kept below the last test is found by the next three or four; a cache that fills slowly would take
+/// many times as long, and is not waited for.
+const DOUBT_SHARE: f64 = 0.5;
+
 /// Whether a leg goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -27,6 +37,14 @@ pub struct Judge {
     steps: u64,
     monitor: Monitor,
     readings: Vec<Reading>,
+}
+
+/// Growth in bytes per request that counts as none.
+fn still_bytes(series: MemoryKind) -> u64 {
+    match series {
+        MemoryKind::Host => STILL_HOST_BYTES,
+        MemoryKind::Vram(_) => STILL_VRAM_BYTES,
+    }
 }
 
 impl Judge {
@@ -67,7 +85,7 @@ impl Judge {
             }
             _ => false,
         });
-        self.steps.saturating_add(if suspected { scale(self.steps, self.numbers.doubt_share) } else { 0 })
+        self.steps.saturating_add(if suspected { scale(self.steps, DOUBT_SHARE) } else { 0 })
     }
 
     /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures. `graphs`:
@@ -110,14 +128,6 @@ impl Judge {
                 self.policy.host_effect.0.max(scale(first, self.policy.host_effect_share))
             }
             MemoryKind::Vram(_) => self.policy.vram_effect.0,
-        }
-    }
-
-    /// Growth in bytes per request that counts as none.
-    fn still(&self, series: MemoryKind) -> u64 {
-        match series {
-            MemoryKind::Host => self.numbers.still_host.0,
-            MemoryKind::Vram(_) => self.numbers.still_vram.0,
         }
     }
 
@@ -202,7 +212,7 @@ impl Judge {
         let rose = bytes().max().unwrap_or(0) - bytes().min().unwrap_or(0);
         let much = rose >= scale(self.effect(levels, growth.series), self.policy.settle_share);
         let slope = slope(after_start(&pools), &self.policy);
-        let fills = much || slope.is_some_and(|slope| slope.value > exact(self.still(growth.series)));
+        let fills = much || slope.is_some_and(|slope| slope.value > exact(still_bytes(growth.series)));
         if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
     }
 
@@ -227,10 +237,10 @@ impl Judge {
         if third < self.policy.baseline_floors || whole.is_none() {
             return Settles::Unknown;
         }
-        let step = scale(self.effect(levels, series), self.numbers.near_share);
+        let step = scale(self.effect(levels, series), NEAR_SHARE);
         let end = &levels[levels.len() - third..];
         let rises = slope(end, &self.policy)
-            .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(self.still(series)));
+            .is_some_and(|slope| slope.low > 0.0 && slope.value > exact(still_bytes(series)));
         if rises || verdict.grows() {
             let unbounded = matches!(verdict, Verdict::Steady | Verdict::Suspected | Verdict::Leaking);
             return if unbounded { Settles::No } else { Settles::Unknown };

@@ -17,6 +17,8 @@ use crate::growth::{Blame, GrowthPolicy, Unit};
 use crate::sample::Work;
 use crate::units::exact;
 
+/// Another unit takes its share if both explain so much more: where one alone leaks, both hardly ever do.
+const PAIR_GAIN: f64 = 2.0;
 /// The units, in the order in which they are named.
 const UNITS: [Unit; 6] =
     [Unit::Request, Unit::Image, Unit::Audio, Unit::PromptToken, Unit::OutputToken, Unit::Hour];
@@ -106,17 +108,10 @@ impl Table {
 
     /// What is left for a unit where another one pays beside it; `None` if the two explain the growth hardly better than it
     /// does alone, with this loss.
-    fn beside(
-        &self,
-        column: usize,
-        other: usize,
-        loss: f64,
-        scale: f64,
-        policy: &GrowthPolicy,
-    ) -> Option<Part> {
+    fn beside(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<Part> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
-        let better = loss - self.loss(&of, &pair, scale) > policy.blame_pair;
+        let better = loss - self.loss(&of, &pair, scale) > PAIR_GAIN;
         let sum: f64 = pair.iter().sum();
         (better && sum > 0.0).then(|| Part { each: pair[0], share: pair[0] / sum })
     }
@@ -267,7 +262,7 @@ pub(super) fn blame(floors: &[Point], policy: &GrowthPolicy) -> Blame {
     // Hours are beyond doubt here: with a steady stream of requests beside them, the fit of two splits what is theirs.
     if unit_at(column) != Unit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
-            let beside = table.beside(column, other, loss, scale, policy);
+            let beside = table.beside(column, other, loss, scale);
             pays = beside.filter(|part| part.share < pays.share).unwrap_or(pays);
         }
     }

@@ -30,6 +30,28 @@ use crate::growth::{Blame, Fill, Growth, GrowthPolicy, Interval, Law, Prior, Uni
 use crate::sample::{MemoryKind, Sample, Work};
 use crate::units::{self, exact};
 
+/// A known leak that returns at half of its slope is the same leak under other load.
+const PRIOR_SLOPE_RATIO: f64 = 0.5;
+/// A slow leak needs longer for each new height; four times that is calm.
+const CALM_FACTOR: f64 = 4.0;
+/// Shorter pauses of a leak are spells of other requests.
+const CALM_REQUESTS: u64 = 256;
+/// The least of the last four short floors is the present floor: it drops peaks and lags little.
+const PRESENT_FLOORS: usize = 4;
+/// A leak that begins late makes a long stretch look flat: one at which a shorter stretch grows surely faster by a
+/// fifth is old.
+const LATE_SLOPE_RATIO: f64 = 1.2;
+/// As many tests in a row as a verdict takes.
+const PAID_TESTS: usize = 5;
+/// The unit that is blamed for nearly all of it counts as its cause.
+const PAID_SHARE: f64 = 0.7;
+/// Drift, days and heaps that settle rise by some 100 MiB and turn; 3.5 times the least rise is out of their reach.
+const LONG_EFFECT_FACTOR: f64 = 3.5;
+/// Three groups of so many short floors show whether the start still slows down; their medians bear two peaks each.
+const SETTLE_FLOORS: usize = 5;
+/// A start that slows down for longer is judged as it is; the shape rules recognise braking.
+const WARM_UP_REQUESTS: u64 = 200;
+
 /// The tests of one scale.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Track {
@@ -288,7 +310,7 @@ impl Watch {
 
     /// The least of the latest short floors, or the reading while there is none; and at which request it was.
     fn floor(&self, level: f64, requests: u64) -> (f64, u64) {
-        let latest = self.floors.of(0).iter().rev().take(self.policy.floor_steps);
+        let latest = self.floors.of(0).iter().rev().take(PRESENT_FLOORS);
         let least = |least: (f64, u64), floor: &Point| {
             if floor.level < least.0 { (floor.level, floor.work.requests) } else { least }
         };
@@ -297,17 +319,17 @@ impl Watch {
 
     /// Whether the growth of the start is over: enough work, and memory no longer rises ever more slowly.
     fn settled(&self, requests: u64) -> bool {
-        let group = self.policy.settle_floors;
         let floors = self.floors.of(0);
-        if requests < self.policy.warmup_requests || floors.len() < 3 * group {
+        if requests < self.policy.warmup_requests || floors.len() < 3 * SETTLE_FLOORS {
             return false;
         }
-        if requests >= self.policy.warmup_limit && floors.len() >= self.policy.kept {
+        if requests >= WARM_UP_REQUESTS && floors.len() >= self.policy.kept {
             return true;
         }
         let of = |back: usize| {
-            let end = floors.len() - back * group;
-            let mut levels: Vec<f64> = floors.range(end - group..end).map(|floor| floor.level).collect();
+            let end = floors.len() - back * SETTLE_FLOORS;
+            let mut levels: Vec<f64> =
+                floors.range(end - SETTLE_FLOORS..end).map(|floor| floor.level).collect();
             stats::median(&mut levels).unwrap_or(0.0)
         };
         let (first, second, third) = (of(2), of(1), of(0));
@@ -347,7 +369,7 @@ impl Watch {
         // What began late is flat for the first part of a long stretch: a shorter one that surely grows faster knows better.
         let outdated = |(scale, line): &(usize, Finding)| {
             grows().any(|(other, shorter)| {
-                other < *scale && shorter.slope.low > self.policy.late_ratio * line.slope.high
+                other < *scale && shorter.slope.low > LATE_SLOPE_RATIO * line.slope.high
             })
         };
         let mut found =
@@ -407,7 +429,7 @@ impl Watch {
             && whole.rise >= policy.swift_effect * scatter.powi(2) * effect;
         // Only from step to step: over longer stretches, plateaus add up to as much.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
-        let long = line || whole.rise >= policy.long_effect * effect;
+        let long = line || whole.rise >= LONG_EFFECT_FACTOR * effect;
         Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
@@ -440,7 +462,7 @@ impl Watch {
 
     /// Growth as in an earlier generation needs no repetition.
     fn known(&self, slope: Interval) -> bool {
-        self.prior.as_ref().is_some_and(|prior| slope.value >= self.policy.prior_ratio * prior.slope.value)
+        self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
     /// Keeps when growth was last seen: a test, or a height that was not reached before.
@@ -499,7 +521,7 @@ impl Watch {
     /// nothing against it.
     fn keep_payer(&mut self) {
         let Some(Blame::Pays { unit, share, .. }) = &self.growth.blame else { return };
-        if *share < self.policy.paid_share || *unit == Unit::Hour {
+        if *share < PAID_SHARE || *unit == Unit::Hour {
             self.paid = None;
             return;
         }
@@ -511,7 +533,7 @@ impl Watch {
     /// (some bring images, some do not), growth that images pay for is no line over requests, but it is one over images.
     fn is_paid(&self, effect: f64) -> bool {
         let policy = &self.policy;
-        let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= policy.paid_tests) else {
+        let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= PAID_TESTS) else {
             return false;
         };
         let long = |scale: &usize| self.floors.of(*scale).len() >= policy.window;
@@ -530,8 +552,8 @@ impl Watch {
     fn calm(&self, effect: f64) -> u64 {
         let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
         let step = effect * self.policy.height_share;
-        let expected = if slope > 0.0 { (step / slope * self.policy.calm_factor).min(1e6) } else { 0.0 };
-        self.policy.calm_requests.max(units::whole(expected))
+        let expected = if slope > 0.0 { (step / slope * CALM_FACTOR).min(1e6) } else { 0.0 };
+        CALM_REQUESTS.max(units::whole(expected))
     }
 
     /// Who pays, from the longest stretch that has enough floors, or the next shorter one; hours also from all shorter ones, less

@@ -18,6 +18,21 @@ use crate::growth::stats::{self, Trend, size};
 use crate::growth::{GrowthPolicy, Interval, Unit};
 use crate::units::exact;
 
+/// Without its largest jump so much of the rise has to remain.
+const JUMP_REST_SHARE: f64 = 0.5;
+/// Three deviations above both neighbours is a peak of a request in flight, not a step of the heap.
+const PEAK_DEVIATIONS: f64 = 3.0;
+/// Five deviations of the readings about their line: what swings that much has to rise more.
+const EFFECT_DEVIATIONS: f64 = 5.0;
+/// A random walk rises by this many of its deviations once in 3,000 times, and each verdict needs a trend besides.
+const DRIFT_DEVIATIONS: f64 = 4.0;
+/// Pure curvature takes 14 times from the later half what floors scatter by, a walk 7 and noise 2: this is between.
+const BEND_NOISE_FACTOR: f64 = 10.0;
+/// Five percent less in the later half are the load, however straight the line.
+const PACE_LIMIT: f64 = 0.95;
+/// A line slows down if its later half has lost more than four times what its floors scatter by: less is chance.
+const PACE_NOISE_FACTOR: f64 = 4.0;
+
 /// What one test of a stretch found.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finding {
@@ -53,7 +68,7 @@ pub(super) fn examine<'a>(
     let noise = stats::scatter(&xs, &ys, slope.value);
     let mut feet: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope.value * x).collect();
     let foot = stats::median(&mut feet)?;
-    let grows = rise >= effect.max(policy.effect_noise * noise)
+    let grows = rise >= effect.max(EFFECT_DEVIATIONS * noise)
         && slope.low > 0.0
         && !braking(&xs, &ys, slope.value, policy)
         && !jumping(&ys, rise, noise, policy)
@@ -103,7 +118,7 @@ pub(super) fn whole<'a>(
     let pace = if early > 0.0 { late / early } else { f64::MAX };
     // A random walk goes as far in four steps as twice in one; noise goes no farther, which leaves room for a higher bar.
     let drift =
-        rise >= policy.drift_z * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
+        rise >= DRIFT_DEVIATIONS * walk(&ys, 1, 0.0) && rise >= policy.drift_far_z * walk(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
     let goes_far = rise >= policy.drift_far_z * walk(&rests, 4, grain);
     Some(Whole { rise, drift, goes_far, pace, end, scatter, bent })
@@ -115,10 +130,10 @@ impl Whole {
         if self.rise >= policy.steep_effect * effect {
             return self.pace < policy.steep_ratio;
         }
-        let noise = 1.0 - policy.pace_noise * self.scatter;
-        let limit = noise.min(policy.pace_limit).max(policy.persist_ratio);
+        let noise = 1.0 - PACE_NOISE_FACTOR * self.scatter;
+        let limit = noise.min(PACE_LIMIT).max(policy.persist_ratio);
         // All that such a line scatters by is that it is bent: a heap that settles quietly.
-        let bent = 1.0 - self.pace > policy.bend_noise * self.scatter;
+        let bent = 1.0 - self.pace > BEND_NOISE_FACTOR * self.scatter;
         self.pace < limit || bent
     }
 }
@@ -207,11 +222,11 @@ fn jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
         .windows(3)
         .map(|three| {
             let middle = three[0].max(three[1]).min(three[0].min(three[1]).max(three[2]));
-            if (three[1] - middle).abs() > policy.peak_noise * noise { middle } else { three[1] }
+            if (three[1] - middle).abs() > PEAK_DEVIATIONS * noise { middle } else { three[1] }
         })
         .collect();
     let mut steps: Vec<f64> = smooth.windows(2).map(|two| (two[1] - two[0]).max(0.0)).collect();
     steps.sort_unstable_by(|a, b| b.total_cmp(a));
     let largest: f64 = steps.iter().take(policy.jumps).sum();
-    rise - largest < policy.jump_rest * rise
+    rise - largest < JUMP_REST_SHARE * rise
 }

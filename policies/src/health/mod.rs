@@ -225,7 +225,7 @@ impl Health {
 
     /// A prompt was evaluated: so many new tokens, of so many in all, in so many milliseconds.
     pub fn prompt(&mut self, new: u64, all: u64, ms: f64) {
-        self.pace.prompt(new, all, ms, &self.policy);
+        self.pace.prompt(new, all, ms);
     }
 
     /// Whether the server should be asked how far it is: somebody waits, and nothing else shows it.
@@ -268,7 +268,7 @@ impl Health {
             return;
         }
         let bucket = busy.max(1).ilog2().min(3) as usize;
-        self.speeds[bucket].take(at, speed, &self.policy);
+        self.speeds[bucket].take(at, speed);
     }
 
     /// The driver reported a fault on a GPU that the backend uses.
@@ -284,7 +284,7 @@ impl Health {
         let streak = self.last.compute_errors;
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
             .then_some(Symptom::ComputeErrors { in_a_row: streak });
-        let slow = self.speeds.iter().find_map(|speed| speed.symptom(&self.policy));
+        let slow = self.speeds.iter().find_map(Speed::symptom);
         [fault, errors, self.wedged(), slow].into_iter().flatten().collect()
     }
 }

@@ -21,6 +21,15 @@ use serde::{Deserialize, Serialize};
 use super::HealthPolicy;
 use crate::units::{exact, span};
 
+/// An estimate: with common models attention is half of the work after 8,000 to 30,000 tokens, and the lower is the
+/// careful side.
+const ATTENTION_HALF_DEPTH: u64 = 8192;
+/// Half of the speed is common where neighbours share a processor; a quarter is not.
+const PREFILL_TIME_FACTOR: f64 = 4.0;
+/// A prompt of another slot, a shift of the context or a saved cache make single tokens several times slower, not
+/// twenty times.
+const TOKEN_TIME_FACTOR: f64 = 20.0;
+
 /// What a server owes at one moment: requests that were sent whole and whose next word is the server's. A client that does
 /// not read, or is still sending, waits for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,13 +150,13 @@ const LEAST_TOKENS: u64 = 64;
 
 impl Pace {
     /// A prompt was evaluated: `new` tokens of `all` in so many milliseconds.
-    pub(super) fn prompt(&mut self, new: u64, all: u64, ms: f64, policy: &HealthPolicy) {
+    pub(super) fn prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
             return;
         }
         // On average a new token stood in the middle of the new ones.
         let depth = all.max(new) - new / 2;
-        let price = ms / 1000.0 / exact(new.max(LEAST_TOKENS)) / slowdown(depth, policy);
+        let price = ms / 1000.0 / exact(new.max(LEAST_TOKENS)) / slowdown(depth);
         if self.prompts.len() == PROMPTS_KEPT {
             self.prompts.pop_front();
         }
@@ -200,8 +209,8 @@ impl Pace {
         };
         let tokens =
             if told { awaited.prompt_tokens.min(policy.prefill_step) } else { awaited.prompt_tokens };
-        let price = price * slowdown(awaited.largest_prompt, policy);
-        let seconds = (policy.prefill_factor * exact(tokens.max(LEAST_TOKENS)) * price)
+        let price = price * slowdown(awaited.largest_prompt);
+        let seconds = (PREFILL_TIME_FACTOR * exact(tokens.max(LEAST_TOKENS)) * price)
             .max(policy.prefill_least.as_secs_f64());
         let basis = Basis::Prompt { tokens, token_ms: price * 1000.0, media };
         Limit { seconds: seconds + pictures + wake, basis }
@@ -211,7 +220,7 @@ impl Pace {
 /// The longest sound pause between two tokens.
 fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
     let usual = gaps.most.as_secs_f64();
-    let seconds = (policy.token_factor * usual).max(policy.token_least.as_secs_f64());
+    let seconds = (TOKEN_TIME_FACTOR * usual).max(policy.token_least.as_secs_f64());
     if told {
         return Limit { seconds, basis: Basis::Tokens { usual_ms: usual * 1000.0 } };
     }
@@ -222,6 +231,6 @@ fn between(gaps: Gaps, told: bool, policy: &HealthPolicy) -> Limit {
 }
 
 /// A token costs more the more stand before it: attention looks at all of them.
-fn slowdown(depth: u64, policy: &HealthPolicy) -> f64 {
-    1.0 + exact(depth) / exact(policy.prefill_depth.max(1))
+fn slowdown(depth: u64) -> f64 {
+    1.0 + exact(depth) / exact(ATTENTION_HALF_DEPTH)
 }

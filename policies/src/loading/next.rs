@@ -8,10 +8,14 @@ use super::room;
 use super::state::State;
 use super::{Amounts, Loading, Order, Seen, Who};
 
+/// Drivers take some tens of milliseconds; memory that does not return has another owner, and a load waits that much
+/// longer.
+const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
+
 impl Loading {
     /// What is to be done now. `free`: what anybody could take, as it was read; `None` where that is not known.
     pub fn next(&mut self, now: Duration, free: Option<&Amounts>, seen: impl Fn(&Who) -> Seen) -> Vec<Order> {
-        self.comes_back = self.returning.look(now, free, self.numbers.returns_within);
+        self.comes_back = self.returning.look(now, free, MEMORY_RETURN_TIMEOUT);
         let seen: BTreeMap<Who, Seen> = self.models.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models {
             model.demand.note(now, seen[name].asked);

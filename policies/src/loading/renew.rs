@@ -7,6 +7,9 @@ use super::room;
 use super::state::{Model, State};
 use super::{Amounts, Kept, Lacks, Loading, Order, Who};
 
+/// No process of the model is started meanwhile, not even for one that died.
+const STAY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What becomes of one with other settings.
 enum Fate {
     Stays(Stays),
@@ -68,7 +71,7 @@ impl Loading {
         now: Duration,
         free: Option<&Amounts>,
     ) -> Option<Order> {
-        let waited = now.saturating_sub(since) >= self.numbers.stays_within;
+        let waited = now.saturating_sub(since) >= STAY_TIMEOUT;
         match self.fate(&who, free)? {
             Fate::Waits if !waited => None,
             Fate::Stays(Stays { places, promised, alone, beside }) => {

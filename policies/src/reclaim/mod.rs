@@ -239,11 +239,6 @@ impl Reclaims {
         self.forgiven = true;
     }
 
-    /// Whether it is being asked.
-    pub const fn is_asking(&self) -> bool {
-        self.asked.is_some()
-    }
-
     /// The answer is there, or will not come. True if a reading that begins from now on says what it was worth.
     pub fn answered(&mut self, outcome: Outcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };

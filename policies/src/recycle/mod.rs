@@ -306,10 +306,10 @@ fn quiet_horizon(policy: &RecyclePolicy, facts: &Facts) -> Duration {
         return policy.common.growth_quiet.max(next);
     }
     let least = policy.common.growth_drain.saturating_mul(2).min(policy.common.growth_quiet);
-    policy
-        .replacement_cost
-        .ahead(&facts.load)
-        .map_or(policy.common.growth_quiet, |ahead| ahead.clamp(least, policy.common.growth_quiet))
+    facts
+        .load
+        .lull_search_time()
+        .map_or(policy.common.growth_quiet, |time| time.clamp(least, policy.common.growth_quiet))
 }
 
 /// Between `1 - jitter` and `1`: jitter only ever brings a limit forward, so that the configured one is never passed.

@@ -25,6 +25,15 @@ use std::time::Duration;
 pub use bucket::{Bucket, Lines, Reading};
 pub use pick::{Range, in_range, thin, tier_for};
 
+/// The longest month, and the day before it.
+const FOURTH_KEPT_TIME: Duration = Duration::from_secs(32 * 24 * 3600);
+/// The same day of the week before.
+const THIRD_KEPT_TIME: Duration = Duration::from_secs(8 * 24 * 3600);
+/// Yesterday at this time, and some.
+const SECOND_KEPT_TIME: Duration = Duration::from_secs(26 * 3600);
+/// An hour is what one looks at while something happens, and the one before it to compare with.
+const FIRST_KEPT_TIME: Duration = Duration::from_secs(2 * 3600);
+
 /// The numbers of what is kept. Reasons: `defaults.toml`, section `[series]`.
 pub type SeriesPolicy = crate::defaults::Series;
 
@@ -64,10 +73,10 @@ impl Tier {
 /// The tiers of a policy, the finest first.
 pub fn tiers(policy: &SeriesPolicy) -> [Tier; 4] {
     [
-        Tier::new(policy.first, policy.first_for),
-        Tier::new(policy.second, policy.second_for),
-        Tier::new(policy.third, policy.third_for),
-        Tier::new(policy.fourth, policy.fourth_for),
+        Tier::new(policy.first, FIRST_KEPT_TIME),
+        Tier::new(policy.second, SECOND_KEPT_TIME),
+        Tier::new(policy.third, THIRD_KEPT_TIME),
+        Tier::new(policy.fourth, FOURTH_KEPT_TIME),
     ]
 }
 

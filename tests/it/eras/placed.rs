@@ -9,7 +9,7 @@ use warden_patches::set::At;
 use warden_patches::{Hook, PatchSet};
 use warden_rig::{Context as _, Outcome, Trouble};
 
-use super::{JOURNAL, Snapshot};
+use super::{RECORD, Snapshot};
 
 /// What the probes of `cuda-memory` find in upstream's builds.
 pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
@@ -125,7 +125,7 @@ fn inside(
 
 /// No line of ours is anywhere that no hook put.
 pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
-    for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != JOURNAL) {
+    for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != RECORD) {
         for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(PREFIX)) {
             let (set, hook) = marked(line).context(format!("{path}: {line}"))?;
             let set = sets.iter().find(|one| one.id == set).context(format!("{path}: {line}"))?;

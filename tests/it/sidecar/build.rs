@@ -78,14 +78,20 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// Where our C++ is.
+/// The folder of our C++.
 pub(super) fn folder() -> PathBuf {
     root().join("tests/sidecar")
 }
 
-/// Where the patch sets are.
-pub(super) fn sets() -> PathBuf {
+/// The folder of the patch sets.
+fn sets() -> PathBuf {
     root().join("patches")
+}
+
+/// The folders with the headers that a tree's own text is compiled with: ours, those of the stand-in, and what the
+/// sidecar includes in its turn.
+pub(super) fn tree_includes() -> [PathBuf; 3] {
+    [folder(), sets().join("cuda-memory/conformance"), sets().join("cuda-memory")]
 }
 
 /// The C++ compiler.

@@ -1,6 +1,7 @@
 //! Against real trees: the sidecar as the patch set renders it for a tree, together with that tree's own structs, is read
 //! by a compiler. Nothing of the tree enters this repository; the text lies in a temporary folder.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,7 +10,7 @@ use warden_patches::{Catalogue, FolderTree, Revision, Status, Tree, judge};
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-use super::build::{compiler, folder, sets};
+use super::build::{compiler, tree_includes};
 
 const BACKEND: [&str; 2] = ["ggml/src/ggml-cuda/ggml-cuda.cu", "ggml/src/ggml-cuda.cu"];
 const CONTEXT: [&str; 1] = ["ggml/src/ggml-cuda/common.cuh"];
@@ -156,18 +157,8 @@ fn compile(parts: &Parts) -> Outcome {
         std::fs::write(scratch.path().join(SIDECAR), sidecar)?;
         std::fs::write(scratch.path().join("tree.cpp"), text)?;
         let output = Command::new(compiler())
-            .args([
-                "-std=c++17",
-                "-fsyntax-only",
-                "-Wall",
-                "-Wextra",
-                "-Wno-unused-function",
-                "tree.cpp",
-                "-I",
-            ])
-            .arg(folder())
-            .arg("-I")
-            .arg(sets().join("cuda-memory")) // what the sidecar includes in its turn
+            .args(["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Wno-unused-function", "tree.cpp"])
+            .args(tree_includes().iter().flat_map(|folder| [OsStr::new("-I"), folder.as_os_str()]))
             .current_dir(scratch.path())
             .stdin(Stdio::null())
             .output()

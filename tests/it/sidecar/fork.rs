@@ -2,13 +2,14 @@
 //! what it makes of it compiles. Without a fork's source, and without CUDA.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use warden_patches::Result as Judged;
 use warden_patches::{Catalogue, Edits, Judgement, Revision, Status, Tree, judge};
 use warden_rig::{Context as _, Outcome, Trouble};
 
-use super::build::{compiler, folder};
+use super::build::{compiler, folder, tree_includes};
 
 const BACKEND: &str = "ggml/src/ggml-cuda.cu";
 const COMMON: &str = "ggml/src/ggml-cuda/common.cuh";
@@ -75,8 +76,8 @@ async fn a_patched_fork_compiles_and_holds_what_it_takes_from_another_thread() -
         let output = Command::new(compiler())
             .args(["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c++"])
             .args(graphs.then_some("-DUSE_CUDA_GRAPH"))
-            .args([BACKEND, "-I"])
-            .arg(folder())
+            .arg(BACKEND)
+            .args(tree_includes().iter().flat_map(|folder| [OsStr::new("-I"), folder.as_os_str()]))
             .current_dir(scratch.path())
             .stdin(Stdio::null())
             .output()

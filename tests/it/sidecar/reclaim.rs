@@ -6,7 +6,7 @@ use std::path::Path;
 
 use warden_rig::{Context as _, Outcome, Trouble, wait_for};
 
-use super::build::{Flavour, Shape, binary, heap, sets};
+use super::build::{Flavour, Shape, binary, heap};
 use super::{BUDGET, CAP, INTERVAL, LONG, RECLAIM, RESET, RESET_INTERVAL, Run, TRIM, scenario, start};
 
 /// Runs it in these shapes and flavours, each with a file of its own: two processes would both answer.
@@ -197,12 +197,5 @@ async fn the_heap_goes_back_when_it_is_asked_for_and_not_twice_in_a_moment() -> 
         // A sanitizer has an allocator of its own, which has nothing to give back.
         assert!(flavour != Flavour::Plain || bytes > Some(32 << 20), "{output}");
     }
-    Ok(())
-}
-
-#[test]
-fn both_sets_have_the_same_text_for_the_file() -> Outcome {
-    let of = |set: &str| std::fs::read(sets().join(set).join("llama-warden-reclaim.h"));
-    assert_eq!(of("server")?, of("cuda-memory")?);
     Ok(())
 }

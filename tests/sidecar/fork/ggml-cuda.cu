@@ -46,7 +46,7 @@ static std::condition_variable ggml_cuda_lock_cv;
 static int                     ggml_cuda_lock_counter = 0;
 
 template <class T> struct ggml_cuda_pool_alloc {
-    explicit ggml_cuda_pool_alloc(ggml_cuda_pool & pool) { warden_ignore(pool); }
+    explicit ggml_cuda_pool_alloc(ggml_cuda_pool & pool) { stand_in_ignore(pool); }
 };
 struct half {
     short bits;
@@ -55,7 +55,7 @@ struct half {
 ggml_backend_cuda_context::~ggml_backend_cuda_context() {
     std::unique_lock<std::mutex> lock(ggml_cuda_lock);
     ggml_cuda_lock_cv.wait(lock, [] { return ggml_cuda_lock_counter == 0; });
-    warden_ignore(cuda_graphs.size());
+    stand_in_ignore(cuda_graphs.size());
 }
 
 static void ggml_backend_cuda_free(ggml_backend_t backend) {
@@ -72,7 +72,7 @@ static bool ggml_backend_cuda_cpy_tensor_async(ggml_backend_t backend_src, ggml_
     if (half_of_a_copy != nullptr) {
         ggml_cuda_pool_alloc<half> tmp_src(cuda_ctx_src->pool());
         ggml_cuda_pool_alloc<half> tmp_dst(cuda_ctx_dst->pool());
-        warden_ignore(tmp_src, tmp_dst);
+        stand_in_ignore(tmp_src, tmp_dst);
     }
     return true;
 }
@@ -92,7 +92,7 @@ static ggml_cuda_graph * ggml_cuda_get_graph(ggml_backend_cuda_context & ctx, co
 // What a computation calls has the context itself.
 static void multiply(ggml_backend_cuda_context & ctx) {
     ggml_cuda_pool_alloc<half> some(ctx.pool());
-    warden_ignore(some);
+    stand_in_ignore(some);
 }
 
 static void evaluate_and_capture_cuda_graph(ggml_backend_cuda_context * cuda_ctx, ggml_cgraph * cgraph) {
@@ -103,7 +103,7 @@ static void evaluate_and_capture_cuda_graph(ggml_backend_cuda_context * cuda_ctx
         ggml_cuda_lock_cv.notify_all();
     }
     if (graph->instance != nullptr) {
-        warden_ignore(cudaGraphLaunch(graph->instance, cuda_ctx->stream()));
+        stand_in_ignore(cudaGraphLaunch(graph->instance, cuda_ctx->stream()));
     }
 }
 

@@ -5,10 +5,10 @@
 //! to words.
 
 use super::super::vocab::{self, Speaks};
-use super::{ATTENTION, Sized, Writer, words};
+use super::{ATTENTION, SizedModel, Writer, words};
 use crate::gguf::{Gguf, Value};
 
-pub(super) fn file(model: &Sized) -> Gguf {
+pub(super) fn file(model: &SizedModel) -> Gguf {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = Writer::new("gemma4", "gemma4", model.seed);
@@ -40,7 +40,7 @@ pub(super) fn file(model: &Sized) -> Gguf {
     w.vector("output_norm", width, 1.0);
     model.output(&mut w.file);
     w.vector("rope_freqs", sizes.full.head_size / 2, 1.0);
-    let share = Sized::share(2 * sizes.layers);
+    let share = SizedModel::share(2 * sizes.layers);
     for layer in 0..sizes.layers {
         let attention = sizes.attention(layer);
         let (queries, keys) = (sizes.heads * attention.head_size, attention.kv_heads * attention.head_size);
@@ -66,7 +66,7 @@ pub(super) fn file(model: &Sized) -> Gguf {
 }
 
 /// What is no plain number.
-fn metadata(file: &mut Gguf, model: &Sized) {
+fn metadata(file: &mut Gguf, model: &SizedModel) {
     let sizes = &model.sizes;
     let layers = 0..sizes.layers;
     let kv_heads = layers.clone().map(|layer| sizes.attention(layer).kv_heads).collect();

@@ -6,7 +6,7 @@
 use std::io;
 
 use super::super::noise::Noise;
-use super::{ATTENTION, Vision, Writer, block};
+use super::{ATTENTION, VisionModel, Writer, block};
 use crate::gguf::{Fill, Gguf, Value, WeightKind};
 
 /// Edge of a patch in pixels.
@@ -20,7 +20,7 @@ const IMAGE: u32 = 768;
 /// Of the projection: pictures weigh as much as words, or a little more.
 const GAIN: f64 = 1.5;
 
-pub(super) fn file(vision: &Vision) -> Gguf {
+pub(super) fn file(vision: &VisionModel) -> Gguf {
     let sizes = &vision.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = Writer::new("clip", "gemma4v", vision.seed);

@@ -1,10 +1,10 @@
 //! The plain transformer.
 
 use super::super::vocab::{self, Speaks};
-use super::{ATTENTION, Sized, Writer, words};
+use super::{ATTENTION, SizedModel, Writer, words};
 use crate::gguf::{Gguf, Value};
 
-pub(super) fn file(model: &Sized) -> Gguf {
+pub(super) fn file(model: &SizedModel) -> Gguf {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = Writer::new("llama", "llama", model.seed);
@@ -32,7 +32,7 @@ pub(super) fn file(model: &Sized) -> Gguf {
     w.vector("output_norm", width, 1.0);
     model.output(&mut w.file);
     let (queries, keys) = (sizes.heads * sizes.full.head_size, sizes.full.kv_heads * sizes.full.head_size);
-    let share = Sized::share(2 * sizes.layers);
+    let share = SizedModel::share(2 * sizes.layers);
     for layer in 0..sizes.layers {
         let p = format!("blk.{layer}.");
         w.vector(&format!("{p}attn_norm"), width, 1.0);

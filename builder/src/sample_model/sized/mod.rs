@@ -1,14 +1,14 @@
-//! Sample models of a chosen architecture and size: what it takes to exercise a GPU, or the parts of llama-server that the
-//! presets do not reach (sliding windows, heads of two sizes, a vision encoder).
+//! Sample models by architecture and size: they exercise a GPU, or the parts of llama-server that the smaller presets
+//! do not reach (sliding windows, heads of two sizes, a vision encoder).
 //!
-//! Weights are f16 noise, written as a stream; the same [`Sized`] gives the same bytes on every platform. As with the
-//! presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel 0 of the
-//! embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but words
-//! through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
+//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every platform. As with
+//! the smaller presets an answer is made of whole invented words, always valid UTF-8, and never ends by itself: channel
+//! 0 of the embedding is a constant that no layer writes to, and column 0 of the output matrix forbids everything but
+//! words through it (see the module above). Sums of layers are scaled so that this holds for any number of them.
 //!
 //! | file | job |
 //! |---|---|
-//! | `sizes` | the numbers, their defaults, and what is wrong with them |
+//! | `sizes` | the numbers |
 //! | `llama`, `gemma4` | metadata and tensors of a language model |
 //! | `gemma4v` | the same of a vision encoder and projector |
 //! | `block` | noise of any size |
@@ -19,48 +19,47 @@ mod gemma4v;
 mod llama;
 mod sizes;
 
-use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{NEVER, OUTPUT_GAIN, persist, vocab};
 use crate::gguf::{Gguf, Value, WeightKind};
 
-pub use sizes::{Arch, Attention, Size, Sizes, Unusable, VisionSizes};
+pub(super) use sizes::VisionSizes;
+pub use sizes::{Arch, Attention, Sizes};
 
 /// A model to write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sized {
-    /// What it is built like.
+pub struct SizedModel {
+    /// Its architecture.
     pub arch: Arch,
-    /// How large it is.
+    /// Its size.
     pub sizes: Sizes,
     /// Different seeds give models that answer differently.
     pub seed: u64,
 }
 
-/// A vision encoder and projector to write: what `--mmproj` takes.
+/// A vision encoder and projector to write, for `--mmproj`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Vision {
-    /// How large it is.
-    pub sizes: VisionSizes,
+pub(super) struct VisionModel {
+    /// Its size.
+    pub(super) sizes: VisionSizes,
     /// Width of the language model that it projects to.
-    pub width: u32,
-    /// As in [`Sized`].
-    pub seed: u64,
+    pub(super) width: u32,
+    /// As in [`SizedModel`].
+    pub(super) seed: u64,
 }
 
-impl Sized {
-    /// Writes the model, whole or not at all; returns the bytes of the file.
+impl SizedModel {
+    /// Writes the model, whole or not at all.
     ///
     /// # Errors
-    /// The numbers do not fit together, or the file cannot be written; then an older file stays.
-    pub fn write(&self, path: &Path) -> io::Result<u64> {
-        self.sizes.check(self.arch).map_err(io::Error::other)?;
+    /// The file cannot be written; then an older file stays.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
         persist(path, &self.file())
     }
 
-    fn file(&self) -> Gguf {
+    pub(super) fn file(&self) -> Gguf {
         match self.arch {
             Arch::Llama => llama::file(self),
             Arch::Gemma4 => gemma4::file(self),
@@ -87,22 +86,10 @@ impl Sized {
     }
 }
 
-impl Vision {
-    /// As [`Sized::write`].
-    ///
-    /// # Errors
-    /// As [`Sized::write`].
-    pub fn write(&self, path: &Path) -> io::Result<u64> {
-        self.sizes.check().map_err(io::Error::other)?;
-        persist(path, &gemma4v::file(self))
+impl VisionModel {
+    pub(super) fn file(&self) -> Gguf {
+        gemma4v::file(self)
     }
-}
-
-/// Where the projector of a model goes unless another place is named: beside it, as `mmproj-NAME`.
-pub fn projector_path(model: &Path) -> PathBuf {
-    let mut name = OsString::from("mmproj-");
-    name.push(model.file_name().unwrap_or_default());
-    model.with_file_name(name)
 }
 
 /// Energy of all that the layers add, where the embedding's is 1.

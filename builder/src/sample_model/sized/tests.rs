@@ -6,13 +6,9 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 
-fn tiny(arch: Arch) -> Sized {
-    Sized { arch, sizes: Sizes::of(arch, Size::Tiny), seed: 1 }
-}
-
-fn encoder() -> Vision {
-    Vision { sizes: VisionSizes::of(Size::Tiny), width: 64, seed: 1 }
-}
+const LLAMA: SizedModel = SizedModel { arch: Arch::Llama, sizes: Sizes::LLAMA, seed: 1 };
+const GEMMA4: SizedModel = SizedModel { arch: Arch::Gemma4, sizes: Sizes::GEMMA4, seed: 1 };
+const VISION: VisionModel = VisionModel { sizes: VisionSizes::SMALL, width: 64, seed: 1 };
 
 fn bytes(file: &Gguf) -> Vec<u8> {
     let mut out = Vec::new();
@@ -70,31 +66,31 @@ fn tensors(all: &[u8]) -> BTreeMap<String, (Vec<u64>, u32, u64)> {
 #[test]
 fn the_same_numbers_give_these_bytes_on_every_platform() {
     let hash = |file: &Gguf| hex::encode(Sha256::digest(bytes(file)))[..16].to_owned();
-    let hashes =
-        [hash(&tiny(Arch::Llama).file()), hash(&tiny(Arch::Gemma4).file()), hash(&gemma4v::file(&encoder()))];
+    let hashes = [hash(&LLAMA.file()), hash(&GEMMA4.file()), hash(&VISION.file())];
     assert_eq!(hashes, ["dc8323ee4dec5bd7", "1be18a0cef534c89", "b2cbb349831e09d9"]);
 }
 
 #[test]
 fn another_seed_gives_another_model_of_the_same_size() {
-    let (one, two) = (tiny(Arch::Gemma4), Sized { seed: 2, ..tiny(Arch::Gemma4) });
+    let (one, two) = (GEMMA4, SizedModel { seed: 2, ..GEMMA4 });
     let (one, two) = (bytes(&one.file()), bytes(&two.file()));
     assert!(one != two && one.len() == two.len());
 }
 
 #[test]
 fn a_tiny_model_of_each_kind_is_under_a_megabyte_and_a_gpu_has_gigabytes_to_load() {
-    for arch in Arch::ALL {
-        assert!(bytes(&tiny(arch).file()).len() < 1_500_000);
-        let large = Sized { arch, sizes: Sizes::of(arch, Size::Gpu), seed: 1 };
-        let tensors = large.file().tensor_bytes();
-        assert!((1_500_000_000..4_000_000_000).contains(&tensors), "{}: {tensors} bytes", arch.name());
+    for model in [LLAMA, GEMMA4] {
+        assert!(bytes(&model.file()).len() < 1_500_000);
+    }
+    for (arch, sizes) in [(Arch::Llama, Sizes::LLAMA_GPU), (Arch::Gemma4, Sizes::GEMMA4_GPU)] {
+        let tensors = SizedModel { arch, sizes, seed: 1 }.file().tensor_bytes();
+        assert!((1_500_000_000..4_000_000_000).contains(&tensors), "{arch:?}: {tensors} bytes");
     }
 }
 
 #[test]
 fn gemma4_has_two_kinds_of_layers_and_what_llama_cpp_asks_of_each() {
-    let model = tiny(Arch::Gemma4);
+    let model = GEMMA4;
     let found = tensors(&bytes(&model.file()));
     // Four of the whole model, thirteen of each of six layers.
     assert_eq!(found.len(), 4 + 13 * 6);
@@ -112,11 +108,7 @@ fn gemma4_has_two_kinds_of_layers_and_what_llama_cpp_asks_of_each() {
 
 #[test]
 fn what_is_announced_is_what_is_written() {
-    for all in [
-        bytes(&tiny(Arch::Llama).file()),
-        bytes(&tiny(Arch::Gemma4).file()),
-        bytes(&gemma4v::file(&encoder())),
-    ] {
+    for all in [bytes(&LLAMA.file()), bytes(&GEMMA4.file()), bytes(&VISION.file())] {
         let found = tensors(&all);
         let size =
             |lengths: &[u64], kind: u32| lengths.iter().product::<u64>() * if kind == 0 { 4 } else { 2 };
@@ -134,7 +126,7 @@ fn what_is_announced_is_what_is_written() {
 
 #[test]
 fn only_words_can_be_chosen_and_no_layer_touches_what_decides_it() {
-    let model = tiny(Arch::Llama);
+    let model = LLAMA;
     let all = bytes(&model.file());
     let found = tensors(&all);
     let data = |name: &str| {
@@ -161,26 +153,4 @@ fn only_words_can_be_chosen_and_no_layer_touches_what_decides_it() {
         assert!(data(&format!("blk.{layer}.attn_output.weight"))[..row].iter().all(|byte| *byte == 0));
         assert!(data(&format!("blk.{layer}.ffn_down.weight"))[..128 * 2].iter().all(|byte| *byte == 0));
     }
-}
-
-#[test]
-fn the_projector_lies_beside_the_model() {
-    assert_eq!(projector_path(Path::new("a/model.gguf")), Path::new("a/mmproj-model.gguf"));
-}
-
-#[test]
-fn numbers_that_make_no_model_are_named_before_anything_is_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    let mut odd = tiny(Arch::Gemma4);
-    odd.sizes.windowed.kv_heads = 3;
-    let failed = odd.write(&path).unwrap_err().to_string();
-    assert_eq!(failed, "kv-heads cannot be 3: it has to divide the number of heads");
-    assert!(!path.exists());
-    let without_a_window = Sizes { layers: 1, ..Sizes::of(Arch::Gemma4, Size::Tiny) };
-    assert!(without_a_window.check(Arch::Gemma4).is_err() && without_a_window.check(Arch::Llama).is_ok());
-    let small = Sizes { vocab: 277, ..Sizes::of(Arch::Llama, Size::Tiny) };
-    assert!(small.check(Arch::Llama).unwrap_err().to_string().contains("vocab cannot be 277"));
-    let narrow = VisionSizes { width: 50, ..VisionSizes::of(Size::Tiny) };
-    assert!(narrow.check().unwrap_err().to_string().contains("vision-width cannot be 50"));
 }

@@ -3,6 +3,11 @@
 use super::{numbers, slopes};
 use crate::units::exact;
 
+/// With fewer lengths above one micro-batch two prices always fit.
+const MIN_HOARD_POINTS: usize = 5;
+/// A pool that hoards has to explain the measurements so much better than a line: less is chance.
+const HOARD_ERROR_RATIO: f64 = 4.0;
+
 /// Tokens in all buffers that a pool holds after a prompt, if each micro-batch asks for one of as many tokens as the prompt has
 /// so far, one that is large enough is used again, and one that is too small is kept.
 pub(super) fn hoarded(tokens: u64, ubatch: u64) -> f64 {
@@ -30,7 +35,7 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
         .skip(1)
         .map(|(tokens, bytes)| (end - hoarded(*tokens, ubatch), exact(last.0 - tokens), last.1 - bytes))
         .collect();
-    if rows.len() + 1 >= numbers().hoard_points
+    if rows.len() + 1 >= MIN_HOARD_POINTS
         && let Some(hoards) = pool(&rows)
     {
         return Some(hoards);
@@ -60,5 +65,5 @@ fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
             best = found;
         }
     }
-    (numbers().hoard_better * error(best) < line).then_some(best)
+    (HOARD_ERROR_RATIO * error(best) < line).then_some(best)
 }

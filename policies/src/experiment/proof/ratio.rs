@@ -12,10 +12,12 @@
 //! declared rates:
 //!
 //! - `false_worse`: that a build which takes at most `limit` more is said to take more;
-//! - `missed_worse`: that one which takes more is said not to.
+//! - [`MISSED_WORSE_CHANCE`]: that one which takes more is said not to.
 //!
 //! Memory that a build holds at times only (it took another GPU) has no ratio: it counts where, in three rounds of four, one build holds more of it than
 //! the other by the limit.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +26,15 @@ use super::{Metric, ProofPolicy, Ruling, Visit};
 use crate::growth::{Interval, stats};
 use crate::sample::MemoryKind;
 use crate::units::exact;
+
+/// One of twenty builds that are slower by a hair passes for equal.
+const MISSED_WORSE_CHANCE: f64 = 0.05;
+/// A few milliseconds belong to network and scheduler.
+const FIRST_TOKEN_SLACK: Duration = Duration::from_millis(5);
+/// Small models start within a fraction of a second, of which a third is nothing.
+const START_SLACK: Duration = Duration::from_secs(2);
+/// Loading reads from disk or from its cache, and differs by a third from one time to the next.
+const SLOWER_START_SHARE: f64 = 0.5;
 
 /// One metric of both builds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,9 +131,9 @@ fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<
 fn limit(policy: &ProofPolicy, metric: Metric, old: f64) -> f64 {
     let beside = |slack: f64| slack / old.max(f64::MIN_POSITIVE);
     match metric {
-        Metric::Start => policy.slower_start + beside(policy.start_slack.as_secs_f64()),
+        Metric::Start => SLOWER_START_SHARE + beside(START_SLACK.as_secs_f64()),
         Metric::Prefill | Metric::Decode => policy.slower,
-        Metric::FirstToken => policy.slower + beside(policy.first_token_slack.as_secs_f64()),
+        Metric::FirstToken => policy.slower + beside(FIRST_TOKEN_SLACK.as_secs_f64()),
         Metric::AtReady(_) | Metric::AtLongest(_) => {
             policy.more_memory + beside(exact(policy.memory_slack.0))
         }
@@ -138,7 +149,7 @@ fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(Interval, Ru
     let error = (squares / freedom).sqrt().max(policy.least_noise) / count.sqrt();
     let looks = policy.rounds_most.saturating_sub(policy.rounds_least) + 1;
     let looks = f64::from(u32::try_from(looks).unwrap_or(u32::MAX));
-    let (wrong, missed) = (policy.false_worse / looks, policy.missed_worse / looks);
+    let (wrong, missed) = (policy.false_worse / looks, MISSED_WORSE_CHANCE / looks);
     let above = |at: f64| student::tail((mean - at) / error, freedom);
     let below = |at: f64| student::tail((at - mean) / error, freedom);
     let edge = (1.0 + limit).ln();

@@ -1,54 +1,54 @@
-//! Plays a trace under a rule, from one event to the next.
+//! Plays a trace, from one event to the next.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::{Rule, Score, Trace};
+use super::{Score, Tenant, Trace};
 use crate::ModelName;
 use crate::book::{Needs, Part};
 use crate::loading::{Amounts, Loading, Numbers, Order, Reading, Seen, Spec, Who};
 
-/// From the end of the last request of a model that leaves until its memory is free.
-const GONE: Duration = Duration::from_millis(500);
+/// From the end of the last request of a model that is being unloaded until its memory is free.
+const MEMORY_FREE_DELAY: Duration = Duration::from_millis(500);
 
-/// While somebody waits we look so often.
-const LOOK: Duration = Duration::from_millis(100);
+/// Pause between decisions while requests wait.
+const WAITING_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is not answered so long after the last request has come never is.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// A request that is not answered so long after the last one came never is.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// Where a model is.
+/// The state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Here {
+pub(super) enum ModelPlace {
     Out,
     Loading,
     Loaded,
     Leaving,
 }
 
-/// What a rule sees of a model.
+/// A model as a rule sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sight {
-    pub(super) here: Here,
+pub(super) struct ModelSight {
+    pub(super) here: ModelPlace,
     pub(super) waiting: usize,
-    /// When the first of those who wait came.
+    /// When the first waiting request came.
     pub(super) oldest: Option<Duration>,
     pub(super) in_flight: u32,
-    /// When it was used last.
+    /// Last use.
     pub(super) used: Duration,
     asked: u64,
 }
 
-/// What a rule does.
+/// An order of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Do {
+pub(super) enum ModelOrder {
     Load(usize),
     Unload(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum TraceEvent {
     Done(usize),
     Gone(usize),
     Loaded(usize),
@@ -56,20 +56,48 @@ enum What {
     Look,
 }
 
-struct World<'a> {
+struct TraceRun<'a> {
     trace: &'a Trace,
-    sights: Vec<Sight>,
+    sights: Vec<ModelSight>,
     queues: Vec<VecDeque<usize>>,
-    events: BinaryHeap<Reverse<(Duration, What)>>,
+    events: BinaryHeap<Reverse<(Duration, TraceEvent)>>,
     waits: Vec<Duration>,
     score: Score,
 }
 
-/// Plays a trace under a rule. `numbers` are ours.
-pub fn run(trace: &Trace, rule: Rule, numbers: &Numbers) -> Score {
-    let out =
-        Sight { here: Here::Out, waiting: 0, oldest: None, in_flight: 0, used: Duration::ZERO, asked: 0 };
-    let mut world = World {
+/// Decides which models are loaded.
+pub(super) trait LoadingRule {
+    /// The orders for what is seen now.
+    fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder>;
+
+    /// A model has been loaded.
+    fn note_loaded(&mut self, _model: usize, _now: Duration) {}
+
+    /// The memory of a model is free.
+    fn note_gone(&mut self, _model: usize) {}
+
+    /// The pause until the next decision if nothing happens and no request waits.
+    fn idle_interval(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// Plays a trace under our decisions.
+pub fn run(trace: &Trace, numbers: &Numbers) -> Score {
+    play(trace, &mut OwnRule::new(trace, numbers))
+}
+
+/// Plays a trace under a rule.
+pub(super) fn play(trace: &Trace, rule: &mut dyn LoadingRule) -> Score {
+    let out = ModelSight {
+        here: ModelPlace::Out,
+        waiting: 0,
+        oldest: None,
+        in_flight: 0,
+        used: Duration::ZERO,
+        asked: 0,
+    };
+    let mut run = TraceRun {
         trace,
         sights: vec![out; trace.models.len()],
         queues: vec![VecDeque::new(); trace.models.len()],
@@ -78,70 +106,67 @@ pub fn run(trace: &Trace, rule: Rule, numbers: &Numbers) -> Score {
         score: Score::default(),
     };
     for (number, request) in trace.requests.iter().enumerate() {
-        world.events.push(Reverse((request.at, What::Comes(number))));
+        run.events.push(Reverse((request.at, TraceEvent::Comes(number))));
     }
-    let end = trace.requests.last().map_or(Duration::ZERO, |last| last.at) + PATIENCE;
-    let mut ours = Ours::new(trace, numbers);
+    let end = trace.requests.last().map_or(Duration::ZERO, |last| last.at) + ANSWER_TIMEOUT;
     let mut looks = false;
-    while let Some(Reverse((now, what))) = world.events.pop() {
+    while let Some(Reverse((now, event))) = run.events.pop() {
         if now > end {
             break;
         }
-        looks &= what != What::Look;
-        world.take(now, what, &mut ours);
-        // What has just been loaded serves before anybody thinks of unloading it.
+        looks &= event != TraceEvent::Look;
+        run.take(now, event, rule);
+        // A model that has just been loaded serves before any rule can unload it.
         for model in 0..trace.models.len() {
-            world.serve(now, model);
+            run.serve(now, model);
         }
-        let orders = match rule {
-            Rule::Ours => ours.decide(now, &world.sights),
-            Rule::Rival(rival) => rival.decide(now, trace, &world.sights),
-        };
-        for order in orders {
-            world.carry_out(now, order);
+        for order in rule.decide(now, &run.sights) {
+            run.carry_out(now, order);
         }
-        let waits = world.sights.iter().any(|sight| sight.waiting > 0);
-        let expires =
-            matches!(rule, Rule::Rival(_)) && world.sights.iter().any(|one| one.here == Here::Loaded);
-        if !looks && (waits || expires) && world.waits.len() < trace.requests.len() {
-            let pause = if waits { LOOK } else { Duration::from_secs(10) };
-            world.events.push(Reverse((now + pause, What::Look)));
+        let waits = run.sights.iter().any(|sight| sight.waiting > 0);
+        let loaded = run.sights.iter().any(|sight| sight.here == ModelPlace::Loaded);
+        let pause = if waits { Some(WAITING_POLL_INTERVAL) } else { rule.idle_interval().filter(|_| loaded) };
+        if !looks
+            && let Some(pause) = pause
+            && run.waits.len() < trace.requests.len()
+        {
+            run.events.push(Reverse((now + pause, TraceEvent::Look)));
             looks = true;
         }
     }
-    world.finish()
+    run.finish()
 }
 
-impl World<'_> {
-    fn take(&mut self, now: Duration, what: What, ours: &mut Ours) {
-        match what {
-            What::Comes(number) => {
+impl TraceRun<'_> {
+    fn take(&mut self, now: Duration, event: TraceEvent, rule: &mut dyn LoadingRule) {
+        match event {
+            TraceEvent::Comes(number) => {
                 let model = self.trace.requests[number].model;
                 self.queues[model].push_back(number);
                 let sight = &mut self.sights[model];
                 sight.asked += 1;
                 sight.used = now;
             }
-            What::Done(model) => {
+            TraceEvent::Done(model) => {
                 let sight = &mut self.sights[model];
                 sight.in_flight -= 1;
                 sight.used = now;
-                if sight.here == Here::Leaving && sight.in_flight == 0 {
-                    self.events.push(Reverse((now + GONE, What::Gone(model))));
+                if sight.here == ModelPlace::Leaving && sight.in_flight == 0 {
+                    self.events.push(Reverse((now + MEMORY_FREE_DELAY, TraceEvent::Gone(model))));
                 }
             }
-            What::Gone(model) => {
-                self.sights[model].here = Here::Out;
-                ours.all.gone(&ours.names[model]);
+            TraceEvent::Gone(model) => {
+                self.sights[model].here = ModelPlace::Out;
+                rule.note_gone(model);
             }
-            What::Loaded(model) => {
+            TraceEvent::Loaded(model) => {
                 // A model that was unloaded while it was still loading does not serve.
-                if self.sights[model].here == Here::Loading {
-                    self.sights[model].here = Here::Loaded;
-                    ours.loaded(model, now, self.trace.models[model].bytes);
+                if self.sights[model].here == ModelPlace::Loading {
+                    self.sights[model].here = ModelPlace::Loaded;
+                    rule.note_loaded(model, now);
                 }
             }
-            What::Look => {}
+            TraceEvent::Look => {}
         }
         self.count();
     }
@@ -153,20 +178,20 @@ impl World<'_> {
         }
     }
 
-    fn carry_out(&mut self, now: Duration, order: Do) {
+    fn carry_out(&mut self, now: Duration, order: ModelOrder) {
         match order {
-            Do::Load(model) => {
+            ModelOrder::Load(model) => {
                 let tenant = &self.trace.models[model];
-                self.sights[model].here = Here::Loading;
+                self.sights[model].here = ModelPlace::Loading;
                 self.score.loads += 1;
                 self.score.bytes += tenant.bytes;
-                self.events.push(Reverse((now + tenant.load, What::Loaded(model))));
+                self.events.push(Reverse((now + tenant.load, TraceEvent::Loaded(model))));
             }
-            Do::Unload(model) => {
+            ModelOrder::Unload(model) => {
                 let sight = &mut self.sights[model];
-                sight.here = Here::Leaving;
+                sight.here = ModelPlace::Leaving;
                 if sight.in_flight == 0 {
-                    self.events.push(Reverse((now + GONE, What::Gone(model))));
+                    self.events.push(Reverse((now + MEMORY_FREE_DELAY, TraceEvent::Gone(model))));
                 }
             }
         }
@@ -174,12 +199,12 @@ impl World<'_> {
 
     fn serve(&mut self, now: Duration, model: usize) {
         let slots = self.trace.models[model].slots;
-        while self.sights[model].here == Here::Loaded && self.sights[model].in_flight < slots {
+        while self.sights[model].here == ModelPlace::Loaded && self.sights[model].in_flight < slots {
             let Some(number) = self.queues[model].pop_front() else { break };
             let request = self.trace.requests[number];
             self.waits.push(now.saturating_sub(request.at));
             self.sights[model].in_flight += 1;
-            self.events.push(Reverse((now + request.takes, What::Done(model))));
+            self.events.push(Reverse((now + request.takes, TraceEvent::Done(model))));
         }
         self.count();
     }
@@ -201,34 +226,31 @@ impl World<'_> {
 }
 
 /// Our own decisions, as they are made for real models.
-struct Ours {
-    all: Loading,
+struct OwnRule<'a> {
+    loading: Loading,
+    models: &'a [Tenant],
     names: Vec<Who>,
 }
 
-impl Ours {
-    fn new(trace: &Trace, numbers: &Numbers) -> Self {
-        let mut all = Loading::new(numbers.clone());
-        all.set_capacity(Amounts { host: u64::MAX, gpus: vec![trace.memory] });
-        let name = |model: &super::Tenant| Who { name: ModelName::new(&model.name), life: 0 };
+impl<'a> OwnRule<'a> {
+    fn new(trace: &'a Trace, numbers: &Numbers) -> Self {
+        let mut loading = Loading::new(numbers.clone());
+        loading.set_capacity(Amounts { host: u64::MAX, gpus: vec![trace.memory] });
+        let name = |model: &Tenant| Who { name: ModelName::new(&model.name), life: 0 };
         let names: Vec<Who> = trace.models.iter().map(name).collect();
         for (who, model) in names.iter().zip(&trace.models) {
             let needs = Needs { gpu: vec![(Part::Weights, model.bytes)], ..Needs::default() };
-            all.set(who, Spec { needs: Some(needs), replicas: 1, ..Spec::default() });
+            loading.set(who, Spec { needs: Some(needs), replicas: 1, ..Spec::default() });
         }
-        Self { all, names }
+        Self { loading, models: &trace.models, names }
     }
+}
 
-    fn loaded(&mut self, model: usize, now: Duration, bytes: u64) {
-        let who = &self.names[model];
-        self.all.loaded(who, now);
-        self.all.read(who, Reading { held: Amounts { host: 0, gpus: vec![bytes] }, ..Reading::default() });
-    }
-
-    fn decide(&mut self, now: Duration, sights: &[Sight]) -> Vec<Do> {
+impl LoadingRule for OwnRule<'_> {
+    fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder> {
         for (who, sight) in self.names.iter().zip(sights) {
-            if sight.here == Here::Out && sight.waiting > 0 {
-                self.all.wants(who, false);
+            if sight.here == ModelPlace::Out && sight.waiting > 0 {
+                self.loading.wants(who, false);
             }
         }
         let names = &self.names;
@@ -244,13 +266,24 @@ impl Ours {
                 conversations: Duration::ZERO,
             }
         };
-        let orders = self.all.next(now, None, seen);
+        let orders = self.loading.next(now, None, seen);
         let order = |order: Order| match order {
-            Order::Load { model, .. } => Some(Do::Load(number(&model)?)),
-            Order::Unload { model, .. } => Some(Do::Unload(number(&model)?)),
-            // Nobody hoards here, and nobody comes along.
+            Order::Load { model, .. } => Some(ModelOrder::Load(number(&model)?)),
+            Order::Unload { model, .. } => Some(ModelOrder::Unload(number(&model)?)),
+            // Models of a trace hoard nothing and have no guests.
             Order::GiveBack { .. } | Order::Call { .. } | Order::Stay { .. } | Order::Anew { .. } => None,
         };
         orders.into_iter().filter_map(order).collect()
+    }
+
+    fn note_loaded(&mut self, model: usize, now: Duration) {
+        let who = &self.names[model];
+        self.loading.loaded(who, now);
+        let held = Amounts { host: 0, gpus: vec![self.models[model].bytes] };
+        self.loading.read(who, Reading { held, ..Reading::default() });
+    }
+
+    fn note_gone(&mut self, model: usize) {
+        self.loading.gone(&self.names[model]);
     }
 }

@@ -66,7 +66,6 @@ pub(super) fn run(args: &ApplyArgs) -> Result<(), Failure> {
         (Ok(()), false) => match target.apply(&series)? {
             Applied::Written => "written",
             Applied::Already => "already",
-            Applied::Finished => "finished",
             Applied::Nothing => "nothing",
         },
     };
@@ -139,7 +138,6 @@ fn text(root: &str, outcome: &str, series: &Series) -> String {
     lines.extend(match outcome {
         "written" => Some(format!("{root}: {id} applied")),
         "already" => Some(format!("{root}: {id} is applied already; nothing was changed")),
-        "finished" => Some(format!("{root}: {id} had been applied in part; the rest is written now")),
         "nothing" => Some(format!("{root}: no set changes anything here")),
         "planned" => Some(format!("{root}: {id} would be applied; nothing was changed")),
         _ => None,

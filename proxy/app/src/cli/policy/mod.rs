@@ -19,7 +19,8 @@ pub(crate) enum PolicyCommand {
     Replay(Box<replay::ReplayArgs>),
     /// Explains the policies of a configuration in words: what happens at which level, what is off and why.
     Check(check::CheckArgs),
-    /// Runs a made-up backend that leaks under a policy, under none, and under a restart every N requests.
+    /// Runs a made-up backend that leaks under a policy, under none, and under a restart every N requests; or plays
+    /// recorded requests for several models.
     Simulate(Box<simulate::SimulateArgs>),
 }
 

@@ -1,12 +1,12 @@
-//! `llama-warden policy simulate --models`: the same requests for several models under our decisions and under other programs' rules.
-//! The numbers come from [`warden_policies::loading::simulate`]; here they are asked for and shown.
+//! `llama-warden policy simulate --trace`: recorded requests for several models, played under our decisions. The
+//! numbers come from [`warden_policies::loading::simulate`].
 
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
-use warden_policies::loading::simulate::{Request, Rule, Score, Tenant, Trace, made, run};
+use warden_policies::loading::simulate::{Request, Score, Tenant, Trace, run};
 use warden_policies::{ByteSize, phrases};
 
 use super::simulate::SimulateArgs;
@@ -29,27 +29,21 @@ struct Line {
     total_ms: f64,
 }
 
-pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Failure> {
+pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), Failure> {
     let machine = Machine::read();
     let loaded = args.config.load(&machine, Vec::new())?;
-    let traces = match &args.trace {
-        Some(path) => vec![recorded(args, path, &loaded, &machine)?],
-        None => made(),
-    };
-    let numbers = loaded.settings.loading;
-    let scored: Vec<(Trace, Vec<(Rule, Score)>)> = traces
-        .into_iter()
-        .map(|trace| {
-            let rules = Rule::all(&trace);
-            let scores = rules.into_iter().map(|rule| (rule, run(&trace, rule, &numbers))).collect();
-            (trace, scores)
-        })
-        .collect();
-    if args.json { out::json(&as_json(&scored)) } else { out::write(&text(&scored)) }
+    let trace = read_trace(args, path, &loaded, &machine)?;
+    let score = run(&trace, &loaded.settings.loading);
+    if args.json { out::json(&as_json(&trace, &score)) } else { out::write(&text(&trace, &score)) }
 }
 
 /// A trace from an access log, with the models of the configuration.
-fn recorded(args: &SimulateArgs, path: &Path, loaded: &Loaded, machine: &Machine) -> Result<Trace, Failure> {
+fn read_trace(
+    args: &SimulateArgs,
+    path: &Path,
+    loaded: &Loaded,
+    machine: &Machine,
+) -> Result<Trace, Failure> {
     let wrong = |why: String| {
         let hint = "it takes an access log in JSON: `log.format = \"json\"` and `log.access = \"FILE\"`";
         Failure::hinted(format!("{}: {why}", path.display()), hint)
@@ -107,58 +101,43 @@ fn tenant(args: &SimulateArgs, resolved: &Resolved, name: &str) -> Result<Tenant
     Ok(Tenant { name: name.to_owned(), bytes, load: args.load_time, slots })
 }
 
-fn text(scored: &[(Trace, Vec<(Rule, Score)>)]) -> String {
-    let mut parts = Vec::new();
-    for (trace, scores) in scored {
-        let sizes: Vec<String> =
-            trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
-        let mut rows =
-            vec![["RULE", "LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST"].map(str::to_owned).to_vec()];
-        for (rule, score) in scores {
-            let wait = |time: Duration| phrases::time(time.as_secs_f64());
-            rows.push(vec![
-                rule.name(),
-                score.loads.to_string(),
-                ByteSize(score.bytes).to_string(),
-                wait(score.median),
-                wait(score.p99),
-                wait(score.longest),
-            ]);
-        }
-        parts.push(format!(
-            "{}: {} requests for {} in {}\n{}",
-            trace.name,
-            trace.requests.len(),
-            sizes.join(", "),
-            ByteSize(trace.memory),
-            out::table(&rows)
-        ));
-    }
-    parts.join("\n") + "\n"
+fn text(trace: &Trace, score: &Score) -> String {
+    let sizes: Vec<String> =
+        trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
+    let wait = |time: Duration| phrases::time(time.as_secs_f64());
+    let rows = [
+        ["LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST", "UNSERVED"].map(str::to_owned).to_vec(),
+        vec![
+            score.loads.to_string(),
+            ByteSize(score.bytes).to_string(),
+            wait(score.median),
+            wait(score.p99),
+            wait(score.longest),
+            score.unserved.to_string(),
+        ],
+    ];
+    format!(
+        "{}: {} requests for {} in {}\n{}",
+        trace.name,
+        trace.requests.len(),
+        sizes.join(", "),
+        ByteSize(trace.memory),
+        out::table(&rows)
+    )
 }
 
-fn as_json(all: &[(Trace, Vec<(Rule, Score)>)]) -> serde_json::Value {
-    let traces = all.iter().map(|(trace, scores)| {
-        let rules = scores.iter().map(|(rule, score)| {
-            json!({
-                "rule": rule.name(),
-                "loads": score.loads,
-                "bytes": score.bytes,
-                "wait_seconds": {
-                    "p50": score.median.as_secs_f64(),
-                    "p99": score.p99.as_secs_f64(),
-                    "max": score.longest.as_secs_f64(),
-                },
-                "unserved": score.unserved,
-            })
-        });
-        let rules: Vec<_> = rules.collect();
-        json!({
-            "trace": trace.name,
-            "requests": trace.requests.len(),
-            "memory_bytes": trace.memory,
-            "rules": rules,
-        })
-    });
-    json!({ "traces": traces.collect::<Vec<_>>() })
+fn as_json(trace: &Trace, score: &Score) -> serde_json::Value {
+    json!({
+        "trace": trace.name,
+        "requests": trace.requests.len(),
+        "memory_bytes": trace.memory,
+        "loads": score.loads,
+        "bytes": score.bytes,
+        "wait_seconds": {
+            "p50": score.median.as_secs_f64(),
+            "p99": score.p99.as_secs_f64(),
+            "max": score.longest.as_secs_f64(),
+        },
+        "unserved": score.unserved,
+    })
 }

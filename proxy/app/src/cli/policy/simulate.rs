@@ -30,13 +30,10 @@ const MOST_REQUESTS: f64 = 2_000_000.0;
 /// What `policy simulate` takes.
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Several models that share one memory: which are loaded, and how long requests wait, beside other programs' rules.
-    #[arg(long)]
-    models: bool,
-    /// An access log in JSON with the requests; its models are those of the configuration, in --gpu-memory, each loaded within
-    /// --load-time. Without it, made-up traces.
-    #[arg(long, value_name = "FILE", requires = "models")]
-    pub(super) trace: Option<PathBuf>,
+    /// Plays an access log in JSON, with the models of the configuration in --gpu-memory, each loaded within
+    /// --load-time: how often models are loaded, and how long requests wait. Nothing leaks then.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Host memory that leaks for each unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]
     leak: ByteSize,
@@ -151,8 +148,8 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), Failure> {
-    if args.models {
-        return models::simulate(args);
+    if let Some(path) = &args.trace {
+        return models::play_trace(args, path);
     }
     let scenario = args.scenario()?;
     let (policy, words) = args.policy()?;

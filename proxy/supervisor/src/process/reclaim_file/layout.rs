@@ -1,4 +1,5 @@
-//! Where things are in the file of `LLAMA_WARDEN_RECLAIM`: the header `patches/server/llama-warden-reclaim.h` has the same.
+//! Where things are in the file of `LLAMA_WARDEN_RECLAIM`: the header `patches/cuda-memory/llama-warden-reclaim.h` has
+//! the same.
 //!
 //! ```text
 //!   header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts       each a block of 64 bytes

@@ -1,21 +1,19 @@
-//! All or nothing, to the byte, also when the disk fails or the power goes.
-
-mod failures;
+//! All or nothing, to the byte, also when writing fails or is cut off.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::PathBuf;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::record::RECORD;
 use super::*;
 use crate::error::{Error, Kind};
-use crate::judgement::{FileEdit, Inserted, Judgement};
+use crate::judgement::{FileEdit, Inserted, Judgement, Status};
+use crate::marker::marker;
 use crate::tree::Tree;
 
 const CODE: &[u8] = b"int first() {\r\n    return 1;\r\n}\r\n// \xff\xfe\r\nint last() { return 2; }";
@@ -102,8 +100,8 @@ fn applied_twice_is_once_and_reversed_is_as_before() {
     assert!(fs::read_to_string(folder.path().join(SIDECAR)).unwrap().contains("pragma"));
     assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Already);
     assert_eq!(snapshot(folder.path()), patched);
-    assert_eq!(open(&folder).applied()[0].id, "demo");
     let reversed = open(&folder).reverse().unwrap();
+    assert_eq!(reversed.sets[0].id, "demo");
     assert_eq!(reversed.files, ["src/deep/llama-warden-demo.h", "src/one.cpp", "src/two.cpp"]);
     assert_eq!(snapshot(folder.path()), before);
     assert_eq!(open(&folder).reverse().unwrap(), Reversed { sets: vec![], files: vec![] });
@@ -113,7 +111,8 @@ fn applied_twice_is_once_and_reversed_is_as_before() {
 fn an_applied_tree_is_judged_as_it_was() {
     let folder = folder();
     open(&folder).apply(&series()).unwrap();
-    let original = open(&folder).original().unwrap();
+    let target = open(&folder);
+    let original = target.original().unwrap();
     assert_eq!(original.read("src/one.cpp").unwrap().unwrap(), CODE);
     assert_eq!(original.read(SIDECAR).unwrap(), None);
     assert_eq!(original.read("nothing").unwrap(), None);
@@ -179,67 +178,61 @@ fn a_sidecar_that_was_edited_or_removed_is_noticed() {
     open(&folder).apply(&series()).unwrap();
     fs::write(folder.path().join(SIDECAR), "#pragma once\nmine\n").unwrap();
     let text = message(&open(&folder).reverse().unwrap_err());
-    assert!(text.contains(&format!("{SIDECAR}:2: +mine")), "{text}");
+    assert!(text.contains(&format!("{SIDECAR}: is no longer the file that was created")), "{text}");
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
-    // Gone is its original state: what is left is restored.
-    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Finished);
+    // A removed sidecar is in its original state.
+    assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
     fs::remove_file(folder.path().join(SIDECAR)).unwrap();
     open(&folder).reverse().unwrap();
     assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), CODE);
 }
 
 #[test]
-fn lines_of_ours_without_a_journal_are_refused() {
+fn a_removed_file_is_named() {
     let folder = folder();
     open(&folder).apply(&series()).unwrap();
-    fs::remove_file(folder.path().join(JOURNAL)).unwrap();
-    let patched = fs::read(folder.path().join("src/one.cpp")).unwrap();
-    let again = series_of(vec![edit("src/one.cpp", &patched, 1, "    call();")]);
-    let text = message(&open(&folder).apply(&again).unwrap_err());
-    assert!(text.contains("line 2 is of the patch `// llama-warden:demo/hook`"), "{text}");
+    fs::remove_file(folder.path().join("src/one.cpp")).unwrap();
+    let text = message(&open(&folder).reverse().unwrap_err());
+    assert!(text.contains("src/one.cpp: was removed"), "{text}");
 }
 
 #[test]
-fn a_damaged_or_foreign_journal_is_told_and_not_believed() {
+fn a_damaged_or_foreign_record_is_not_believed() {
     let folder = folder();
     open(&folder).apply(&series()).unwrap();
-    let path = folder.path().join(JOURNAL);
+    let path = folder.path().join(RECORD);
     let text = fs::read_to_string(&path).unwrap();
     let broken = [
         text[..text.len() / 2].to_owned(),
-        text.replace("\"schema\": 1", "\"schema\": 2"),
-        text.replacen("call();", "kill();", 1),
+        text.replace("\"schema\": 2", "\"schema\": 3"),
+        text.replace("\"original\": \"", "\"original\": \"not hex"),
     ];
     for broken in broken {
         assert_ne!(broken, text);
         fs::write(&path, broken).unwrap();
         let error = Target::open(folder.path(), Revision::default()).err().unwrap();
-        assert!(message(&error).contains("journal"), "{error}");
+        assert!(message(&error).contains("the record of the applied patches cannot be used"), "{error}");
     }
 }
 
 #[test]
-fn a_journal_that_names_files_or_folders_outside_of_the_tree_is_not_believed() {
+fn a_record_that_names_files_outside_of_the_tree_is_not_believed() {
     let outer = tempfile::tempdir().unwrap();
     let (root, other) = (outer.path().join("tree"), outer.path().join("other"));
     fs::create_dir_all(root.join("src")).unwrap();
     fs::create_dir(&other).unwrap();
+    fs::write(other.join("x"), "precious").unwrap();
     let one = FileEdit { path: SIDECAR.into(), before: None, after: b"x".to_vec(), inserted: vec![] };
     Target::open(&root, Revision::default()).unwrap().apply(&series_of(vec![one])).unwrap();
-    let text = fs::read_to_string(root.join(JOURNAL)).unwrap();
-    let absolute = format!("\"{}\"", other.display());
-    for (from, to) in [
-        ("\"src/deep\"", "\"../other\""),
-        ("\"src/deep\"", absolute.as_str()),
-        ("\"src/deep/llama-warden-demo.h\"", "\"../other/x\""),
-        ("\"src/deep/llama-warden-demo.h\"", "\".git/hooks/x\""),
-    ] {
-        let tampered = text.replacen(from, to, 1);
+    let text = fs::read_to_string(root.join(RECORD)).unwrap();
+    let absolute = other.join("x").display().to_string();
+    for path in ["../other/x", ".git/hooks/x", &absolute] {
+        let tampered = text.replacen(SIDECAR, path, 1);
         assert_ne!(tampered, text);
-        fs::write(root.join(JOURNAL), tampered).unwrap();
-        let told = Target::open(&root, Revision::default()).and_then(|mut target| target.reverse());
-        assert!(message(&told.unwrap_err()).contains("leads out of the tree"), "{to}");
-        assert!(other.exists() && root.join(SIDECAR).exists(), "{to}");
+        fs::write(root.join(RECORD), tampered).unwrap();
+        let error = Target::open(&root, Revision::default()).err().unwrap();
+        assert!(message(&error).contains("leads out of the tree"), "{path}");
+        assert!(other.join("x").exists() && root.join(SIDECAR).exists(), "{path}");
     }
 }
 
@@ -274,19 +267,93 @@ fn links_read_only_files_and_ways_out_of_the_tree_are_errors_that_name_them() {
 fn a_file_that_changed_after_it_was_judged_is_not_overwritten() {
     let folder = folder();
     let row = series();
-    fs::write(folder.path().join("src/two.cpp"), "somebody was here\n").unwrap();
+    fs::write(folder.path().join("src/two.cpp"), "another text\n").unwrap();
     let before = snapshot(folder.path());
     let text = message(&open(&folder).apply(&row).unwrap_err());
-    assert!(text.contains("changed by somebody else"), "{text}");
+    assert!(text.contains("changed by another program"), "{text}");
     assert_eq!(snapshot(folder.path()), before);
 }
 
 #[test]
-fn two_at_once_cannot_have_one_tree() {
+fn the_second_of_two_at_the_same_time_changes_nothing() {
     let folder = folder();
-    let first = open(&folder);
-    let error = Target::open(folder.path(), Revision::default()).err().unwrap();
-    assert!(message(&error).contains("another llama-warden"), "{error}");
-    drop(first);
-    open(&folder);
+    let mut second = open(&folder);
+    open(&folder).apply(&series()).unwrap();
+    let patched = snapshot(folder.path());
+    assert!(message(&second.apply(&series()).unwrap_err()).contains("changed by another program"));
+    assert_eq!(snapshot(folder.path()), patched);
+}
+
+#[test]
+fn a_write_that_fails_undoes_those_before_it_and_names_the_file() {
+    let folder = folder();
+    let before = snapshot(folder.path());
+    let below_a_file = FileEdit {
+        path: "src/two.cpp/deep/x.h".into(),
+        before: None,
+        after: b"x".to_vec(),
+        inserted: vec![],
+    };
+    let mut edits = series().edits.0;
+    edits.retain(|edit| edit.path != "src/two.cpp");
+    edits.push(below_a_file);
+    let text = message(&open(&folder).apply(&series_of(edits)).unwrap_err());
+    assert!(text.contains("src/two.cpp/deep"), "{text}");
+    assert_eq!(snapshot(folder.path()), before);
+}
+
+#[test]
+fn a_folder_in_which_writing_was_cut_off_can_be_applied_to_and_reversed() {
+    let plain = folder();
+    for cut_off in ["src/one.cpp", "src/two.cpp", SIDECAR] {
+        let folder = folder();
+        let before = snapshot(folder.path());
+        open(&folder).apply(&series()).unwrap();
+        let patched = snapshot(folder.path());
+        let cut = || {
+            let file = folder.path().join(cut_off);
+            match fs::read(plain.path().join(cut_off)) {
+                Ok(original) => fs::write(file, original),
+                Err(_) => fs::remove_file(file),
+            }
+        };
+        cut().unwrap();
+        assert_eq!(open(&folder).apply(&series()).unwrap(), Applied::Written);
+        assert_eq!(snapshot(folder.path()), patched);
+        cut().unwrap();
+        open(&folder).reverse().unwrap();
+        // An empty folder may remain where the only file in it was never written.
+        fs::remove_dir(folder.path().join("src/deep")).ok();
+        assert_eq!(snapshot(folder.path()), before);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn apply_and_reverse_are_the_identity_over_any_files(
+        lines in vec((vec(any::<u8>().prop_filter("line ends", |byte| *byte != b'\n'), 0..12), any::<bool>()), 0..20),
+        last in vec(any::<u8>().prop_filter("line ends", |byte| *byte != b'\n'), 0..5),
+        places in vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let mut content: Vec<u8> = lines
+            .iter()
+            .flat_map(|(text, crlf)| [&text[..], if *crlf { b"\r\n" } else { b"\n" }].concat())
+            .collect();
+        content.extend_from_slice(&last);
+        let folder = folder();
+        fs::write(folder.path().join("src/one.cpp"), &content).unwrap();
+        let before = snapshot(folder.path());
+        let mut edits = edit("src/one.cpp", &content, places[0].index(lines.len() + 1), "anchor();");
+        for place in &places[1..] {
+            edits.after = edit("src/one.cpp", &edits.after, place.index(lines.len() + 1), "more();").after;
+        }
+        let row = series_of(vec![edits.clone()]);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Written);
+        prop_assert_eq!(fs::read(folder.path().join("src/one.cpp")).unwrap(), edits.after);
+        prop_assert_eq!(open(&folder).apply(&row).unwrap(), Applied::Already);
+        open(&folder).reverse().unwrap();
+        prop_assert_eq!(snapshot(folder.path()), before);
+    }
 }

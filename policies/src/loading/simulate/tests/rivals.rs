@@ -3,17 +3,34 @@
 use std::time::Duration;
 
 use super::Trace;
-use super::run::{Do, Here, Sight};
+use crate::loading::simulate::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
 
 /// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rival {
+pub(super) enum Rival {
     /// At most so many models, however large; the one that was used longest ago leaves. So does llama.cpp's router.
     Count(usize),
     /// As many as memory holds, the one that was used longest ago leaves, and each that was idle for so long. So does Ollama.
     Idle(Duration),
     /// One model at a time: one group in which each excludes all others. So does llama-swap where nothing else is said.
     OneOfAGroup,
+}
+
+/// A rule at work.
+pub(super) struct RivalRule<'a> {
+    pub(super) rival: Rival,
+    pub(super) trace: &'a Trace,
+}
+
+impl LoadingRule for RivalRule<'_> {
+    fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder> {
+        self.rival.decide(now, self.trace, sights)
+    }
+
+    /// Idle times end although nothing happens.
+    fn idle_interval(&self) -> Option<Duration> {
+        Some(Duration::from_secs(10))
+    }
 }
 
 /// The largest number of models of which any so many fit.
@@ -37,23 +54,22 @@ impl Rival {
         }
     }
 
-    /// What it does now.
-    pub(super) fn decide(self, now: Duration, trace: &Trace, sights: &[Sight]) -> Vec<Do> {
+    fn decide(self, now: Duration, trace: &Trace, sights: &[ModelSight]) -> Vec<ModelOrder> {
         let mut orders = Vec::new();
-        let mut there: Vec<(usize, Sight)> = sights.iter().copied().enumerate().collect();
+        let mut there: Vec<(usize, ModelSight)> = sights.iter().copied().enumerate().collect();
         if let Self::Idle(after) = self {
             for (model, sight) in &mut there {
                 let idle = sight.waiting == 0 && sight.in_flight == 0;
-                if sight.here == Here::Loaded && idle && now.saturating_sub(sight.used) >= after {
-                    sight.here = Here::Leaving;
-                    orders.push(Do::Unload(*model));
+                if sight.here == ModelPlace::Loaded && idle && now.saturating_sub(sight.used) >= after {
+                    sight.here = ModelPlace::Leaving;
+                    orders.push(ModelOrder::Unload(*model));
                 }
             }
         }
         let mut wanted: Vec<(Duration, usize)> = sights
             .iter()
             .enumerate()
-            .filter(|(_, sight)| sight.here == Here::Out)
+            .filter(|(_, sight)| sight.here == ModelPlace::Out)
             .filter_map(|(model, sight)| Some((sight.oldest?, model)))
             .collect();
         wanted.sort();
@@ -61,7 +77,7 @@ impl Rival {
         if let Some((_, model)) = wanted.first().copied() {
             loop {
                 if self.fits(trace, &there, model, false) {
-                    orders.push(Do::Load(model));
+                    orders.push(ModelOrder::Load(model));
                     break;
                 }
                 if self.fits(trace, &there, model, true) {
@@ -69,22 +85,22 @@ impl Rival {
                 }
                 let oldest = there
                     .iter_mut()
-                    .filter(|(_, sight)| sight.here == Here::Loaded)
+                    .filter(|(_, sight)| sight.here == ModelPlace::Loaded)
                     .min_by_key(|(model, sight)| (sight.used, *model));
                 let Some((victim, sight)) = oldest else { break };
-                sight.here = Here::Leaving;
-                orders.push(Do::Unload(*victim));
+                sight.here = ModelPlace::Leaving;
+                orders.push(ModelOrder::Unload(*victim));
             }
         }
         orders
     }
 
     /// Whether a model fits beside those that are there, or beside those that stay.
-    fn fits(self, trace: &Trace, there: &[(usize, Sight)], model: usize, soon: bool) -> bool {
-        let counts = |sight: &Sight| match sight.here {
-            Here::Out => false,
-            Here::Leaving => !soon,
-            Here::Loading | Here::Loaded => true,
+    fn fits(self, trace: &Trace, there: &[(usize, ModelSight)], model: usize, soon: bool) -> bool {
+        let counts = |sight: &ModelSight| match sight.here {
+            ModelPlace::Out => false,
+            ModelPlace::Leaving => !soon,
+            ModelPlace::Loading | ModelPlace::Loaded => true,
         };
         let others = || there.iter().filter(|(_, sight)| counts(sight));
         match self {

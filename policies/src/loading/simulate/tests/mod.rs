@@ -1,7 +1,14 @@
-//! That our decisions are never much worse than the best of the others, on each made-up trace.
+//! Our decisions compared with the rules of other programs, on made-up traces: they are never much worse than the best
+//! of them.
+
+mod made;
+mod rivals;
 
 use proptest::prelude::*;
 
+use self::made::made;
+use self::rivals::{Rival, RivalRule, safe_count};
+use super::run::play;
 use super::*;
 use crate::loading::Numbers;
 use crate::units::MIB;
@@ -12,10 +19,24 @@ fn usual() -> Numbers {
 
 /// Ours, and all others.
 fn scores(trace: &Trace) -> (Score, Vec<(String, Score)>) {
-    let mut all: Vec<(String, Score)> =
-        Rule::all(trace).into_iter().map(|rule| (rule.name(), run(trace, rule, &usual()))).collect();
-    let (_, ours) = all.remove(0);
-    (ours, all)
+    let rivals = [Rival::Count(safe_count(trace)), Rival::Idle(Duration::from_secs(300)), Rival::OneOfAGroup];
+    let rivals = rivals.map(|rival| (rival.name(), play(trace, &mut RivalRule { rival, trace })));
+    (run(trace, &usual()), rivals.into())
+}
+
+/// The numbers of docs/models.md: loads, and the time that 99 of 100 requests waited at most.
+#[test]
+fn the_table_of_the_documentation_is_what_is_measured() {
+    let cell = |score: &Score| format!("{} / {:.0} s", score.loads, score.p99.as_secs_f64());
+    let rows = made().into_iter().map(|trace| {
+        let (ours, others) = scores(&trace);
+        let cells: Vec<String> =
+            std::iter::once(cell(&ours)).chain(others.iter().map(|(_, score)| cell(score))).collect();
+        format!("| {} | {} | {} |", trace.name, trace.requests.len(), cells.join(" | "))
+    });
+    let page = include_str!("../../../../../docs/models.md");
+    let missing: Vec<String> = rows.filter(|row| !page.contains(row.as_str())).collect();
+    assert!(missing.is_empty(), "rows that docs/models.md lacks:\n{}", missing.join("\n"));
 }
 
 #[test]
@@ -84,7 +105,7 @@ proptest! {
             .collect();
         let longest_load = models.iter().map(|model| model.load).max().unwrap();
         let trace = Trace { name: String::new(), memory: 24 * GIB, models, requests };
-        let score = run(&trace, Rule::Ours, &usual());
+        let score = run(&trace, &usual());
         // A turn, its last answers, its end, and the next load.
         let numbers = usual();
         let turn = longest_load.mul_f64(numbers.turn_loads).max(numbers.turn_least).min(numbers.turn_most);

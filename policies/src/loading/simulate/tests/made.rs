@@ -84,7 +84,7 @@ impl Maker {
 }
 
 /// All made-up traces.
-pub fn made() -> Vec<Trace> {
+pub(super) fn made() -> Vec<Trace> {
     vec![
         chats_over_three(),
         chats_over_eight(),

@@ -1,0 +1,122 @@
+//! The record of a patched folder: which sets were applied, and the original of each file that they changed.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::write::{file_inside, place_new_file, read_file};
+use crate::error::{Result, io_error, refused};
+use crate::tree::sha256;
+
+/// Its name, in llama.cpp's own folder.
+pub(super) const RECORD: &str = ".llama-warden-patches.json";
+/// Raised when older programs could no longer restore a folder with it.
+const SCHEMA: u32 = 2;
+
+/// The content of the record.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PatchRecord {
+    schema: u32,
+    writer: String,
+    /// The applied sets, in order.
+    pub(super) sets: Vec<AppliedSet>,
+    /// The changed files, by path.
+    pub(super) files: Vec<RecordedFile>,
+}
+
+/// The first field of every version of the record.
+#[derive(Deserialize)]
+struct RecordHead {
+    schema: u32,
+}
+
+/// A set as it was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppliedSet {
+    /// Its id.
+    pub id: String,
+    /// Twelve hexadecimal digits over the edits that it made.
+    pub hash: String,
+}
+
+impl fmt::Display for AppliedSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.id, self.hash)
+    }
+}
+
+/// A changed file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RecordedFile {
+    /// Relative to the root, separated by slashes.
+    pub(super) path: String,
+    /// The original bytes in hexadecimal digits, as a file need not be text; none: the file was created.
+    original: Option<String>,
+    /// sha256 of the patched file.
+    pub(super) patched: String,
+}
+
+impl PatchRecord {
+    pub(super) fn new(sets: Vec<AppliedSet>, files: Vec<RecordedFile>) -> Self {
+        let writer = concat!("llama-warden ", env!("CARGO_PKG_VERSION")).to_owned();
+        Self { schema: SCHEMA, writer, sets, files }
+    }
+
+    /// Reads the record of a folder, if it has one.
+    pub(super) fn read(root: &Path) -> Result<Option<Self>> {
+        let Some(bytes) = read_file(root, RECORD)? else { return Ok(None) };
+        let head: RecordHead = serde_json::from_slice(&bytes).map_err(|error| damaged(root, error))?;
+        if head.schema != SCHEMA {
+            let why = format!(
+                "its schema is {}, this program knows {SCHEMA}: use the program that wrote it",
+                head.schema
+            );
+            return Err(damaged(root, why));
+        }
+        let record: Self = serde_json::from_slice(&bytes).map_err(|error| damaged(root, error))?;
+        for file in &record.files {
+            file_inside(root, &file.path)?;
+            file.original(root)?;
+        }
+        Ok(Some(record))
+    }
+
+    /// Writes the record, whole or not at all, into a folder that has none.
+    pub(super) fn write(&self, root: &Path) -> Result<()> {
+        let path = root.join(RECORD);
+        let text =
+            serde_json::to_vec_pretty(self).map_err(|error| io_error("writing", &path)(error.into()))?;
+        place_new_file(&path, &text)
+    }
+
+    pub(super) fn remove(root: &Path) -> Result<()> {
+        let path = root.join(RECORD);
+        fs::remove_file(&path).map_err(io_error("removing", path))
+    }
+}
+
+impl RecordedFile {
+    pub(super) fn new(path: &str, original: Option<&[u8]>, patched: &[u8]) -> Self {
+        Self { path: path.to_owned(), original: original.map(hex::encode), patched: sha256(patched) }
+    }
+
+    /// The original bytes; none: the file was created.
+    pub(super) fn original(&self, root: &Path) -> Result<Option<Vec<u8>>> {
+        let bytes = self.original.as_ref().map(hex::decode).transpose();
+        bytes.map_err(|error| damaged(root, format!("the original of {}: {error}", self.path)))
+    }
+}
+
+fn damaged(root: &Path, why: impl fmt::Display) -> crate::Error {
+    refused(
+        &root.join(RECORD),
+        format!("the record of the applied patches cannot be used: {why}"),
+        "restore the patched files from where they came from (lines of patches end with `// llama-warden:`), then remove \
+         the record",
+    )
+}
