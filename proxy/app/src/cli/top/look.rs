@@ -1,11 +1,11 @@
-//! How things look: colours that a terminal's own theme decides, or none, and letters that its locale can show. A colour never says
-//! anything alone: the word stands beside it.
+//! Colours and letters that the terminal can show. A colour never says anything that a word next to it does not.
 
+use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// What a thing means to whoever looks after it.
+/// How much a text matters to an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(super) enum TextTone {
     #[default]
     Plain,
     /// Nothing to do, and nothing to see.
@@ -13,23 +13,50 @@ pub(super) enum Tone {
     Good,
     /// Something happens.
     Busy,
-    /// Look at it.
+    /// Worth a look.
     Warn,
     /// It is down, or will be.
     Bad,
 }
 
-/// What the terminal can do.
+impl TextTone {
+    /// A colour of the terminal's own theme.
+    pub(super) const fn color(self) -> Color {
+        match self {
+            Self::Plain | Self::Quiet => Color::Reset,
+            Self::Good => Color::Green,
+            Self::Busy => Color::Cyan,
+            Self::Warn => Color::Yellow,
+            Self::Bad => Color::Red,
+        }
+    }
+}
+
+impl From<TextTone> for Style {
+    fn from(tone: TextTone) -> Self {
+        match tone {
+            TextTone::Plain => Self::new(),
+            TextTone::Quiet => Self::new().add_modifier(Modifier::DIM),
+            TextTone::Bad => Self::new().fg(tone.color()).add_modifier(Modifier::BOLD),
+            TextTone::Good | TextTone::Busy | TextTone::Warn => Self::new().fg(tone.color()),
+        }
+    }
+}
+
+pub(super) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
+
+/// What the terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct TerminalLook {
     pub(super) colour: bool,
     /// Letters beyond ASCII.
     pub(super) unicode: bool,
 }
 
-impl Look {
-    /// By the environment: `NO_COLOR` takes the colours, a locale that is not UTF-8 the letters.
-    pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+impl TerminalLook {
+    /// Reads the environment: `NO_COLOR` forbids colours, a locale that is not UTF-8 forbids letters beyond ASCII.
+    pub(super) fn from_env(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let locale = locale.to_ascii_lowercase();
@@ -39,56 +66,46 @@ impl Look {
         }
     }
 
-    pub(super) fn of_tone(self, tone: Tone) -> Style {
-        let style = Style::new();
-        match (tone, self.colour) {
-            (Tone::Plain, _) | (Tone::Good | Tone::Busy, false) => style,
-            (Tone::Quiet, _) => style.add_modifier(Modifier::DIM),
-            (Tone::Good, true) => style.fg(Color::Green),
-            (Tone::Busy, true) => style.fg(Color::Cyan),
-            (Tone::Warn, true) => style.fg(Color::Yellow),
-            (Tone::Bad, true) => style.fg(Color::Red).add_modifier(Modifier::BOLD),
-            (Tone::Warn | Tone::Bad, false) => style.add_modifier(Modifier::BOLD),
+    /// Takes from a drawn screen what the terminal cannot show.
+    pub(super) fn adapt_screen(self, buffer: &mut Buffer) {
+        for cell in &mut buffer.content {
+            if !self.colour {
+                remove_colour(cell);
+            }
+            if !self.unicode && !cell.symbol().is_ascii() {
+                let letter = cell.symbol().chars().next().unwrap_or(' ');
+                cell.set_char(to_ascii(letter));
+            }
         }
     }
+}
 
-    /// A bar across the screen: heads, and the row that is chosen.
-    pub(super) const fn bar() -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
+fn remove_colour(cell: &mut Cell) {
+    if matches!(cell.fg, Color::Yellow | Color::Red) {
+        cell.modifier.insert(Modifier::BOLD);
     }
+    (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+}
 
-    pub(super) const fn strong() -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    /// A full and an empty place of a bar.
-    pub(super) const fn filled(self) -> (&'static str, &'static str) {
-        if self.unicode { ("█", "░") } else { ("#", ".") }
-    }
-
-    /// A line across, a line up, and what separates facts in a line.
-    pub(super) const fn lines(self) -> (&'static str, &'static str, &'static str) {
-        if self.unicode { ("─", "┊", " · ") } else { ("-", "|", ", ") }
-    }
-
-    /// A text with nothing but ASCII where nothing else can be shown.
-    pub(super) fn shown(self, text: &str) -> String {
-        if self.unicode || text.is_ascii() {
-            return text.to_owned();
-        }
-        let plain = |letter: char| match letter {
-            '…' => '~',
-            '–' | '—' | '─' => '-',
-            '°' => ' ',
-            letter if letter.is_ascii() => letter,
-            _ => '?',
-        };
-        text.chars().map(plain).collect()
+const fn to_ascii(letter: char) -> char {
+    match letter {
+        '█' => '#',
+        '░' => '.',
+        '│' | '┊' | '·' => '|',
+        '─' | '–' | '—' => '-',
+        '┌' | '┐' | '└' | '┘' => '+',
+        '\u{2800}'..='\u{28ff}' => '*',
+        '…' => '~',
+        '°' => ' ',
+        letter if letter.is_ascii() => letter,
+        _ => '?',
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ratatui_core::layout::Rect;
+
     use super::*;
 
     #[test]
@@ -98,7 +115,7 @@ mod tests {
                 let pair = pairs.iter().find(|(own, _)| *own == name);
                 pair.map(|(_, value)| (*value).to_owned())
             };
-            let Look { colour, unicode } = Look::of(found);
+            let TerminalLook { colour, unicode } = TerminalLook::from_env(found);
             (colour, unicode)
         };
         assert_eq!(look(&[]), (true, false));
@@ -109,12 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_what_matters_is_bold_and_nothing_is_coloured() {
-        let plain = Look { colour: false, unicode: true };
-        for tone in [Tone::Plain, Tone::Quiet, Tone::Good, Tone::Busy, Tone::Warn, Tone::Bad] {
-            assert_eq!(plain.of_tone(tone).fg, None, "{tone:?}");
-        }
-        assert!(plain.of_tone(Tone::Bad).add_modifier.contains(Modifier::BOLD));
-        assert_eq!(Look { colour: true, unicode: false }.shown("3 °C – 模…"), "3  C - ?~");
+    fn without_colours_what_matters_is_bold_and_without_unicode_letters_have_a_likeness() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 20, 1));
+        buffer.set_string(0, 0, "3°C – 模█⣀…", TextTone::Warn);
+        TerminalLook { colour: false, unicode: false }.adapt_screen(&mut buffer);
+        let shown: String = buffer.content.iter().map(Cell::symbol).collect();
+        assert_eq!(shown.trim_end(), "3 C - ? #*~");
+        assert!(buffer.content.iter().all(|cell| (cell.fg, cell.bg) == (Color::Reset, Color::Reset)));
+        assert!(buffer.content[0].modifier.contains(Modifier::BOLD));
     }
 }
