@@ -59,21 +59,9 @@ const COLUMNS: [(&str, u16, u8); 15] = [
 /// Columns whose texts begin at the left.
 const WORDS: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
 
-/// The orders of rows: that of the configuration, then columns.
-pub(super) const ORDERS: [&str; 12] = [
-    "as configured",
-    "MODEL",
-    "STATE",
-    "QUEUE",
-    "REQ/S",
-    "TOK/S",
-    "HOST",
-    "USED",
-    PER_GPU,
-    "VERDICT",
-    "+/REQ",
-    "LEFT",
-];
+/// The columns by which rows can be sorted; the first one means the order of the configuration.
+pub(super) const ORDERS: [&str; 12] =
+    ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
 
 /// Compares rows for one of [`ORDERS`]: names from the smallest on, numbers from the largest on.
 pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {

@@ -362,7 +362,11 @@ fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
         ScreenOverlay::Help => {
             ("help: any key closes it".to_owned(), HELP.lines().map(str::to_owned).collect(), None)
         }
-        ScreenOverlay::Sort(line) => ("sort by".to_owned(), ORDERS.map(str::to_owned).to_vec(), Some(*line)),
+        ScreenOverlay::Sort(line) => {
+            let mut orders = ORDERS.map(str::to_owned).to_vec();
+            "as configured".clone_into(&mut orders[0]);
+            ("sort by".to_owned(), orders, Some(*line))
+        }
         ScreenOverlay::Actions(line) => {
             let lines = ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
             let model = tame(state.chosen().unwrap_or_default());

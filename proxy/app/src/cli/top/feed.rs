@@ -66,6 +66,11 @@ impl InputQueue {
         self.filled.notify_one();
     }
 
+    /// Has the screen drawn without an input.
+    pub(super) fn wake(&self) {
+        self.filled.notify_one();
+    }
+
     /// Waits for inputs and takes all of them.
     pub(super) async fn take_all(&self) -> VecDeque<ScreenInput> {
         self.filled.notified().await;

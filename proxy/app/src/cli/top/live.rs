@@ -90,8 +90,10 @@ pub(super) fn size() -> (u16, u16) {
 fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
-            if let Event::Key(key) = event {
-                queue.push(ScreenInput::Key(key));
+            match event {
+                Event::Key(key) => queue.push(ScreenInput::Key(key)),
+                // The size may have changed.
+                _ => queue.wake(),
             }
         }
     })?;

@@ -113,8 +113,10 @@ pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
         tokio::time::sleep(args.interval).await;
         step::step(&mut state, asker.picture().await?);
         if let ScreenView::Model(model) = state.view.clone() {
-            let memory = asker.memory(&model, SPANS[state.span]).await?;
-            step::step(&mut state, memory);
+            // Without its memory the rest is worth showing.
+            if let Ok(memory) = asker.memory(&model, SPANS[state.span]).await {
+                step::step(&mut state, memory);
+            }
         }
         write_once(&mut state, look)
     })?
