@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Rect};
-use ratatui_core::style::Style;
+use ratatui_core::style::{Color, Style};
 use ratatui_core::text::Line;
 use ratatui_core::widgets::StatefulWidget;
 use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use warden_policies::growth::Verdict;
 use warden_policies::units::whole;
 
-use super::look::{BOLD, REVERSED, TextTone};
+use super::look::{BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN};
 use super::picture::ModelRow;
 use super::state::ScreenState;
 use super::text::{self, bytes, gained, rate};
@@ -24,7 +24,7 @@ const GPUS: usize = 16;
 /// The column that is repeated for each GPU.
 const PER_GPU: &str = "GPU";
 
-type ShownCell = (String, TextTone);
+type ShownCell = (String, Color);
 
 /// A column on the screen.
 #[derive(Clone, Copy)]
@@ -84,9 +84,9 @@ pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering 
 }
 
 fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
-    let known = |value: Option<String>| value.map_or_else(dash, |text| (text, TextTone::Plain));
+    let known = |value: Option<String>| value.map_or_else(dash, |text| (text, PLAIN));
     match column.head {
-        "MODEL" => (row.shown.clone(), TextTone::Plain),
+        "MODEL" => (row.shown.clone(), PLAIN),
         "STATE" => (row.state.0.to_owned(), row.state.1),
         "PROC" => known((row.processes.1 > 0).then(|| format!("{}/{}", row.processes.0, row.processes.1))),
         "SLOTS" => known(match row.busy {
@@ -94,8 +94,8 @@ fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
             (busy, None) => Some(busy.to_string()),
             (busy, Some(slots)) => Some(format!("{busy}/{slots}")),
         }),
-        "QUEUE" if row.waiting > 0 => (row.waiting.to_string(), TextTone::Warn),
-        "QUEUE" => ("0".to_owned(), TextTone::Quiet),
+        "QUEUE" if row.waiting > 0 => (row.waiting.to_string(), WARN),
+        "QUEUE" => ("0".to_owned(), QUIET),
         "REQ/S" => known(row.rate.map(|one| rate(one.requests))),
         "TOK/S" => known(row.rate.map(|one| rate(one.tokens))),
         "HOST" => known(row.host.map(bytes)),
@@ -112,7 +112,7 @@ fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
 }
 
 fn dash() -> ShownCell {
-    ("-".to_owned(), TextTone::Quiet)
+    ("-".to_owned(), QUIET)
 }
 
 fn verdict(row: &ModelRow) -> ShownCell {
@@ -120,11 +120,11 @@ fn verdict(row: &ModelRow) -> ShownCell {
         return dash();
     }
     let tone = match row.verdict {
-        Verdict::Warming => TextTone::Quiet,
-        Verdict::Steady => TextTone::Good,
-        Verdict::Bounded => TextTone::Plain,
-        Verdict::Suspected => TextTone::Warn,
-        Verdict::Leaking => TextTone::Bad,
+        Verdict::Warming => QUIET,
+        Verdict::Steady => GOOD,
+        Verdict::Bounded => PLAIN,
+        Verdict::Suspected => WARN,
+        Verdict::Leaking => BAD,
     };
     (row.verdict.as_str().to_owned(), tone)
 }
@@ -139,7 +139,7 @@ fn left(seconds: f64) -> ShownCell {
         172_800..31_536_000 => format!("{}d", seconds / 86_400),
         _ => ">1y".to_owned(),
     };
-    (text, if seconds < 3600 { TextTone::Warn } else { TextTone::Plain })
+    (text, if seconds < 3600 { WARN } else { PLAIN })
 }
 
 /// The columns that there is room for, as wide as they can be.

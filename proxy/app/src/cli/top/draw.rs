@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
-use ratatui_core::style::Style;
+use ratatui_core::style::{Color, Style};
 use ratatui_core::text::{Line, Span, Text};
 use ratatui_core::widgets::{StatefulWidget, Widget};
 use ratatui_widgets::block::Block;
@@ -15,7 +15,7 @@ use ratatui_widgets::list::{List, ListState};
 use warden_policies::MemoryKind;
 
 use super::columns::{ORDERS, draw_table};
-use super::look::{BOLD, REVERSED, TerminalLook, TextTone};
+use super::look::{BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN};
 use super::memory::{HistoryMark, SPANS};
 use super::picture::{EventLine, MemoryGauge};
 use super::plot::draw_plot;
@@ -106,7 +106,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
 fn head_line(state: &ScreenState) -> Line<'static> {
     if let Some((since, why)) = &state.silent {
         let text = format!("NO ANSWER for {}: {why}", age(state.at.saturating_sub(*since)));
-        let style = Style::from(TextTone::Bad).patch(REVERSED);
+        let style = Style::from(BAD).patch(REVERSED);
         return Line::from_iter([Span::styled(text, style), Span::raw(format!(" · {}", facts(state)))]);
     }
     match &state.view {
@@ -118,7 +118,7 @@ fn head_line(state: &ScreenState) -> Line<'static> {
                 lines => format!(", {lines} newer lines below"),
             };
             let name = Span::styled(format!("log of {}", tame(model)), BOLD);
-            Line::from_iter([name, Span::styled(newer, TextTone::Quiet)])
+            Line::from_iter([name, Span::styled(newer, QUIET)])
         }
     }
 }
@@ -139,7 +139,7 @@ fn facts(state: &ScreenState) -> String {
 fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
     let name = Span::styled(tame(model), BOLD);
     let Some(row) = state.row(model) else {
-        return Line::from_iter([name, Span::styled("  is gone: Esc goes back", TextTone::Warn)]);
+        return Line::from_iter([name, Span::styled("  is gone: Esc goes back", WARN)]);
     };
     let mut facts = vec![match &state.recording {
         Some(recording) => recording.words(),
@@ -156,12 +156,12 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
 fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
     if state.overlay == ScreenOverlay::Filter {
         let filter = Span::styled(state.filter.clone(), REVERSED);
-        let hint = Span::styled("_  Enter keeps, Esc clears", TextTone::Quiet);
+        let hint = Span::styled("_  Enter keeps, Esc clears", QUIET);
         return Line::from_iter([Span::styled("Filter: ", BOLD), filter, hint]);
     }
     match &state.message {
         Some((_, text, tone)) => Line::styled(text.clone(), Style::from(*tone).patch(BOLD)),
-        None => Line::styled(keys, TextTone::Quiet),
+        None => Line::styled(keys, QUIET),
     }
 }
 
@@ -189,7 +189,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
         } else {
             format!("no model has `{}` in its name, state or verdict", state.filter)
         };
-        Line::styled(why, TextTone::Quiet).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
+        Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
     }
     // In the table there is seldom room for the plan.
     if let Some(row) = state.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once) {
@@ -197,7 +197,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
         let name = Span::styled(cut(&row.shown, 40), BOLD);
         put_line(&Line::from_iter([name, Span::styled(format!(": {plan}"), row.next.1)]), next, buffer);
     }
-    let block = Block::new().borders(Borders::TOP).border_style(TextTone::Quiet).title("── last events ");
+    let block = Block::new().borders(Borders::TOP).border_style(QUIET).title("── last events ");
     for (area, event) in block.inner(events).rows().zip(state.events.iter().rev()) {
         put_line(&event_line(event), area, buffer);
     }
@@ -211,14 +211,14 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
     for (index, (place, gauge)) in places.iter().zip(all).enumerate() {
         if index + 1 == places.len() && all.len() > places.len() {
             let more = format!("and {} more GPUs", all.len() - index);
-            Line::styled(more, TextTone::Quiet).render(*place, buffer);
+            Line::styled(more, QUIET).render(*place, buffer);
             break;
         }
         let name = gauge.gpu.map_or_else(|| "host".to_owned(), |gpu| format!("GPU {gpu}"));
-        let tone = if gauge.faulty { TextTone::Bad } else { TextTone::Plain };
+        let tone = if gauge.faulty { BAD } else { PLAIN };
         let note = Span::styled(format!("{:<5}", gauge.note), tone);
         let Some(share) = gauge.share else {
-            let unknown = Span::styled(format!("{name:<6} not reported by its driver "), TextTone::Quiet);
+            let unknown = Span::styled(format!("{name:<6} not reported by its driver "), QUIET);
             put_line(&Line::from_iter([unknown, note]), *place, buffer);
             continue;
         };
@@ -229,7 +229,7 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
             .filled_symbol("█")
             .unfilled_symbol("░")
             .filled_style(share.tone())
-            .unfilled_style(TextTone::Quiet)
+            .unfilled_style(QUIET)
             .render(*place, buffer);
     }
 }
@@ -243,7 +243,7 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
         many => format!("{many} models: "),
     };
     let mut line = Line::styled(models, BOLD);
-    let mut states: Vec<(&str, TextTone)> = Vec::new();
+    let mut states: Vec<(&str, Color)> = Vec::new();
     for row in rows {
         if !states.contains(&row.state) {
             states.push(row.state);
@@ -271,7 +271,7 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
 fn event_line(event: &EventLine) -> Line<'static> {
     let model = event.model.as_ref().map(|model| cut(&tame(model), 30) + " ").unwrap_or_default();
     Line::from_iter([
-        Span::styled(format!("{} ", event.time), TextTone::Quiet),
+        Span::styled(format!("{} ", event.time), QUIET),
         Span::styled(model, BOLD),
         Span::styled(event.text.clone(), event.tone),
     ])
@@ -307,7 +307,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
         if count > 1 {
             words.extend([format!("  (Tab: {} of {count})", state.series % count + 1)]);
         }
-        put_line(&Line::styled(words, TextTone::Quiet), title, buffer);
+        put_line(&Line::styled(words, QUIET), title, buffer);
         draw_plot(&history, memory, plot, buffer);
     }
     let lines = model_words(state, model, usize::from(rest.width));
@@ -319,7 +319,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
 /// The facts about a model in lines of so many columns: its plan, the words of `status`, its events.
 pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
-    let mut add = |text: &str, tone: TextTone| {
+    let mut add = |text: &str, tone: Color| {
         let indent = text.len() - text.trim_start().len();
         let room = columns.saturating_sub(indent + 2).max(20);
         for (index, line) in wrapped(text.trim_start(), room).into_iter().enumerate() {
@@ -329,16 +329,16 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
     };
     if let Some(row) = state.row(model) {
         let plan = format!("next: {}", row.next.0);
-        if !row.next.0.is_empty() && row.next.1 != TextTone::Quiet {
+        if !row.next.0.is_empty() && row.next.1 != QUIET {
             add(&plan, row.next.1);
         }
         // The plan of a process is that of the model in most cases.
-        row.words.iter().filter(|line| line.trim_start() != plan).for_each(|line| add(line, TextTone::Plain));
+        row.words.iter().filter(|line| line.trim_start() != plan).for_each(|line| add(line, PLAIN));
     }
     let mut events = state.events_of(model).peekable();
     if events.peek().is_some() {
-        add("", TextTone::Plain);
-        add("events, the newest first:", TextTone::Quiet);
+        add("", PLAIN);
+        add("events, the newest first:", QUIET);
     }
     events.for_each(|one| add(&format!("  {} {}", one.time, one.text), one.tone));
     lines
@@ -349,7 +349,7 @@ fn draw_log(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     state.scroll = state.scroll.min(state.log.len().saturating_sub(state.page));
     let end = state.log.len() - state.scroll;
     if state.log.is_empty() {
-        Line::styled("nothing yet", TextTone::Quiet).render(area, buffer);
+        Line::styled("nothing yet", QUIET).render(area, buffer);
     }
     for (place, line) in area.rows().zip(state.log.iter().take(end).skip(end.saturating_sub(state.page))) {
         put_line(&Line::raw(line), place, buffer);

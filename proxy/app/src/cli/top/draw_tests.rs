@@ -16,6 +16,7 @@ use warden_supervisor::{
 };
 
 use super::super::lines;
+use super::super::look::GOOD;
 use super::super::memory::{MemoryHistory, MemoryLine, TimeSpan};
 use super::super::page;
 use super::super::picture::InstancePicture;
@@ -170,14 +171,14 @@ fn looked(models: Vec<ModelView>, looks: u64) -> ScreenState {
     state
 }
 
-fn happened(state: &mut ScreenState, second: u64, text: &str, tone: TextTone) {
+fn happened(state: &mut ScreenState, second: u64, text: &str, tone: Color) {
     let event = EventLine {
         time: "02:05:40".to_owned(),
         at: (began() + Duration::from_secs(second)).as_secs_f64(),
         model: Some("qwen2.5-vl-7b".to_owned()),
         text: tame(text),
         tone,
-        leaks: tone == TextTone::Warn,
+        leaks: tone == WARN,
     };
     step(state, ScreenInput::Event(event));
 }
@@ -205,7 +206,7 @@ fn kept(span: TimeSpan, seconds: u32, to: f64) -> MemoryHistory {
             line(MemoryKind::Host, host, 3 * GIB),
             line(MemoryKind::Vram(GpuIndex(0)), vec![point(30, 30.0 * gib), point(60, 30.0 * gib)], 30 * GIB),
         ],
-        marks: vec![HistoryMark { at: point(20, 0.0).0, letter: 'R', tone: TextTone::Good }],
+        marks: vec![HistoryMark { at: point(20, 0.0).0, letter: 'R', tone: GOOD }],
     }
 }
 
@@ -232,8 +233,8 @@ fn some() -> Vec<ModelView> {
 /// A screen with events, after some keys.
 fn eventful(models: Vec<ModelView>, keys: &[KeyCode]) -> ScreenState {
     let mut state = looked(models, 90);
-    happened(&mut state, 20, "g2 host leaks: each image pays 4.42 MiB", TextTone::Warn);
-    happened(&mut state, 45, "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after", TextTone::Good);
+    happened(&mut state, 20, "g2 host leaks: each image pays 4.42 MiB", WARN);
+    happened(&mut state, 45, "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after", GOOD);
     press(&mut state, keys);
     let history = kept(SPANS[0], 600, state.at.as_secs_f64());
     step(&mut state, ScreenInput::History(Box::new(history)));
@@ -371,7 +372,7 @@ fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
 
 fn state_event() -> EventLine {
     let (time, text) = ("02:05:40".to_owned(), String::new());
-    EventLine { time, at: 0.0, model: None, text, tone: TextTone::Plain, leaks: false }
+    EventLine { time, at: 0.0, model: None, text, tone: PLAIN, leaks: false }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::task::TaskTracker;
 use warden_supervisor::{Event, LogLine, ReclaimEntry};
 
-use super::look::TextTone;
+use super::look::{BAD, GOOD, WARN};
 use super::memory::{MemoryHistory, TimeSpan};
 use super::picture::{EventLine, InstancePicture};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
@@ -209,7 +209,7 @@ impl InstanceAsker {
         let mut failing = false;
         loop {
             let input = self.memory(&model, span).await.unwrap_or_else(|failure| {
-                ScreenInput::Message(tame(&format!("{}: {failure}", span.words)), TextTone::Warn)
+                ScreenInput::Message(tame(&format!("{}: {failure}", span.words)), WARN)
             });
             let fails = matches!(input, ScreenInput::Message(..));
             if !(fails && failing) {
@@ -222,8 +222,8 @@ impl InstanceAsker {
 
     async fn act(self, action: &'static ModelAction, model: String) {
         let (words, tone) = match act(&self.client(), action, &model).await {
-            Ok(words) => (words, TextTone::Good),
-            Err(failure) => (failure.to_string(), TextTone::Bad),
+            Ok(words) => (words, GOOD),
+            Err(failure) => (failure.to_string(), BAD),
         };
         let line = tame(&format!("{} of {model}: {words}", action.route));
         self.queue.push(ScreenInput::Message(line, tone));

@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::draw::draw_screen;
 use super::feed::{InputQueue, InstanceFeed, ScreenClock};
-use super::look::{TerminalLook, TextTone};
+use super::look::{PLAIN, TerminalLook};
 use super::screen::{self, TerminalScreen};
 use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
@@ -152,7 +152,7 @@ impl LiveScreen {
         let before = Instant::now();
         let sent = kill_process(getpid(), Signal::TTOU);
         if sent.is_err() || before.elapsed() < STOPPED {
-            self.state.say("there is no shell to go back to", TextTone::Plain);
+            self.state.say("there is no shell to go back to", PLAIN);
             self.end = self.retake().err().map(Err);
         }
     }

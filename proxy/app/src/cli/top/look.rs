@@ -1,47 +1,19 @@
 //! Colours and letters that the terminal can show. A colour never says anything that a word next to it does not.
 
-use ratatui_core::buffer::{Buffer, Cell};
+use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// How much a text matters to an operator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum TextTone {
-    #[default]
-    Plain,
-    /// Nothing to do, and nothing to see.
-    Quiet,
-    Good,
-    /// Something happens.
-    Busy,
-    /// Worth a look.
-    Warn,
-    /// It is down, or will be.
-    Bad,
-}
-
-impl TextTone {
-    /// A colour of the terminal's own theme.
-    pub(super) const fn color(self) -> Color {
-        match self {
-            Self::Plain | Self::Quiet => Color::Reset,
-            Self::Good => Color::Green,
-            Self::Busy => Color::Cyan,
-            Self::Warn => Color::Yellow,
-            Self::Bad => Color::Red,
-        }
-    }
-}
-
-impl From<TextTone> for Style {
-    fn from(tone: TextTone) -> Self {
-        match tone {
-            TextTone::Plain => Self::new(),
-            TextTone::Quiet => Self::new().add_modifier(Modifier::DIM),
-            TextTone::Bad => Self::new().fg(tone.color()).add_modifier(Modifier::BOLD),
-            TextTone::Good | TextTone::Busy | TextTone::Warn => Self::new().fg(tone.color()),
-        }
-    }
-}
+/// What a text means for an operator, as a colour of the terminal's own theme.
+pub(super) const PLAIN: Color = Color::Reset;
+/// Nothing to do, and nothing to see; drawn dim.
+pub(super) const QUIET: Color = Color::DarkGray;
+pub(super) const GOOD: Color = Color::Green;
+/// Something happens.
+pub(super) const BUSY: Color = Color::Cyan;
+/// Worth a look.
+pub(super) const WARN: Color = Color::Yellow;
+/// It is down, or will be.
+pub(super) const BAD: Color = Color::Red;
 
 pub(super) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
@@ -69,8 +41,17 @@ impl TerminalLook {
     /// Takes from a drawn screen what the terminal cannot show.
     pub(super) fn adapt_screen(self, buffer: &mut Buffer) {
         for cell in &mut buffer.content {
+            match cell.fg {
+                QUIET => {
+                    cell.modifier.insert(Modifier::DIM);
+                    cell.fg = PLAIN;
+                }
+                BAD => cell.modifier.insert(Modifier::BOLD),
+                WARN if !self.colour => cell.modifier.insert(Modifier::BOLD),
+                _ => {}
+            }
             if !self.colour {
-                remove_colour(cell);
+                cell.fg = PLAIN;
             }
             if !self.unicode && !cell.symbol().is_ascii() {
                 let letter = cell.symbol().chars().next().unwrap_or(' ');
@@ -78,13 +59,6 @@ impl TerminalLook {
             }
         }
     }
-}
-
-fn remove_colour(cell: &mut Cell) {
-    if matches!(cell.fg, Color::Yellow | Color::Red) {
-        cell.modifier.insert(Modifier::BOLD);
-    }
-    (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
 }
 
 const fn to_ascii(letter: char) -> char {
@@ -128,9 +102,9 @@ mod tests {
     #[test]
     fn without_colours_what_matters_is_bold_and_without_unicode_letters_have_a_likeness() {
         let mut buffer = Buffer::empty(Rect::new(0, 0, 20, 1));
-        buffer.set_string(0, 0, "3°C – 模█⣀…", TextTone::Warn);
+        buffer.set_string(0, 0, "3°C – 模█⣀…", WARN);
         TerminalLook { colour: false, unicode: false }.adapt_screen(&mut buffer);
-        let shown: String = buffer.content.iter().map(Cell::symbol).collect();
+        let shown: String = buffer.content.iter().map(ratatui_core::buffer::Cell::symbol).collect();
         assert_eq!(shown.trim_end(), "3 C - ? #*~");
         assert!(buffer.content.iter().all(|cell| (cell.fg, cell.bg) == (Color::Reset, Color::Reset)));
         assert!(buffer.content[0].modifier.contains(Modifier::BOLD));

@@ -3,9 +3,10 @@
 use warden_policies::MemoryKind;
 use warden_policies::units::exact;
 
-use super::look::TextTone;
+use super::look::{BAD, GOOD, PLAIN};
 use crate::series::answer::{MemoryData, SeriesData};
 use crate::series::marks::MarkKind;
+use ratatui_core::style::Color;
 
 /// Points that a wide terminal has columns for.
 const POINTS: u64 = 300;
@@ -71,7 +72,7 @@ pub(super) struct MemoryLine {
 pub(super) struct HistoryMark {
     pub(super) at: f64,
     pub(super) letter: char,
-    pub(super) tone: TextTone,
+    pub(super) tone: Color,
 }
 
 impl MemoryHistory {
@@ -105,10 +106,10 @@ fn line(series: &SeriesData, now: f64) -> MemoryLine {
 
 const fn mark(kind: MarkKind, at: f64) -> Option<HistoryMark> {
     let (letter, tone) = match kind {
-        MarkKind::Replaced => ('R', TextTone::Good),
-        MarkKind::Failed | MarkKind::Crashed => ('X', TextTone::Bad),
-        MarkKind::Reclaimed => ('c', TextTone::Good),
-        MarkKind::Unloaded => ('u', TextTone::Plain),
+        MarkKind::Replaced => ('R', GOOD),
+        MarkKind::Failed | MarkKind::Crashed => ('X', BAD),
+        MarkKind::Reclaimed => ('c', GOOD),
+        MarkKind::Unloaded => ('u', PLAIN),
         MarkKind::Canary | MarkKind::Configured | MarkKind::Warned => return None,
     };
     Some(HistoryMark { at, letter, tone })
@@ -138,6 +139,6 @@ mod tests {
         let history = MemoryHistory::from_answer(SPANS[1], &data);
         assert_eq!((history.from, history.to, history.lines.len()), (1400.0, 5000.0, 1));
         assert_eq!(history.lines[0].points, [(4030.0, 7.0), (5000.0, 9.0)]);
-        assert_eq!(history.marks, [HistoryMark { at: 4100.0, letter: 'R', tone: TextTone::Good }]);
+        assert_eq!(history.marks, [HistoryMark { at: 4100.0, letter: 'R', tone: GOOD }]);
     }
 }

@@ -11,12 +11,13 @@ use warden_policies::units::exact;
 use warden_policies::{MemoryKind, Work};
 use warden_supervisor::{BackendView, DeviceView, Event, EventKind, ModelState, ModelView};
 
-use super::look::TextTone;
+use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use super::rates::WorkRate;
 use super::text::tame;
 use crate::admin::answer::Status;
 use crate::cli::{growth, status};
 use crate::serve::describe;
+use ratatui_core::style::Color;
 
 /// An instance at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,11 +44,11 @@ impl MemoryShare {
         exact(self.used) / exact(self.total.max(1))
     }
 
-    pub(super) fn tone(self) -> TextTone {
+    pub(super) fn tone(self) -> Color {
         match self.fraction() {
-            fraction if fraction >= 0.95 => TextTone::Bad,
-            fraction if fraction >= 0.85 => TextTone::Warn,
-            _ => TextTone::Good,
+            fraction if fraction >= 0.95 => BAD,
+            fraction if fraction >= 0.85 => WARN,
+            _ => GOOD,
         }
     }
 }
@@ -72,7 +73,7 @@ pub(super) struct ModelRow {
     /// The name in routes. It may contain anything, so `shown` is drawn instead.
     pub(super) name: String,
     pub(super) shown: String,
-    pub(super) state: (&'static str, TextTone),
+    pub(super) state: (&'static str, Color),
     /// Processes that take requests, and all of them.
     pub(super) processes: (usize, usize),
     /// Requests that run, and slots if their number is known.
@@ -95,7 +96,7 @@ pub(super) struct ModelRow {
     /// Seconds until the first limit is reached.
     pub(super) left: Option<f64>,
     /// The next action of the policy, and what holds it back.
-    pub(super) next: (String, TextTone),
+    pub(super) next: (String, Color),
     /// All that `llama-warden status` says of it.
     pub(super) words: Vec<String>,
     pub(super) work: Vec<ProcessWork>,
@@ -203,31 +204,31 @@ fn fill(process: &BackendView) -> Option<MemoryShare> {
     Some(MemoryShare { used: process.held(MemoryKind::Host)?, total: budget.soft.or(budget.hard)? })
 }
 
-fn state(model: &ModelView, processes: &[&BackendView]) -> (&'static str, TextTone) {
+fn state(model: &ModelView, processes: &[&BackendView]) -> (&'static str, Color) {
     let tone = match model.state {
         ModelState::Loaded if processes.iter().any(|one| one.degraded.is_some()) => {
-            return ("degraded", TextTone::Warn);
+            return ("degraded", WARN);
         }
-        ModelState::Loaded => TextTone::Good,
-        ModelState::Unloaded => TextTone::Quiet,
-        ModelState::Loading | ModelState::Draining => TextTone::Busy,
-        ModelState::Backoff | ModelState::Failed => TextTone::Bad,
+        ModelState::Loaded => GOOD,
+        ModelState::Unloaded => QUIET,
+        ModelState::Loading | ModelState::Draining => BUSY,
+        ModelState::Backoff | ModelState::Failed => BAD,
     };
     (model.state.as_str(), tone)
 }
 
 /// The most important fact for an operator.
-fn next(model: &ModelView) -> (String, TextTone) {
+fn next(model: &ModelView) -> (String, Color) {
     let note = status::note(model);
     let tone = match model.state {
-        _ if note.is_empty() => TextTone::Quiet,
-        ModelState::Failed | ModelState::Backoff => TextTone::Bad,
-        _ => TextTone::Warn,
+        _ if note.is_empty() => QUIET,
+        ModelState::Failed | ModelState::Backoff => BAD,
+        _ => WARN,
     };
     let concise = model.last_failure.is_some() || note.starts_with("degraded");
     match model.policy.as_ref().and_then(growth::next).filter(|_| !concise) {
         // A reason to do nothing is no warning.
-        Some(planned) if note.is_empty() => (tame(&planned), TextTone::Plain),
+        Some(planned) if note.is_empty() => (tame(&planned), PLAIN),
         Some(planned) => (tame(&planned), tone),
         None => (tame(&note), tone),
     }
@@ -243,7 +244,7 @@ pub(super) struct EventLine {
     /// The name of the model in routes.
     pub(super) model: Option<String>,
     pub(super) text: String,
-    pub(super) tone: TextTone,
+    pub(super) tone: Color,
     /// A memory began to look like a leak.
     pub(super) leaks: bool,
 }
@@ -254,15 +255,13 @@ impl EventLine {
         let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
         let leaks = matches!(&event.kind, EventKind::Verdict { growth, .. } if growth.verdict.grows());
         let tone = match &event.kind {
-            EventKind::RecycleDone { entry } if entry.given_up => TextTone::Plain,
-            EventKind::RecycleDone { entry } if entry.failed.is_none() => TextTone::Good,
-            EventKind::RecycleDone { .. } | EventKind::Crashed { .. } | EventKind::Failed { .. } => {
-                TextTone::Bad
-            }
-            EventKind::Reclaimed { .. } => TextTone::Good,
-            EventKind::Unloaded { .. } | EventKind::MakesRoom { .. } => TextTone::Quiet,
-            _ if leaks => TextTone::Warn,
-            _ => TextTone::Plain,
+            EventKind::RecycleDone { entry } if entry.given_up => PLAIN,
+            EventKind::RecycleDone { entry } if entry.failed.is_none() => GOOD,
+            EventKind::RecycleDone { .. } | EventKind::Crashed { .. } | EventKind::Failed { .. } => BAD,
+            EventKind::Reclaimed { .. } => GOOD,
+            EventKind::Unloaded { .. } | EventKind::MakesRoom { .. } => QUIET,
+            _ if leaks => WARN,
+            _ => PLAIN,
         };
         Self {
             time: at.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string(),

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
-use ratatui_core::style::Style;
+use ratatui_core::style::{Color, Style};
 use ratatui_core::symbols::Marker;
 use ratatui_core::text::Line;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::canvas::{Canvas, Context, Line as Stroke, Points};
 use warden_policies::units::{Amount, exact, whole};
 
-use super::look::TextTone;
+use super::look::{BAD, BUSY, QUIET, WARN};
 use super::memory::{HistoryMark, MemoryHistory, MemoryLine};
 use super::text;
 use crate::cli::status::age;
@@ -37,17 +37,17 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
         for (limit, name, tone) in budgets(memory) {
             let label = Line::styled(format!(" {name} {}", text::bytes(limit)), Style::from(tone));
             let (at, columns) = (exact(limit), u32::try_from(label.width()).unwrap_or(1));
-            context.draw(&Stroke::new(from, at, to, at, tone.color()));
+            context.draw(&Stroke::new(from, at, to, at, tone));
             context.print(to - (f64::from(columns) - 1.0) * column, at - half_row, label);
         }
         context.marker(Marker::Custom('┊'));
         for HistoryMark { at, letter, tone } in &history.marks {
-            context.draw(&Stroke::new(*at, scale.floor, *at, scale.ceiling, tone.color()));
+            context.draw(&Stroke::new(*at, scale.floor, *at, scale.ceiling, *tone));
             let letter = Line::styled(letter.to_string(), *tone);
             context.print((*at + column / 2.0).min(to), scale.ceiling, letter);
         }
         context.marker(Marker::Braille);
-        let color = TextTone::Busy.color();
+        let color = BUSY;
         context.draw(&Points { coords: &memory.points, color });
         for pair in memory.points.windows(2) {
             context.draw(&Stroke::new(pair[0].0, pair[0].1, pair[1].0, pair[1].1, color));
@@ -63,9 +63,9 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
     draw_times((from, to), recorded, Rect { x: plot.x, width: plot.width, ..times }, buffer);
 }
 
-fn budgets(memory: &MemoryLine) -> impl Iterator<Item = (u64, &'static str, TextTone)> {
-    let soft = memory.soft.map(|soft| (soft, "soft budget", TextTone::Warn));
-    soft.into_iter().chain(memory.hard.map(|hard| (hard, "hard budget", TextTone::Bad)))
+fn budgets(memory: &MemoryLine) -> impl Iterator<Item = (u64, &'static str, Color)> {
+    let soft = memory.soft.map(|soft| (soft, "soft budget", WARN));
+    soft.into_iter().chain(memory.hard.map(|hard| (hard, "hard budget", BAD)))
 }
 
 /// The ends of the axis of bytes, and its step, which is a power of two.
@@ -95,7 +95,7 @@ impl ByteScale {
             let bytes = self.floor + exact(tick) * self.step;
             let row = (self.ceiling - bytes) / (self.ceiling - self.floor) * rows;
             let y = area.y + u16::try_from(whole(row.round())).unwrap_or_default();
-            let number = Line::styled(self.number(bytes) + " ", TextTone::Quiet).right_aligned();
+            let number = Line::styled(self.number(bytes) + " ", QUIET).right_aligned();
             number.render(Rect { y, height: 1, ..area }, buffer);
         }
     }
@@ -126,7 +126,7 @@ fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut B
         let middle = u16::try_from(whole(share * f64::from(area.width))).unwrap_or_default();
         let start = middle.saturating_sub(width / 2).min(area.width.saturating_sub(width));
         let place = Rect { x: area.x + start, width, ..area }.intersection(area);
-        Line::styled(words, TextTone::Quiet).render(place, buffer);
+        Line::styled(words, QUIET).render(place, buffer);
     }
 }
 

@@ -6,7 +6,7 @@ use warden_policies::growth::{Growth, GrowthPolicy, Monitor};
 use warden_policies::sample::Sample;
 use warden_policies::{MemoryKind, phrases};
 
-use super::look::TextTone;
+use super::look::{BAD, PLAIN, QUIET};
 use super::memory::{MemoryHistory, MemoryLine};
 use super::picture::{EventLine, InstancePicture, ModelRow};
 use super::rates::WorkRate;
@@ -61,7 +61,7 @@ impl PlayedRecording {
                     at: change.at.as_secs_f64(),
                     model: Some(name.to_owned()),
                     text: tame(&format!("{}: {before} before, now {}", now.series, growth::of_growth(now))),
-                    tone: if now.verdict.leaks() { TextTone::Bad } else { TextTone::Plain },
+                    tone: if now.verdict.leaks() { BAD } else { PLAIN },
                     leaks: now.verdict.grows(),
                 });
             }
@@ -182,7 +182,7 @@ impl PlayedRecording {
         let mut row = ModelRow {
             name: self.name.clone(),
             shown: tame(&self.name),
-            state: ("recorded", TextTone::Plain),
+            state: ("recorded", PLAIN),
             processes: (1, 1),
             busy: (sample.in_flight, None),
             host: sample.charged(MemoryKind::Host),
@@ -193,7 +193,7 @@ impl PlayedRecording {
             ..ModelRow::default()
         };
         if let Some(worst) = row.set_growth(growth.iter().map(|one| (one, rate))) {
-            row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), TextTone::Quiet);
+            row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), QUIET);
         }
         row
     }

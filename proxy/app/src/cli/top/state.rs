@@ -6,11 +6,11 @@ use std::time::Duration;
 use crossterm::event::KeyEvent;
 
 use super::columns::{ORDERS, compare_rows};
-use super::look::TextTone;
 use super::memory::{MemoryHistory, SPANS, TimeSpan};
 use super::picture::{EventLine, InstancePicture, ModelRow};
 use super::rates::RateCounters;
 use super::recording::PlayedRecording;
+use ratatui_core::style::Color;
 
 /// For how long a message stays.
 pub(super) const MESSAGE: Duration = Duration::from_secs(8);
@@ -30,7 +30,7 @@ pub(super) enum ScreenInput {
     /// A line of the log that is followed.
     Log(String),
     /// A sentence for some seconds.
-    Message(String, TextTone),
+    Message(String, Color),
 }
 
 /// What a key requests.
@@ -133,7 +133,7 @@ pub(super) struct ScreenState {
     /// The memory of a model that is drawn, by its number.
     pub(super) series: usize,
     /// Until when, and what.
-    pub(super) message: Option<(Duration, String, TextTone)>,
+    pub(super) message: Option<(Duration, String, Color)>,
     pub(super) read_only: bool,
     /// The screen is text for a script: without keys and events.
     pub(super) once: bool,
@@ -213,7 +213,7 @@ impl ScreenState {
         (self.cursor, self.selected) = (place, name);
     }
 
-    pub(super) fn say(&mut self, text: impl Into<String>, tone: TextTone) {
+    pub(super) fn say(&mut self, text: impl Into<String>, tone: Color) {
         self.message = Some((self.at + MESSAGE, text.into(), tone));
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::columns::ORDERS;
-use super::look::TextTone;
+use super::look::{BUSY, PLAIN, WARN};
 use super::memory::SPANS;
 use super::picture::InstancePicture;
 use super::rates::RateCounters;
@@ -74,7 +74,7 @@ fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePict
     {
         // Its counters and processes begin again.
         state.rates = RateCounters::default();
-        state.say(format!("llama-warden was started again: it is process {pid} now"), TextTone::Warn);
+        state.say(format!("llama-warden was started again: it is process {pid} now"), WARN);
     }
     state.rates.update_rates(at, &mut picture.rows);
     (state.at, state.silent, state.picture) = (at, None, picture);
@@ -115,7 +115,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
         }
         ScreenOverlay::Confirm(action, model) => match key.code {
             KeyCode::Char('y' | 'Y') => {
-                state.say(format!("{} of {}: requested", action.route, tame(&model)), TextTone::Busy);
+                state.say(format!("{} of {}: requested", action.route, tame(&model)), BUSY);
                 state.overlay = ScreenOverlay::Nothing;
                 return Some(ScreenEffect::Act(action, model));
             }
@@ -232,7 +232,7 @@ fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
             (state.span, state.history, state.series) = Default::default();
         }
         KeyCode::Char('t') if state.recording.is_some() => {
-            state.say("a recording has only its own time", TextTone::Plain);
+            state.say("a recording has only its own time", PLAIN);
         }
         KeyCode::Char('t') => state.span = (state.span + 1) % SPANS.len(),
         KeyCode::Tab => state.series = (state.series + 1) % state.history_of(&model).lines.len().max(1),
@@ -243,7 +243,7 @@ fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
 
 fn open_log(state: &mut ScreenState, model: String, within: bool) {
     if state.recording.is_some() {
-        return state.say("a recording has no log", TextTone::Plain);
+        return state.say("a recording has no log", PLAIN);
     }
     open_view(state, ScreenView::Log(model, within));
 }
@@ -285,7 +285,7 @@ fn may_act(state: &mut ScreenState) -> bool {
     } else {
         return true;
     };
-    state.say(why, TextTone::Plain);
+    state.say(why, PLAIN);
     false
 }
 

@@ -9,7 +9,7 @@ use warden_policies::Work;
 use warden_policies::growth::Verdict;
 
 use super::super::draw::draw_screen;
-use super::super::look::TerminalLook;
+use super::super::look::{GOOD, PLAIN, TerminalLook};
 use super::super::memory::MemoryHistory;
 use super::super::picture::{EventLine, MemoryShare, ModelRow};
 use super::super::state::{MESSAGE, WatchedDetail};
@@ -19,7 +19,7 @@ fn row(name: &str, verdict: Verdict, host: u64) -> ModelRow {
     ModelRow {
         name: name.to_owned(),
         shown: tame(name),
-        state: ("loaded", TextTone::Good),
+        state: ("loaded", GOOD),
         verdict,
         host: Some(host),
         fill: Some(MemoryShare { used: host, total: 1000 }),
@@ -349,7 +349,7 @@ fn events_are_bounded_and_known_by_their_model() {
     let mut state = shown();
     for n in 0..EVENTS + 5 {
         let model = Some(if n.is_multiple_of(2) { "alpha" } else { "beta" }.to_owned());
-        let (time, tone) = (String::new(), TextTone::Plain);
+        let (time, tone) = (String::new(), PLAIN);
         let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone, leaks: false };
         step(&mut state, ScreenInput::Event(event));
     }
