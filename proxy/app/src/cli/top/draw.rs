@@ -295,18 +295,16 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
             MemoryKind::Host => "host memory".to_owned(),
             MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
         };
-        let mut words = format!("{name}, replica {}", memory.replica);
+        let mut facts = vec![name, format!("replica {}", memory.replica)];
         // The time that was shown before stays until the next one has come.
-        if let Some(span) = history.span {
-            let requested = if span == SPANS[state.span] { "" } else { " (another time is requested)" };
-            words.extend([format!(", {}{requested}", span.words)]);
-        }
-        words.extend(memory.held.map(|held| format!(", {}", bytes(held))));
-        words.extend(memory.soft.map(|soft| format!(", soft budget {}", bytes(soft))));
-        words.extend(memory.hard.map(|hard| format!(", hard budget {}", bytes(hard))));
-        if count > 1 {
-            words.extend([format!("  (Tab: {} of {count})", state.series % count + 1)]);
-        }
+        let requested =
+            if history.span == Some(SPANS[state.span]) { "" } else { " (another time is requested)" };
+        facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
+        facts.extend(memory.held.map(bytes));
+        facts.extend(memory.soft.map(|soft| format!("soft budget {}", bytes(soft))));
+        facts.extend(memory.hard.map(|hard| format!("hard budget {}", bytes(hard))));
+        let next = format!("  (Tab: {} of {count})", state.series % count + 1);
+        let words = facts.join(", ") + if count > 1 { &next } else { "" };
         put_line(&Line::styled(words, QUIET), title, buffer);
         draw_plot(&history, memory, plot, buffer);
     }

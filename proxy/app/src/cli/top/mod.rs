@@ -148,7 +148,7 @@ fn check_model(state: &ScreenState, model: &str) -> Result<(), Failure> {
 fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), Failure> {
     let name = text::tame(&path.file_name().unwrap_or_default().to_string_lossy());
     let policy = &warden_policies::defaults().growth;
-    let (recording, events) = PlayedRecording::open(&name, readings(path)?, policy);
+    let (recording, events) = PlayedRecording::open(&name, &readings(path)?, policy);
     state.picture = recording.picture();
     state.view = ScreenView::Model(name);
     (state.recording, state.events) = (Some(recording), events.into());

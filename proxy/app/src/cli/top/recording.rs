@@ -1,9 +1,11 @@
 //! A recording that is played: readings of one process become pictures, each with what the detector knew at its moment. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warden_policies::growth::{Growth, GrowthPolicy, Monitor};
+use warden_policies::growth::{GrowthPolicy, Monitor};
 use warden_policies::sample::Sample;
+use warden_policies::units::{exact, whole};
 use warden_policies::{MemoryKind, phrases};
 
 use super::look::{BAD, PLAIN, QUIET};
@@ -18,20 +20,18 @@ use crate::cli::status::age;
 const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
 /// The first speed plays all of it in this time.
 const WHOLE: Duration = Duration::from_secs(60);
-/// Points of a line, and moments at which the verdict is kept besides those at which it changed.
+/// Moments that are kept, in addition to those at which a verdict changed.
 const MOMENTS: usize = 2000;
 /// Rates are means of the last seconds before the moment that is shown.
 const WINDOW: Duration = Duration::from_secs(10);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PlayedRecording {
     name: String,
-    /// In the order of time.
-    samples: Vec<Sample>,
-    /// Readings from point to point of a line.
-    every: usize,
-    /// What the detector knew from a reading on, and its rate of requests.
-    verdicts: Vec<(usize, Vec<Growth>, Option<f64>)>,
+    /// What was known from a moment on, in the order of time.
+    rows: Vec<(Duration, ModelRow)>,
+    /// Seconds and bytes.
+    lines: BTreeMap<MemoryKind, Vec<(f64, f64)>>,
     /// Times since the process was started: of the first and the last reading, and of what is shown.
     from: Duration,
     to: Duration,
@@ -45,14 +45,22 @@ impl PlayedRecording {
     pub(super) const SEEK: f64 = 0.05;
 
     /// Returns the recording, and the changes of verdicts in it as events.
-    pub(super) fn open(name: &str, samples: Vec<Sample>, policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
+    pub(super) fn open(name: &str, samples: &[Sample], policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
         let mut monitor = Monitor::new(policy);
         let every = (samples.len() / MOMENTS).max(1);
-        let (mut verdicts, mut events) = (Vec::new(), Vec::new());
+        let mut recording = Self { name: name.to_owned(), ..Self::default() };
+        let mut events = Vec::new();
         for (index, sample) in samples.iter().enumerate() {
             let changes = monitor.observe(sample);
-            if !changes.is_empty() || index % every == 0 {
-                verdicts.push((index, monitor.growth().to_vec(), monitor.rate()));
+            if !changes.is_empty() || index % every == 0 || index + 1 == samples.len() {
+                let window = samples[..index].partition_point(|earlier| earlier.at + WINDOW < sample.at);
+                recording.rows.push((sample.at, row(name, sample, &samples[window], &monitor)));
+                let host = sample.host.map(|_| MemoryKind::Host);
+                let vram = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
+                for kind in host.into_iter().chain(vram) {
+                    let point = sample.charged(kind).map(|bytes| (sample.at.as_secs_f64(), exact(bytes)));
+                    recording.lines.entry(kind).or_default().extend(point);
+                }
             }
             for change in changes {
                 let (now, before) = (&change.growth, change.before.as_str());
@@ -66,12 +74,13 @@ impl PlayedRecording {
                 });
             }
         }
-        let at = |sample: Option<&Sample>| sample.map(|sample| sample.at).unwrap_or_default();
-        let (from, to) = (at(samples.first()), at(samples.last()));
-        let length = to.saturating_sub(from);
-        let speed = SPEEDS.iter().position(|speed| length / *speed <= WHOLE).unwrap_or(SPEEDS.len() - 1);
-        let name = name.to_owned();
-        (Self { name, samples, every, verdicts, from, to, at: from, speed, paused: false }, events)
+        recording.from = samples.first().map(|sample| sample.at).unwrap_or_default();
+        recording.to = samples.last().map(|sample| sample.at).unwrap_or_default();
+        recording.at = recording.from;
+        let length = recording.to.saturating_sub(recording.from);
+        recording.speed =
+            SPEEDS.iter().position(|speed| length / *speed <= WHOLE).unwrap_or(SPEEDS.len() - 1);
+        (recording, events)
     }
 
     /// Plays for so much time of the viewer.
@@ -119,89 +128,62 @@ impl PlayedRecording {
         self.at.as_secs_f64()
     }
 
-    /// The readings up to this moment.
-    fn played(&self) -> &[Sample] {
-        &self.samples[..self.samples.partition_point(|sample| sample.at <= self.at)]
-    }
-
     pub(super) fn picture(&self) -> InstancePicture {
+        let next = self.rows.partition_point(|(at, _)| *at <= self.at);
         InstancePicture {
             facts: vec![format!("recording {}", tame(&self.name))],
-            rows: self.played().last().map(|sample| self.row(sample)).into_iter().collect(),
+            rows: self.rows[..next].last().map(|(_, row)| row.clone()).into_iter().collect(),
             ..InstancePicture::default()
         }
     }
 
     /// The memories up to this moment, on an axis for all of it.
     pub(super) fn history(&self) -> MemoryHistory {
-        let mut kinds: Vec<MemoryKind> = self.samples.iter().flat_map(kinds).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
-        let thinned = || self.played().iter().rev().step_by(self.every).rev();
-        let line = |kind: MemoryKind| {
-            let point = |sample: &Sample| {
-                Some((sample.at.as_secs_f64(), warden_policies::units::exact(sample.charged(kind)?)))
-            };
-            let points: Vec<(f64, f64)> = thinned().filter_map(point).collect();
-            let held = self.played().last().and_then(|sample| sample.charged(kind));
-            (!points.is_empty()).then_some(MemoryLine {
-                kind,
-                replica: 0,
-                points,
-                held,
-                soft: None,
-                hard: None,
-            })
+        let line = |(kind, points): (&MemoryKind, &Vec<(f64, f64)>)| {
+            let points = &points[..points.partition_point(|(at, _)| *at <= self.seconds())];
+            let held = points.last().map(|(_, bytes)| whole(*bytes));
+            let line =
+                MemoryLine { kind: *kind, replica: 0, points: points.to_vec(), held, soft: None, hard: None };
+            held.map(|_| line)
         };
         MemoryHistory {
             model: self.name.clone(),
             span: None,
             from: self.from.as_secs_f64(),
             to: self.to.as_secs_f64(),
-            lines: kinds.into_iter().filter_map(line).collect(),
+            lines: self.lines.iter().filter_map(line).collect(),
             marks: Vec::new(),
         }
     }
-
-    fn row(&self, sample: &Sample) -> ModelRow {
-        let index = self.played().len() - 1;
-        let place = self.verdicts.partition_point(|(from, ..)| *from <= index).saturating_sub(1);
-        let (growth, rate) = self.verdicts.get(place).map_or((&[][..], None), |(_, all, rate)| (all, *rate));
-        let work = &sample.work;
-        let mut words = vec![format!(
-            "{} since its start: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
-            age(sample.at),
-            work.requests,
-            work.prompt_tokens,
-            work.output_tokens,
-            work.images
-        )];
-        words.extend(growth.iter().map(|one| format!("growth: {}", growth::of_growth(one))));
-        let window = self.played().partition_point(|earlier| earlier.at + WINDOW < sample.at);
-        let earlier = &self.samples[window.min(index)];
-        let mut row = ModelRow {
-            name: self.name.clone(),
-            shown: tame(&self.name),
-            state: ("recorded", PLAIN),
-            processes: (1, 1),
-            busy: (sample.in_flight, None),
-            host: sample.charged(MemoryKind::Host),
-            vram: sample.vram.iter().map(|vram| (vram.gpu.0, vram.bytes)).collect(),
-            rate: WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at)),
-            words: words.iter().map(|line| tame(line)).collect(),
-            work: vec![((0, None), *work)],
-            ..ModelRow::default()
-        };
-        if let Some(worst) = row.set_growth(growth.iter().map(|one| (one, rate))) {
-            row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), QUIET);
-        }
-        row
-    }
 }
 
-fn kinds(sample: &Sample) -> impl Iterator<Item = MemoryKind> + '_ {
-    let host = sample.host.map(|_| MemoryKind::Host);
-    host.into_iter().chain(sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu)))
+fn row(name: &str, sample: &Sample, earlier: &Sample, monitor: &Monitor) -> ModelRow {
+    let work = &sample.work;
+    let mut words = vec![format!(
+        "{} since its start: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
+        age(sample.at),
+        work.requests,
+        work.prompt_tokens,
+        work.output_tokens,
+        work.images
+    )];
+    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::of_growth(one))));
+    let mut row = ModelRow {
+        name: name.to_owned(),
+        shown: tame(name),
+        state: ("recorded", PLAIN),
+        processes: (1, 1),
+        busy: (sample.in_flight, None),
+        host: sample.charged(MemoryKind::Host),
+        vram: sample.vram.iter().map(|vram| (vram.gpu.0, vram.bytes)).collect(),
+        rate: WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at)),
+        words: words.iter().map(|line| tame(line)).collect(),
+        ..ModelRow::default()
+    };
+    if let Some(worst) = row.set_growth(monitor.growth().iter().map(|one| (one, monitor.rate()))) {
+        row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), QUIET);
+    }
+    row
 }
 
 #[cfg(test)]
@@ -224,7 +206,7 @@ mod tests {
     }
 
     fn recording(seconds: u64) -> (PlayedRecording, Vec<EventLine>) {
-        PlayedRecording::open("a/b.jsonl", leak(seconds), &warden_policies::defaults().growth)
+        PlayedRecording::open("a/b.jsonl", &leak(seconds), &warden_policies::defaults().growth)
     }
 
     #[test]
