@@ -36,8 +36,8 @@ struct TableColumn {
     is_number: bool,
 }
 
-/// All columns from left to right: the head, the width, and in which order it is left out where there is no room: the highest number first,
-/// 0 never.
+/// All columns from left to right: the head, the width, and in which order it is left out where there is no room: the
+/// highest number first, 0 never.
 const COLUMNS: [(&str, u16, u8); 15] = [
     ("MODEL", 12, 0),
     ("STATE", 9, 0),

@@ -102,7 +102,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The first line. That the instance gives no answer comes before all else: what is on the screen is old.
+/// The first line. A silent instance is reported before all else: the screen is old then.
 fn head_line(state: &ScreenState) -> Line<'static> {
     if let Some((since, why)) = &state.silent {
         let text = format!("NO ANSWER for {}: {why}", age(state.at.saturating_sub(*since)));

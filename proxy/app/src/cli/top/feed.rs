@@ -1,5 +1,6 @@
-//! Asks the instance while the screen runs: pictures at an interval, events as they come, the memory or the log that is viewed, and actions.
-//! An instance that is frozen, gone or replaced by another one blocks nothing: it is asked and searched for again.
+//! Asks the instance while the screen runs: pictures at an interval, events as they come, the memory or the log that
+//! is viewed, and actions. An instance that is frozen, gone or replaced by another one blocks nothing: it is asked
+//! and searched for again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use crate::sync::lock;
 
 /// Inputs that wait for the screen, at most.
 const WAITING: usize = 4096;
-/// How long an answer may take: that of a thousand models takes a fraction of it, and a frozen instance gives none.
+/// Time for an answer: that of a thousand models takes a fraction of it, and a frozen instance gives none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time since 1970 that never jumps.

@@ -85,8 +85,8 @@ pub(super) fn size() -> (u16, u16) {
     tcgetwinsize(io::stdout()).map_or((0, 0), |size| (size.ws_col, size.ws_row))
 }
 
-/// Reads keys on a thread that ends with the process: reading a terminal cannot be cancelled. That the terminal is gone is noticed when
-/// it is drawn on.
+/// Reads keys on a thread that ends with the process: reading a terminal cannot be cancelled. A terminal that is
+/// gone is noticed when it is drawn on.
 fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
@@ -144,8 +144,8 @@ impl LiveScreen {
         self.screen.show(&buffer).map_err(|_gone| Failure::Pipe)
     }
 
-    /// Gives the terminal back and stops, as a job of a shell. The kernel ignores SIGTTOU where no process would continue us, as behind
-    /// `ssh -t HOST llama-warden top`: then the terminal is taken again at once.
+    /// Gives the terminal back and stops, as a job of a shell. The kernel ignores SIGTTOU where no process would
+    /// continue us, as behind `ssh -t HOST llama-warden top`: then the terminal is taken again at once.
     fn stop(&mut self) {
         drop(self.screen.give_back());
         self.away = true;

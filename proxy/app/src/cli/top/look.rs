@@ -3,7 +3,7 @@
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// What a text means for an operator, as a colour of the terminal's own theme.
+/// Meanings of a text for an operator, each a colour of the terminal's own theme.
 pub(super) const PLAIN: Color = Color::Reset;
 /// Nothing to do, and nothing to see; drawn dim.
 pub(super) const QUIET: Color = Color::DarkGray;
@@ -12,13 +12,13 @@ pub(super) const GOOD: Color = Color::Green;
 pub(super) const BUSY: Color = Color::Cyan;
 /// Worth a look.
 pub(super) const WARN: Color = Color::Yellow;
-/// It is down, or will be.
+/// Something is down, or will be.
 pub(super) const BAD: Color = Color::Red;
 
 pub(super) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 
-/// What the terminal can show.
+/// Abilities of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TerminalLook {
     pub(super) colour: bool,

@@ -1,4 +1,5 @@
-//! The memory of one model over time: what the instance keeps of it (`GET /series`), or a recording ([`super::recording`]). Pure.
+//! The memory of one model over time: what the instance keeps of it (`GET /series`), or a recording
+//! ([`super::recording`]). Pure.
 
 use warden_policies::MemoryKind;
 use warden_policies::units::exact;
@@ -53,7 +54,7 @@ pub(super) struct MemoryHistory {
     pub(super) marks: Vec<HistoryMark>,
 }
 
-/// One memory of one replica.
+/// A memory of a replica.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MemoryLine {
     pub(super) kind: MemoryKind,
@@ -67,7 +68,7 @@ pub(super) struct MemoryLine {
     pub(super) hard: Option<u64>,
 }
 
-/// What was done at a moment.
+/// An action at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HistoryMark {
     pub(super) at: f64,

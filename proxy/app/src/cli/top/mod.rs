@@ -6,7 +6,8 @@
 //!  time ────────────────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
 //! ```
 //!
-//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A recording that is played is a part of the state.
+//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A recording that is played is a part of the
+//! state.
 
 use std::io;
 use std::path::{Path, PathBuf};

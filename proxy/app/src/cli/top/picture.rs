@@ -1,5 +1,5 @@
-//! What is shown of an instance at one moment: made of the answer to `GET /status`, or of a recording ([`super::recording`]). Pure. Every
-//! text in it is [`tame`], except the names that routes need.
+//! The picture of an instance at one moment: made of the answer to `GET /status`, or of a recording
+//! ([`super::recording`]). Pure. Every text in it is [`tame`], except the names that routes need.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl MemoryShare {
     }
 }
 
-/// One memory of the machine.
+/// A memory of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MemoryGauge {
     /// `None` for host memory.
@@ -70,7 +70,7 @@ pub(super) type ProcessWork = ((u32, Option<u64>), Work);
 /// One model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ModelRow {
-    /// The name in routes. It may contain anything, so `shown` is drawn instead.
+    /// The name in routes, which may contain anything; `shown` is drawn.
     pub(super) name: String,
     pub(super) shown: String,
     pub(super) state: (&'static str, Color),
@@ -103,7 +103,8 @@ pub(super) struct ModelRow {
 }
 
 impl ModelRow {
-    /// Fills in the growth of the worst memory, each given with a rate of requests. Of several equally bad ones the first counts.
+    /// Fills in the growth of the worst memory, each given with a rate of requests. Of several equally bad ones the
+    /// first counts.
     pub(super) fn set_growth<'a>(
         &mut self,
         all: impl Iterator<Item = (&'a Growth, Option<f64>)>,

@@ -1,4 +1,4 @@
-//! One memory over time: its line, its budgets, and letters for what was done. Pure.
+//! The plot of a memory over time: its line, its budgets, and letters for actions. Pure.
 
 use std::time::Duration;
 

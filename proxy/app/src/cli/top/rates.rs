@@ -43,7 +43,8 @@ struct WorkCounter {
 }
 
 impl RateCounters {
-    /// Counts the work of a picture and fills in its rates, which are known from the second picture on. Forgets models that are not in it.
+    /// Counts the work of a picture and fills in its rates, which are known from the second picture on. Forgets
+    /// models that are not in it.
     pub(super) fn update_rates(&mut self, at: Duration, rows: &mut [ModelRow]) {
         let mut before = std::mem::take(&mut self.0);
         for row in rows {

@@ -1,4 +1,5 @@
-//! A recording that is played: readings of one process become pictures, each with what the detector knew at its moment. Pure.
+//! A recording that is played: readings of one process become pictures, each with what the detector knew at its
+//! moment. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::text::tame;
 use crate::cli::growth;
 use crate::cli::status::age;
 
-/// How many times faster than it was recorded it can be played.
+/// Speeds of playing, compared with that of recording.
 const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
 /// The first speed plays all of it in this time.
 const WHOLE: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct PlayedRecording {
     name: String,
-    /// What was known from a moment on, in the order of time.
+    /// Facts known from a moment on, in the order of time.
     rows: Vec<(Duration, ModelRow)>,
     /// Seconds and bytes.
     lines: BTreeMap<MemoryKind, Vec<(f64, f64)>>,

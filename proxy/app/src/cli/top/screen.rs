@@ -1,7 +1,7 @@
 //! The terminal: taken, drawn on, and given back as it was, however this ends.
 //!
-//! Only cells that differ from the screen before are written, in one piece, and nothing where none does: over a slow line a screen
-//! without changes costs nothing.
+//! Only cells that differ from the screen before are written, in one piece, and nothing where none does: over a slow
+//! line a screen without changes costs nothing.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ pub(super) fn give_back_at_panic() {
     }));
 }
 
-/// Whether the terminal is still ours: a panic elsewhere gives it back.
+/// Returns whether the terminal is still ours: a panic elsewhere gives it back.
 pub(super) fn is_ours() -> bool {
     TAKEN.load(Ordering::SeqCst)
 }

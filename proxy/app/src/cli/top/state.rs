@@ -1,4 +1,4 @@
-//! What the screen is made of, what reaches it from outside, and what it requests: values, so that a test can play them.
+//! The state of the screen, its inputs and its requests: values, so that a test can play them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use ratatui_core::style::Color;
 /// For how long a message stays.
 pub(super) const MESSAGE: Duration = Duration::from_secs(8);
 
-/// What happened. Times are since 1970, by a clock that never jumps.
+/// An input from outside. Times are since 1970, by a clock that never jumps.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ScreenInput {
     Key(KeyEvent),
@@ -33,7 +33,7 @@ pub(super) enum ScreenInput {
     Message(String, Color),
 }
 
-/// What a key requests.
+/// A request by a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScreenEffect {
     Quit,
@@ -44,7 +44,7 @@ pub(super) enum ScreenEffect {
     Act(&'static ModelAction, String),
 }
 
-/// What can be done to a model.
+/// An action on a model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModelAction {
     pub(super) key: char,
@@ -90,7 +90,7 @@ pub(super) enum ScreenOverlay {
     Confirm(&'static ModelAction, String),
 }
 
-/// What the instance is asked for besides pictures and events.
+/// Data that the instance is asked for in addition to pictures and events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum WatchedDetail {
     #[default]

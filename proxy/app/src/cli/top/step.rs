@@ -1,4 +1,4 @@
-//! One step: what happened changes what is on the screen, and may request something. Pure.
+//! Steps of the screen: an input changes the state, and may request something. Pure.
 //!
 //! ```text
 //!             Enter           l
@@ -274,7 +274,7 @@ fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     true
 }
 
-/// Whether keys may change the chosen model; says why not.
+/// Returns whether keys may act on the chosen model; says why not.
 fn may_act(state: &mut ScreenState) -> bool {
     let why = if state.recording.is_some() {
         "a recording cannot be changed"

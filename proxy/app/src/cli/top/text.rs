@@ -1,5 +1,5 @@
-//! Text of strangers for a terminal: nothing in it can move the cursor, change the direction of a line or grow without bounds. Sizes and
-//! rates in few letters. Pure.
+//! Text of strangers for a terminal: nothing in it can move the cursor, change the direction of a line or grow
+//! without bounds. Sizes and rates in few letters. Pure.
 
 use ratatui_core::text::Span;
 use warden_policies::ByteSize;
@@ -10,8 +10,8 @@ const LONGEST: usize = 2000;
 /// Marks on one letter that are kept (accents): a letter with thousands of them would cost more than the screen.
 const MARKS: usize = 2;
 
-/// Replaces what a terminal obeys instead of showing it by `?`: control characters of both sets, and marks that change the direction of a
-/// line. Removes letters without a width beyond a few accents.
+/// Replaces what a terminal obeys instead of showing it by `?`: control characters of both sets, and marks that
+/// change the direction of a line. Removes letters without a width beyond a few accents.
 pub(super) fn tame(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len().min(LONGEST));
     let mut marks = 0;
