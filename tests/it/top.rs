@@ -127,6 +127,8 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     let warden = running().await?;
     let mut terminal = Terminal::start(warden.home(), "/bin/sh".as_ref(), ["-i"], (100, 30))?;
     let program = binaries::llama_warden()?;
+    // Else its first prompt may come after the command, and be taken for the one after the stop.
+    waits_for_a_command(&terminal).await?;
     terminal.press(&format!("'{}' top --interval 100ms\n", program.display()))?;
     terminal.shows(&["MODEL", "loaded"], SOON).await?;
     terminal.press("\x1a")?;

@@ -47,28 +47,8 @@ pub(crate) fn table(status: &Status) -> String {
         if let Some(last) = under.last_mut().filter(|_| blind) {
             last.push("VRAM: no GPU is visible here, so the budgets on it are off".to_owned());
         }
-        if let (Some(warm), Some(last)) = (&model.warm, under.last_mut()) {
-            last.push(format!("last replacement: {warm}"));
-        }
-        if let (Some(pin), Some(last)) = (pin(model), under.last_mut()) {
-            last.push(pin);
-        }
-        let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
-        if let Some(last) = under.last_mut().filter(|_| refused > 0) {
-            last.push(format!(
-                "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
-            ));
-        }
-        let mitigations = status.mitigations.get(model.name.as_str());
-        if let (Some(mitigations), Some(last)) = (mitigations, under.last_mut()) {
-            last.push(format!("mitigations: {}", mitigations.join(", ")));
-        }
-        let advice = status.advice.get(model.name.as_str());
-        if let (Some(advice), Some(last)) = (advice, under.last_mut()) {
-            last.extend(advice.iter().map(|one| format!("looks like: {}", one.text)));
-        }
-        if let (Some(canary), Some(last)) = (&model.canary, under.last_mut()) {
-            last.push(super::canary::line(canary));
+        if let Some(last) = under.last_mut() {
+            last.extend(model_lines(status, model));
         }
         let tried = model.canary.as_ref().map(|canary| &canary.name);
         let processes = status.fleet.canaries.iter().filter(|own| Some(&own.name) == tried);
@@ -89,8 +69,43 @@ pub(crate) fn table(status: &Status) -> String {
     text
 }
 
+/// All that the table says of one model, in lines of words: a line for each process, and what is under it.
+pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
+    let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
+    let mut words = Vec::new();
+    for (row, lines) in model_rows(model, budget, None) {
+        let facts = HEAD.iter().zip(&row).skip(1).filter(|(_, fact)| !["", "-"].contains(&fact.as_str()));
+        let facts: Vec<String> =
+            facts.map(|(head, fact)| format!("{} {fact}", head.to_ascii_lowercase())).collect();
+        words.push(facts.join(", "));
+        words.extend(lines.iter().map(|line| format!("  {line}")));
+    }
+    words.extend(model_lines(status, model));
+    words
+}
+
+/// The lines about a model as a whole.
+fn model_lines(status: &Status, model: &ModelView) -> Vec<String> {
+    let name = model.name.as_str();
+    let mut lines = Vec::new();
+    lines.extend(model.warm.as_ref().map(|warm| format!("last replacement: {warm}")));
+    lines.extend(pin(model));
+    let refused = model.quarantine.requests.iter().filter(|known| known.refused).count();
+    if refused > 0 {
+        lines.push(format!(
+            "{refused} request(s) refused because the server died of them: `llama-warden quarantine list`"
+        ));
+    }
+    let mitigations = status.mitigations.get(name);
+    lines.extend(mitigations.map(|all| format!("mitigations: {}", all.join(", "))));
+    let advice = status.advice.get(name).into_iter().flatten();
+    lines.extend(advice.map(|one| format!("looks like: {}", one.text)));
+    lines.extend(model.canary.as_deref().map(super::canary::line));
+    lines
+}
+
 /// Whether it may leave for another model, where that is not just as in most configurations.
-pub(crate) fn pin(model: &ModelView) -> Option<String> {
+fn pin(model: &ModelView) -> Option<String> {
     let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
     match (model.pin.pinned, who.is_empty()) {
         (true, _) => Some(format!("pinned: it leaves for no other model{who}")),
@@ -202,7 +217,7 @@ pub(super) fn note(model: &ModelView) -> String {
 }
 
 /// When it is tried again, and what an operator can do.
-pub(super) fn outage(outage: &Outage) -> String {
+fn outage(outage: &Outage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()
         .and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());

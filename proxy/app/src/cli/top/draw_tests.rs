@@ -3,30 +3,37 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui_core::backend::{Backend, TestBackend};
-use ratatui_core::layout::Rect;
 use ratatui_core::style::Color;
 use warden_policies::growth::Verdict;
+use warden_policies::recycle::Budget;
 use warden_policies::sample::{HostMemory, Vram, VramSource};
-use warden_policies::{ByteSize, GpuIndex, MemoryLimit, ModelName, Reason, Work};
+use warden_policies::{GpuIndex, ModelName, Reason, Work};
 use warden_sensors::HostTotals;
 use warden_supervisor::{
-    BackendView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView, ReadySince,
+    BackendView, BudgetView, DeviceView, Failure, FailureKind, FleetView, ModelState, ModelView, ReadySince,
 };
 
-use super::super::input::{Input, Key, Told};
 use super::super::lines;
-use super::super::picture::Picture;
+use super::super::look::GOOD;
+use super::super::memory::{MemoryHistory, MemoryLine, TimeSpan};
+use super::super::page;
+use super::super::picture::InstancePicture;
+use super::super::state::ScreenInput;
 use super::super::step::step;
-use super::super::stored::{Span, Stored};
-use super::super::text::tame;
 use super::*;
-use crate::admin::answer::{Budget, Instance, Status};
+use crate::admin::answer::{Instance, Status};
 use crate::admin::growth_metrics::tests::{fleet, leaking};
 
-const UNICODE: Look = Look { colour: true, unicode: true };
-const ASCII: Look = Look { colour: false, unicode: false };
+const UNICODE: TerminalLook = TerminalLook { colour: true, unicode: true };
+const ASCII: TerminalLook = TerminalLook { colour: false, unicode: false };
 const GIB: u64 = 1 << 30;
+
+fn budgets() -> Vec<BudgetView> {
+    let budget = Budget { soft: Some(4 * GIB), hard: Some(6 * GIB) };
+    vec![BudgetView { series: MemoryKind::Host, budget }]
+}
 
 /// A model with one process that is well.
 fn model(name: &str, bytes: u64) -> ModelView {
@@ -39,6 +46,7 @@ fn model(name: &str, bytes: u64) -> ModelView {
     backend.ready_since = Some(ReadySince::ago(Duration::from_secs(3700)));
     backend.health = warden_supervisor::HealthView::default();
     backend.next = None;
+    backend.memory.budgets = budgets();
     backend.work = Work { requests: 100, output_tokens: 5000, ..Work::default() };
     with(name, ModelState::Loaded, vec![backend])
 }
@@ -68,6 +76,7 @@ fn leaky() -> ModelView {
     let own = &mut model.backends[0];
     (own.memory, own.in_flight) = (backend.memory, 3);
     own.memory.vram[0].bytes = 30 * GIB;
+    (own.memory.budgets, own.memory.request_rate) = (budgets(), Some(242.0 / seconds));
     own.next = backend.next;
     model.policy.clone_from(&own.next);
     model.waiting = 2;
@@ -113,14 +122,8 @@ fn status(models: Vec<ModelView>) -> Status {
         temperature: Some(54),
         ..DeviceView::default()
     };
-    let budget = Budget {
-        soft: Some(MemoryLimit::Bytes(ByteSize(4 * GIB))),
-        hard: Some(MemoryLimit::Percent(5.0)),
-        ..Budget::default()
-    };
-    let names = models.iter().map(|model| (model.name.as_str().to_owned(), budget));
     Status {
-        budgets: names.collect(),
+        budgets: std::collections::BTreeMap::new(),
         instance: Instance {
             pid: 4000,
             version: "0.1.0".to_owned(),
@@ -145,10 +148,14 @@ fn status(models: Vec<ModelView>) -> Status {
     }
 }
 
-/// The same instance in so many looks, one each second, with work done in between.
-fn looked(models: Vec<ModelView>, looks: u32) -> State {
-    let began = "2026-01-01T02:05:00Z".parse::<jiff::Timestamp>().unwrap().as_second();
-    let mut state = State { began, ..State::default() };
+/// When the pictures begin.
+fn began() -> Duration {
+    Duration::from_secs(1_767_233_100)
+}
+
+/// The same instance in so many pictures, one each second, with work done in between.
+fn looked(models: Vec<ModelView>, looks: u64) -> ScreenState {
+    let mut state = ScreenState::default();
     let mut status = status(models);
     for second in 1..=looks {
         for backend in status.fleet.models.iter_mut().flat_map(|model| &mut Arc::make_mut(model).backends) {
@@ -158,216 +165,259 @@ fn looked(models: Vec<ModelView>, looks: u32) -> State {
                 host.anon += 9 << 20;
             }
         }
-        let picture = Picture::of(&status);
-        state = step(state, Input::Picture(Duration::from_secs(u64::from(second)), Box::new(picture))).0;
+        let picture = Box::new(InstancePicture::from_status(&status));
+        step(&mut state, ScreenInput::Picture(began() + Duration::from_secs(second), picture));
     }
     state
 }
 
-fn told(state: State, at: f64, model: &str, text: &str, mark: Option<(char, Tone)>) -> State {
-    let told =
-        Told { time: "02:05:40".to_owned(), at, model: Some(model.to_owned()), text: tame(text), mark };
-    step(state, Input::Told(told)).0
+fn happened(state: &mut ScreenState, second: u64, text: &str, tone: Color) {
+    let event = EventLine {
+        time: "02:05:40".to_owned(),
+        at: (began() + Duration::from_secs(second)).as_secs_f64(),
+        model: Some("qwen2.5-vl-7b".to_owned()),
+        text: tame(text),
+        tone,
+        leaks: tone == WARN,
+    };
+    step(state, ScreenInput::Event(event));
 }
 
-fn screen(state: State, (columns, rows): (u16, u16), look: Look) -> Buffer {
-    let state = step(state, Input::Size(columns, rows)).0;
+/// Two memories of the leaky model: host memory that grows until a replacement, and VRAM.
+fn kept(span: TimeSpan, seconds: u32, to: f64) -> MemoryHistory {
+    let from = to - f64::from(seconds);
+    let point = |part: u32, bytes: f64| (from + f64::from(seconds) * f64::from(part) / 60.0, bytes);
+    let gib = 1_073_741_824.0;
+    let line = |kind, points: Vec<(f64, f64)>, held| MemoryLine {
+        kind,
+        replica: 0,
+        held: Some(held),
+        soft: (kind == MemoryKind::Host).then_some(4 * GIB),
+        hard: (kind == MemoryKind::Host).then_some(6 * GIB),
+        points,
+    };
+    let host = (6..=60).map(|part| point(part, gib * (1.0 + f64::from((part + 20) % 40) / 15.0))).collect();
+    MemoryHistory {
+        model: "qwen2.5-vl-7b".to_owned(),
+        span: Some(span),
+        from,
+        to,
+        lines: vec![
+            line(MemoryKind::Host, host, 3 * GIB),
+            line(MemoryKind::Vram(GpuIndex(0)), vec![point(30, 30.0 * gib), point(60, 30.0 * gib)], 30 * GIB),
+        ],
+        marks: vec![HistoryMark { at: point(20, 0.0).0, letter: 'R', tone: GOOD }],
+    }
+}
+
+fn screen(state: &mut ScreenState, (columns, rows): (u16, u16), look: TerminalLook) -> Buffer {
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
-    draw(&state, look, &mut buffer);
+    draw_screen(state, look, &mut buffer);
     buffer
 }
 
-fn text(state: State, size: (u16, u16)) -> String {
+fn text(state: &mut ScreenState, size: (u16, u16)) -> String {
     lines(&screen(state, size, UNICODE)).join("\n")
 }
 
-fn pressed(state: State, keys: &[Key]) -> State {
-    keys.iter().fold(state, |state, key| step(state, Input::Key(*key)).0)
+fn press(state: &mut ScreenState, keys: &[KeyCode]) {
+    for key in keys {
+        step(state, ScreenInput::Key(KeyEvent::new(*key, KeyModifiers::NONE)));
+    }
 }
 
 fn some() -> Vec<ModelView> {
     vec![model("gemma-3-4b", GIB), leaky(), failed(), with("embed", ModelState::Unloaded, Vec::new())]
 }
 
-fn eventful(models: Vec<ModelView>) -> State {
-    let state = looked(models, 90);
-    let state = told(
-        state,
-        20.0,
-        "qwen2.5-vl-7b",
-        "g2 host leaks: each image pays 4.42 MiB",
-        Some(('v', Tone::Warn)),
-    );
-    told(
-        state,
-        45.0,
-        "qwen2.5-vl-7b",
-        "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after",
-        Some(('R', Tone::Good)),
-    )
+/// A screen with events, after some keys.
+fn eventful(models: Vec<ModelView>, keys: &[KeyCode]) -> ScreenState {
+    let mut state = looked(models, 90);
+    happened(&mut state, 20, "g2 host leaks: each image pays 4.42 MiB", WARN);
+    happened(&mut state, 45, "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after", GOOD);
+    press(&mut state, keys);
+    let history = kept(SPANS[0], 600, state.at.as_secs_f64());
+    step(&mut state, ScreenInput::History(Box::new(history)));
+    state
 }
 
 #[test]
 fn without_a_model_it_says_so() {
-    insta::assert_snapshot!(text(looked(Vec::new(), 2), (80, 24)));
+    insta::assert_snapshot!(text(&mut looked(Vec::new(), 2), (80, 24)));
 }
 
 #[test]
 fn some_models_in_80_columns() {
-    insta::assert_snapshot!(text(eventful(some()), (80, 24)));
+    insta::assert_snapshot!(text(&mut eventful(some(), &[]), (80, 24)));
 }
 
 #[test]
 fn some_models_in_120_columns() {
-    insta::assert_snapshot!(text(eventful(some()), (120, 40)));
+    insta::assert_snapshot!(text(&mut eventful(some(), &[]), (120, 40)));
 }
 
 #[test]
 fn some_models_in_200_columns() {
-    insta::assert_snapshot!(text(eventful(some()), (200, 50)));
+    insta::assert_snapshot!(text(&mut eventful(some(), &[]), (200, 50)));
 }
 
 #[test]
 fn some_models_in_60_columns() {
-    insta::assert_snapshot!(text(eventful(some()), (60, 15)));
+    insta::assert_snapshot!(text(&mut eventful(some(), &[]), (60, 15)));
 }
 
 #[test]
 fn fifty_models_are_scrolled() {
-    let many = (0..50).map(|n| model(&format!("model-{n:02}"), GIB)).collect();
-    let state = pressed(step(looked(many, 2), Input::Size(80, 24)).0, &[Key::End, Key::Up]);
-    insta::assert_snapshot!(text(state, (80, 24)));
+    let mut state = looked((0..50).map(|n| model(&format!("model-{n:02}"), GIB)).collect(), 2);
+    press(&mut state, &[KeyCode::End, KeyCode::Up]);
+    insta::assert_snapshot!(text(&mut state, (80, 24)));
 }
 
 #[test]
 fn one_model_and_its_memory() {
-    let state = pressed(eventful(some()), &[Key::Down, Key::Enter]);
-    insta::assert_snapshot!("one_model_and_its_memory_in_80_columns", text(state.clone(), (80, 24)));
-    insta::assert_snapshot!("one_model_and_its_memory_in_120_columns", text(state.clone(), (120, 40)));
-    let vram = pressed(state.clone(), &[Key::Tab]);
-    insta::assert_snapshot!("the_next_memory", text(vram, (60, 15)));
+    let mut state = eventful(some(), &[KeyCode::Down, KeyCode::Enter]);
+    insta::assert_snapshot!("one_model_and_its_memory_in_80_columns", text(&mut state, (80, 24)));
+    insta::assert_snapshot!("one_model_and_its_memory_in_120_columns", text(&mut state, (120, 40)));
+    press(&mut state, &[KeyCode::Tab]);
+    insta::assert_snapshot!("the_next_memory", text(&mut state, (60, 15)));
 }
 
 #[test]
-fn its_last_hour_is_drawn_from_what_was_kept() {
-    let state = pressed(eventful(some()), &[Key::Down, Key::Enter, Key::Char('t')]);
-    assert!(text(state.clone(), (80, 24)).contains("the last hour (asked for)"));
-    let key = state.keys("qwen2.5-vl-7b")[0];
-    let points =
-        (0..60_u32).map(|minute| (f64::from(minute) * 60.0 - 3500.0, u64::from(minute % 20) * (GIB / 8)));
-    let stored = Stored {
-        model: "qwen2.5-vl-7b".to_owned(),
-        span: Span::Hour,
-        lines: vec![(key, points.collect())],
-        marks: vec![(-2300.0, 'R', Tone::Good)],
-    };
-    let state = step(state, Input::Stored(Box::new(stored))).0;
-    insta::assert_snapshot!("the_last_hour_of_a_memory", text(state.clone(), (100, 30)));
-    // Of another model, or for another time, it is not shown.
-    let state = pressed(state, &[Key::Char('t')]);
-    assert!(text(state.clone(), (80, 24)).contains("the last day (asked for)"));
-    let state = pressed(state, &[Key::Esc, Key::Enter]);
-    assert!(!text(state, (80, 24)).contains("the last"));
+fn another_time_is_shown_when_it_has_come() {
+    let mut state = eventful(some(), &[KeyCode::Down, KeyCode::Enter, KeyCode::Char('t')]);
+    assert!(text(&mut state, (120, 24)).contains("the last 10 min (another time is requested)"));
+    let history = kept(SPANS[1], 3600, state.at.as_secs_f64());
+    step(&mut state, ScreenInput::History(Box::new(history)));
+    insta::assert_snapshot!("the_last_hour_of_a_memory", text(&mut state, (100, 30)));
+    press(&mut state, &[KeyCode::Esc, KeyCode::Enter]);
+    assert!(!text(&mut state, (80, 24)).contains("the last hour"));
 }
 
 #[test]
-fn menus_help_and_questions_lie_over_it() {
-    for (name, keys) in [
-        ("help", &[Key::F(1)][..]),
-        ("sort", &[Key::F(6), Key::Down]),
-        ("actions", &[Key::F(9)]),
-        ("question", &[Key::Down, Key::Char('r')]),
-        ("filter", &[Key::Char('/'), Key::Char('x')]),
+fn once_everything_is_written_without_keys() {
+    let mut many = some();
+    many.extend((0..40).map(|n| model(&format!("model-{n:02}"), GIB)));
+    for (name, state) in [
+        ("once", &mut eventful(many, &[])),
+        ("once_a_model", &mut eventful(some(), &[KeyCode::Down, KeyCode::Enter])),
     ] {
-        insta::assert_snapshot!(format!("over_{name}"), text(pressed(eventful(some()), keys), (80, 24)));
+        state.once = true;
+        insta::assert_snapshot!(name, page(state, UNICODE, 80));
+    }
+}
+
+#[test]
+fn menus_help_and_confirmations_lie_over_it() {
+    for (name, keys) in [
+        ("help", &[KeyCode::F(1)][..]),
+        ("sort", &[KeyCode::F(6), KeyCode::Down]),
+        ("actions", &[KeyCode::F(9)]),
+        ("question", &[KeyCode::Down, KeyCode::Char('r')]),
+        ("filter", &[KeyCode::Char('/'), KeyCode::Char('x')]),
+    ] {
+        insta::assert_snapshot!(format!("over_{name}"), text(&mut eventful(some(), keys), (80, 24)));
     }
 }
 
 #[test]
 fn a_terminal_that_knows_only_ascii_gets_nothing_else_and_no_colour() {
-    let mut models = some();
-    models.push(evil());
-    let state = eventful(models);
-    for keys in [&[][..], &[Key::Down, Key::Enter], &[Key::End, Key::Enter], &[Key::F(1)], &[Key::Char('d')]]
-    {
-        let buffer = screen(pressed(state.clone(), keys), (120, 40), ASCII);
+    for keys in [
+        &[][..],
+        &[KeyCode::Down, KeyCode::Enter],
+        &[KeyCode::End, KeyCode::Enter],
+        &[KeyCode::F(1)],
+        &[KeyCode::Char('d')],
+    ] {
+        let mut models = some();
+        models.push(evil());
+        let buffer = screen(&mut eventful(models, keys), (120, 40), ASCII);
         for cell in buffer.content() {
             assert!(cell.symbol().is_ascii(), "{keys:?}: {:?}", cell.symbol());
             assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset), "{keys:?}");
         }
     }
-    let one = pressed(state, &[Key::Down, Key::Enter]);
-    insta::assert_snapshot!(lines(&screen(one, (80, 24), ASCII)).join("\n"));
+    let mut one = eventful(some(), &[KeyCode::Down, KeyCode::Enter]);
+    insta::assert_snapshot!(lines(&screen(&mut one, (80, 24), ASCII)).join("\n"));
 }
 
 #[test]
 fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
-    let state = told(looked(vec![evil()], 2), 1.0, "x\u{1b}[2J", "said \u{1b}[31m\u{7}", None);
-    let with_log = step(state.clone(), Input::Key(Key::Char('l'))).0;
-    let with_log = step(with_log, Input::Log(tame("a \u{1b}[2J line\u{8}\u{8}"))).0;
-    for (keys, state) in [
-        (&[][..], &state),
-        (&[Key::Enter], &state),
-        (&[Key::Char('r')], &state),
-        (&[Key::F(9)], &state),
-        (&[Key::Char('r'), Key::Char('y')], &state),
-        (&[], &with_log),
+    let evil_screen = |keys: &[KeyCode]| {
+        let mut state = looked(vec![evil()], 2);
+        let mut event = EventLine { model: Some("x\u{1b}[2J".to_owned()), ..state_event() };
+        event.text = tame("said \u{1b}[31m\u{7}");
+        step(&mut state, ScreenInput::Event(event));
+        press(&mut state, keys);
+        step(&mut state, ScreenInput::Log(tame("a \u{1b}[2J line\u{8}\u{8}")));
+        state
+    };
+    for keys in [
+        &[][..],
+        &[KeyCode::Enter],
+        &[KeyCode::Char('r')],
+        &[KeyCode::F(9)],
+        &[KeyCode::Char('r'), KeyCode::Char('y')],
+        &[KeyCode::Char('l')],
     ] {
         for size in [(60, 10), (61, 15), (80, 24), (120, 40), (200, 50)] {
-            let buffer = screen(pressed(state.clone(), keys), size, UNICODE);
+            let buffer = screen(&mut evil_screen(keys), size, UNICODE);
             for cell in buffer.content() {
                 let evil = |letter: char| letter.is_control() || ('\u{202a}'..='\u{202e}').contains(&letter);
                 assert!(!cell.symbol().contains(evil), "{keys:?} {size:?}: {:?}", cell.symbol());
             }
         }
     }
-    insta::assert_snapshot!(text(state, (80, 24)));
+    insta::assert_snapshot!(text(&mut evil_screen(&[]), (80, 24)));
+}
+
+fn state_event() -> EventLine {
+    let (time, text) = ("02:05:40".to_owned(), String::new());
+    EventLine { time, at: 0.0, model: None, text, tone: PLAIN, leaks: false }
 }
 
 #[test]
 fn every_size_can_be_drawn_and_below_the_least_a_sentence_stands() {
-    let mut models = some();
-    models.push(evil());
-    let state = eventful(models);
-    let views = [
-        state.clone(),
-        pressed(state.clone(), &[Key::Down, Key::Enter]),
-        pressed(state.clone(), &[Key::F(6)]),
-        pressed(state.clone(), &[Key::Char('l')]),
-    ];
-    for size in
-        (0..130_u16).step_by(7).flat_map(|columns| (0..60).step_by(3).map(move |rows| (columns, rows)))
-    {
-        for view in &views {
-            let _drawn = screen(view.clone(), size, UNICODE);
+    let keys: [&[KeyCode]; 4] =
+        [&[], &[KeyCode::Down, KeyCode::Enter], &[KeyCode::F(6)], &[KeyCode::Char('l')]];
+    for keys in keys {
+        let mut models = some();
+        models.push(evil());
+        let mut state = eventful(models, keys);
+        for (columns, rows) in
+            (0..130_u16).step_by(7).flat_map(|columns| (0..60).step_by(3).map(move |rows| (columns, rows)))
+        {
+            let _drawn = screen(&mut state, (columns, rows), UNICODE);
         }
     }
-    let small = text(state, (40, 5));
+    let small = text(&mut eventful(some(), &[]), (40, 5));
     assert!(small.contains("60 columns and 10 rows"), "{small}");
 }
 
 #[test]
-fn who_does_not_answer_is_told_first_and_the_old_picture_stays() {
-    let state =
-        step(eventful(some()), Input::Silent(Duration::from_secs(95), "no answer within 10 s".to_owned())).0;
-    let state = step(state, Input::Tick(Duration::from_secs(107))).0;
-    let shown = text(state, (80, 24));
+fn that_nothing_answers_comes_first_and_the_old_picture_stays() {
+    let mut state = eventful(some(), &[]);
+    let (since, why) = (began() + Duration::from_secs(95), "no answer within 10 s".to_owned());
+    step(&mut state, ScreenInput::Silent(since, why));
+    step(&mut state, ScreenInput::Tick(since + Duration::from_secs(12)));
+    let shown = text(&mut state, (80, 24));
     assert!(shown.starts_with("NO ANSWER for 12s: no answer within 10 s"), "{shown}");
     assert!(shown.contains("qwen2.5-vl-7b"), "{shown}");
 }
 
 #[test]
-fn a_screen_that_stands_still_is_the_same_cell_by_cell() {
-    let state = step(looked(vec![model("a", GIB)], 5), Input::Size(80, 24)).0;
-    let later = step(state.clone(), Input::Tick(state.at + Duration::from_secs(20))).0;
-    assert_eq!(screen(state, (80, 24), UNICODE), screen(later, (80, 24), UNICODE));
+fn a_screen_without_changes_is_the_same_cell_by_cell() {
+    let mut state = looked(vec![model("a", GIB)], 5);
+    let before = screen(&mut state, (80, 24), UNICODE);
+    let later = state.at + Duration::from_secs(20);
+    step(&mut state, ScreenInput::Tick(later));
+    assert_eq!(before, screen(&mut state, (80, 24), UNICODE));
 }
 
 #[test]
 fn what_is_written_is_what_a_terminal_shows() {
     // The same cells through a backend, from one screen to the next.
-    let (first, second) = (eventful(some()), pressed(eventful(some()), &[Key::Down, Key::Enter]));
-    let (first, second) = (screen(first, (100, 30), UNICODE), screen(second, (100, 30), UNICODE));
+    let first = screen(&mut eventful(some(), &[]), (100, 30), UNICODE);
+    let second = screen(&mut eventful(some(), &[KeyCode::Down, KeyCode::Enter]), (100, 30), UNICODE);
     let mut backend = TestBackend::new(100, 30);
     let blank = Buffer::empty(*first.area());
     backend.draw(blank.diff(&first).into_iter()).unwrap();

@@ -1,35 +1,34 @@
-//! How things look: colours that a terminal's own theme decides, or none, and letters that its locale can show. A colour never says
-//! anything alone: the word stands beside it.
+//! Colours and letters that the terminal can show. A colour never says anything that a word next to it does not.
 
+use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// What a thing means to whoever looks after it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Tone {
-    #[default]
-    Plain,
-    /// Nothing to do, and nothing to see.
-    Quiet,
-    Good,
-    /// Something happens.
-    Busy,
-    /// Look at it.
-    Warn,
-    /// It is down, or will be.
-    Bad,
-}
+/// Meanings of a text for an operator, each a colour of the terminal's own theme.
+pub(super) const PLAIN: Color = Color::Reset;
+/// Nothing to do, and nothing to see; drawn dim.
+pub(super) const QUIET: Color = Color::DarkGray;
+pub(super) const GOOD: Color = Color::Green;
+/// Something happens.
+pub(super) const BUSY: Color = Color::Cyan;
+/// Worth a look.
+pub(super) const WARN: Color = Color::Yellow;
+/// Something is down, or will be.
+pub(super) const BAD: Color = Color::Red;
 
-/// What the terminal can do.
+pub(super) const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
+
+/// Abilities of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct TerminalLook {
     pub(super) colour: bool,
     /// Letters beyond ASCII.
     pub(super) unicode: bool,
 }
 
-impl Look {
-    /// By the environment: `NO_COLOR` takes the colours, a locale that is not UTF-8 the letters.
-    pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+impl TerminalLook {
+    /// Reads the environment: `NO_COLOR` forbids colours, a locale that is not UTF-8 forbids letters beyond ASCII.
+    pub(super) fn from_env(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let locale = locale.to_ascii_lowercase();
@@ -39,56 +38,48 @@ impl Look {
         }
     }
 
-    pub(super) fn of_tone(self, tone: Tone) -> Style {
-        let style = Style::new();
-        match (tone, self.colour) {
-            (Tone::Plain, _) | (Tone::Good | Tone::Busy, false) => style,
-            (Tone::Quiet, _) => style.add_modifier(Modifier::DIM),
-            (Tone::Good, true) => style.fg(Color::Green),
-            (Tone::Busy, true) => style.fg(Color::Cyan),
-            (Tone::Warn, true) => style.fg(Color::Yellow),
-            (Tone::Bad, true) => style.fg(Color::Red).add_modifier(Modifier::BOLD),
-            (Tone::Warn | Tone::Bad, false) => style.add_modifier(Modifier::BOLD),
+    /// Takes from a drawn screen what the terminal cannot show.
+    pub(super) fn adapt_screen(self, buffer: &mut Buffer) {
+        for cell in &mut buffer.content {
+            match cell.fg {
+                QUIET => {
+                    cell.modifier.insert(Modifier::DIM);
+                    cell.fg = PLAIN;
+                }
+                BAD => cell.modifier.insert(Modifier::BOLD),
+                WARN if !self.colour => cell.modifier.insert(Modifier::BOLD),
+                _ => {}
+            }
+            if !self.colour {
+                cell.fg = PLAIN;
+            }
+            if !self.unicode && !cell.symbol().is_ascii() {
+                let letter = cell.symbol().chars().next().unwrap_or(' ');
+                cell.set_char(to_ascii(letter));
+            }
         }
     }
+}
 
-    /// A bar across the screen: heads, and the row that is chosen.
-    pub(super) const fn bar() -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
-    }
-
-    pub(super) const fn strong() -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    /// A full and an empty place of a bar.
-    pub(super) const fn filled(self) -> (&'static str, &'static str) {
-        if self.unicode { ("█", "░") } else { ("#", ".") }
-    }
-
-    /// A line across, a line up, and what separates facts in a line.
-    pub(super) const fn lines(self) -> (&'static str, &'static str, &'static str) {
-        if self.unicode { ("─", "┊", " · ") } else { ("-", "|", ", ") }
-    }
-
-    /// A text with nothing but ASCII where nothing else can be shown.
-    pub(super) fn shown(self, text: &str) -> String {
-        if self.unicode || text.is_ascii() {
-            return text.to_owned();
-        }
-        let plain = |letter: char| match letter {
-            '…' => '~',
-            '–' | '—' | '─' => '-',
-            '°' => ' ',
-            letter if letter.is_ascii() => letter,
-            _ => '?',
-        };
-        text.chars().map(plain).collect()
+const fn to_ascii(letter: char) -> char {
+    match letter {
+        '█' => '#',
+        '░' => '.',
+        '│' | '┊' | '·' => '|',
+        '─' | '–' | '—' => '-',
+        '┌' | '┐' | '└' | '┘' => '+',
+        '\u{2800}'..='\u{28ff}' => '*',
+        '…' => '~',
+        '°' => ' ',
+        letter if letter.is_ascii() => letter,
+        _ => '?',
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ratatui_core::layout::Rect;
+
     use super::*;
 
     #[test]
@@ -98,7 +89,7 @@ mod tests {
                 let pair = pairs.iter().find(|(own, _)| *own == name);
                 pair.map(|(_, value)| (*value).to_owned())
             };
-            let Look { colour, unicode } = Look::of(found);
+            let TerminalLook { colour, unicode } = TerminalLook::from_env(found);
             (colour, unicode)
         };
         assert_eq!(look(&[]), (true, false));
@@ -109,12 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_what_matters_is_bold_and_nothing_is_coloured() {
-        let plain = Look { colour: false, unicode: true };
-        for tone in [Tone::Plain, Tone::Quiet, Tone::Good, Tone::Busy, Tone::Warn, Tone::Bad] {
-            assert_eq!(plain.of_tone(tone).fg, None, "{tone:?}");
-        }
-        assert!(plain.of_tone(Tone::Bad).add_modifier.contains(Modifier::BOLD));
-        assert_eq!(Look { colour: true, unicode: false }.shown("3 °C – 模…"), "3  C - ?~");
+    fn without_colours_what_matters_is_bold_and_without_unicode_letters_have_a_likeness() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 20, 1));
+        buffer.set_string(0, 0, "3°C – 模█⣀…", WARN);
+        TerminalLook { colour: false, unicode: false }.adapt_screen(&mut buffer);
+        let shown: String = buffer.content.iter().map(ratatui_core::buffer::Cell::symbol).collect();
+        assert_eq!(shown.trim_end(), "3 C - ? #*~");
+        assert!(buffer.content.iter().all(|cell| (cell.fg, cell.bg) == (Color::Reset, Color::Reset)));
+        assert!(buffer.content[0].modifier.contains(Modifier::BOLD));
     }
 }

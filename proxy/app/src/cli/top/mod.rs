@@ -2,18 +2,20 @@
 //!
 //! ```text
 //!  GET /status, /events, /series ─ feed ┐
-//!  recording ──> film                   ├─> Input ──> step(State) ──> draw(State) ──> cells ──> screen
-//!  terminal ──> keys ───────────────────┘                └──> Effect ──> POST /models/NAME/restart …
+//!  keys of the terminal ────────────────┼─> ScreenInput ──> step(state) ──> draw(state) ──> cells ──> screen
+//!  time ────────────────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
 //! ```
 //!
-//! Everything between the arrows is pure: [`step`] and [`draw`] read no clock and write nothing.
+//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A recording that is played is a part of the
+//! state.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use ratatui_core::buffer::Buffer;
+use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
 use rustix::termios::isatty;
 use warden_policies::defaults::parse_duration;
@@ -22,35 +24,31 @@ use super::control::InstanceArgs;
 use super::policy::readings;
 use crate::exit::Failure;
 use crate::out;
-use feed::{Began, Feed};
-use film::Film;
-use input::Input;
-use look::Look;
-use state::{State, View};
+use feed::{InputQueue, InstanceAsker, InstanceFeed, ScreenClock};
+use look::TerminalLook;
+use memory::SPANS;
+use recording::PlayedRecording;
+use state::{ScreenState, ScreenView};
 
+mod columns;
 mod draw;
 mod feed;
-mod film;
-mod history;
-mod input;
-mod keys;
-mod layout;
 mod live;
 mod look;
+mod memory;
 mod picture;
+mod plot;
 mod rates;
+mod recording;
 mod screen;
 mod state;
 mod step;
-mod stored;
-mod suspend;
 mod text;
-mod told;
 
-/// Columns of `--once` where no terminal says how wide it is.
+/// Columns of `--once` where neither a terminal nor `COLUMNS` gives their number.
 const COLUMNS: u16 = 120;
 
-/// What `top` takes.
+/// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// Begins with this model and its memory.
@@ -82,53 +80,51 @@ fn every(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
-    let look = Look::of(|name| std::env::var(name).ok());
+    let look = TerminalLook::from_env(|name| std::env::var(name).ok());
     if !args.once {
-        is_usable(std::env::var("TERM").ok().as_deref(), isatty(io::stdin()) && isatty(io::stdout()))?;
+        check_terminal(std::env::var("TERM").ok().as_deref(), isatty(io::stdin()) && isatty(io::stdout()))?;
     }
-    let began = Began::now();
-    let mut state = State { began: began.unix, read_only: args.read_only, ..State::default() };
+    let (clock, queue) = (ScreenClock::start(), Arc::<InputQueue>::default());
+    let (at, read_only, once) = (clock.now(), args.read_only, args.once);
+    let mut state = ScreenState { at, read_only, once, ..ScreenState::default() };
     if let Some(path) = &args.file {
-        let (film, told) = open(path)?;
-        state.picture = film.picture();
-        state.view = View::Model(state.picture.rows.first().map(|row| row.name.clone()).unwrap_or_default());
-        (state.film, state.told) = (Some(film), told.into());
-        if args.once {
-            state.film.iter_mut().for_each(|film| film.seek(1.0));
-            return once(step::step(state, Input::Tick(Duration::ZERO)).0, look);
+        open_recording(path, &mut state)?;
+        if !args.once {
+            return super::block_on(live::run(state, look, clock, queue, None))?;
         }
-        return super::block_on(live::run(state, look, &began, None))?;
+        if let Some(recording) = &mut state.recording {
+            recording.seek(1.0);
+            state.picture = recording.picture();
+        }
+        return write_once(&mut state, look);
     }
-    if let Some(model) = &args.model {
-        state.view = View::Model(model.clone());
-    }
-    let client = args.instance.client()?;
-    if args.once {
-        return super::block_on(async {
-            // Rates are known from two looks.
-            for look in 0..2 {
-                if look > 0 {
-                    tokio::time::sleep(args.interval).await;
-                }
-                let picture = feed::picture(&client).await?;
-                state = step::step(state, Input::Picture(began.since(), Box::new(picture))).0;
-            }
-            known(&state, args.model.as_deref())?;
-            once(state, look)
-        })?;
-    }
+    let asker = InstanceAsker::new(args.instance.client()?, clock, Arc::clone(&queue));
     super::block_on(async {
-        // An instance that does not run, or a model that it does not have, is told before the screen is taken.
-        let picture = feed::picture(&client).await?;
-        state = step::step(state, Input::Picture(began.since(), Box::new(picture))).0;
-        known(&state, args.model.as_deref())?;
-        let feed = Feed::begin(args.instance, client, args.interval, &began);
-        live::run(state, look, &began, Some(feed)).await
+        // An instance that does not run, or a model that it does not have, is reported before the screen is taken.
+        step::step(&mut state, asker.picture().await?);
+        if let Some(model) = args.model {
+            check_model(&state, &model)?;
+            state.view = ScreenView::Model(model);
+        }
+        if !args.once {
+            let feed = InstanceFeed::start(asker, args.instance, args.interval);
+            return live::run(state, look, clock, queue, Some(feed)).await;
+        }
+        // Rates need two pictures.
+        tokio::time::sleep(args.interval).await;
+        step::step(&mut state, asker.picture().await?);
+        if let ScreenView::Model(model) = state.view.clone() {
+            // Without its memory the rest is worth showing.
+            if let Ok(memory) = asker.memory(&model, SPANS[state.span]).await {
+                step::step(&mut state, memory);
+            }
+        }
+        write_once(&mut state, look)
     })?
 }
 
-/// Whether there is a terminal that a screen can be drawn on.
-fn is_usable(term: Option<&str>, terminal: bool) -> Result<(), Failure> {
+/// Refuses to start where no screen can be drawn.
+fn check_terminal(term: Option<&str>, terminal: bool) -> Result<(), Failure> {
     let hint = "`llama-warden status` writes lines, and so does `llama-warden top --once`";
     if !terminal {
         return Err(Failure::usage("top needs a terminal for keys and screen", hint));
@@ -142,70 +138,58 @@ fn is_usable(term: Option<&str>, terminal: bool) -> Result<(), Failure> {
     }
 }
 
-fn known(state: &State, model: Option<&str>) -> Result<(), Failure> {
-    let Some(model) = model.filter(|model| state.row(model).is_none()) else { return Ok(()) };
+fn check_model(state: &ScreenState, model: &str) -> Result<(), Failure> {
+    if state.row(model).is_some() {
+        return Ok(());
+    }
     let names: Vec<&str> = state.picture.rows.iter().map(|row| row.shown.as_str()).collect();
     Err(Failure::usage(format!("there is no model `{model}`"), format!("there are {}", names.join(", "))))
 }
 
-fn open(path: &Path) -> Result<(Film, Vec<input::Told>), Failure> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let samples = readings(path)?;
-    Ok(Film::new(&text::tame(&name), samples, &warden_policies::defaults().growth))
+fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), Failure> {
+    let name = text::tame(&path.file_name().unwrap_or_default().to_string_lossy());
+    let policy = &warden_policies::defaults().growth;
+    let (recording, events) = PlayedRecording::open(&name, &readings(path)?, policy);
+    state.picture = recording.picture();
+    state.view = ScreenView::Model(name);
+    (state.recording, state.events) = (Some(recording), events.into());
+    Ok(())
 }
 
 /// Writes the screen as text, as long as it has to be to show everything.
-fn once(mut state: State, look: Look) -> Result<(), Failure> {
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS);
+fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Failure> {
     let columns = match live::size().0 {
-        0 => columns,
+        0 => std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS),
         columns => columns,
     };
-    out::write(&page(&mut state, look, columns.max(layout::LEAST.0)))
+    out::write(&page(state, look, columns.max(draw::LEAST.0)))
 }
 
-fn page(state: &mut State, look: Look, columns: u16) -> String {
-    // Twice: how much there is to show depends on the width.
-    let (next, _) = step::step(std::mem::take(state), Input::Size(columns, layout::LEAST.1));
-    *state = next;
-    let rows = match &state.view {
-        View::Model(model) => {
-            let lines = draw::words(state, model, usize::from(columns)).len();
-            u16::try_from(lines).unwrap_or(u16::MAX / 4).saturating_mul(2).saturating_add(4)
-        }
-        View::Overview | View::Log(..) => draw::table(state),
-    };
-    state.size = (columns, rows.max(layout::LEAST.1));
-    state.settle();
+fn page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
     state.selected = None;
-    let mut buffer = Buffer::empty(Rect::new(0, 0, state.size.0, state.size.1));
-    draw::draw(state, look, &mut buffer);
-    let mut lines = lines(&buffer);
-    // Nobody can press keys here.
-    lines.pop();
-    while lines.last().is_some_and(String::is_empty) {
-        lines.pop();
-    }
-    lines.join("\n") + "\n"
+    let rows = match &state.view {
+        ScreenView::Model(model) => draw::model_words(state, model, usize::from(columns)).len() + 30,
+        ScreenView::Overview | ScreenView::Log(..) => {
+            state.picture.rows.len() + state.picture.gauges.len() + 6
+        }
+    };
+    let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::LEAST.1);
+    let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));
+    draw::draw_screen(state, look, &mut buffer);
+    lines(&buffer).join("\n").trim_end().to_owned() + "\n"
 }
 
-/// The letters of a screen, without what fills it up.
+/// The letters of a screen, without blanks at the ends of lines.
 fn lines(buffer: &Buffer) -> Vec<String> {
-    let width = usize::from(buffer.area().width.max(1));
-    let line = |cells: &[ratatui_core::buffer::Cell]| {
-        let mut letters = String::new();
-        let mut hidden = 0;
-        for cell in cells {
-            if hidden == 0 {
-                letters.push_str(cell.symbol());
-                hidden = text::width(cell.symbol()).saturating_sub(1);
-            } else {
-                hidden -= 1;
-            }
+    let line = |cells: &[Cell]| {
+        let (mut letters, mut next) = (String::new(), 0);
+        while let Some(cell) = cells.get(next) {
+            letters.push_str(cell.symbol());
+            next += text::width(cell.symbol()).max(1);
         }
         letters.trim_end().to_owned()
     };
-    buffer.content().chunks(width).map(line).collect()
+    buffer.content().chunks(usize::from(buffer.area().width.max(1))).map(line).collect()
 }
 
 #[cfg(test)]
@@ -213,11 +197,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_no_screen_can_be_drawn_the_hint_says_what_writes_lines() {
-        assert!(is_usable(Some("xterm-256color"), true).is_ok());
+    fn where_no_screen_can_be_drawn_the_hint_names_commands_that_write_lines() {
+        assert!(check_terminal(Some("xterm-256color"), true).is_ok());
         for (term, terminal) in [(Some("dumb"), true), (None, true), (Some(""), true), (Some("xterm"), false)]
         {
-            let failure = is_usable(term, terminal).unwrap_err();
+            let failure = check_terminal(term, terminal).unwrap_err();
             assert_eq!(failure.code(), 2);
             assert!(failure.lines()[1].contains("llama-warden status"), "{:?}", failure.lines());
         }

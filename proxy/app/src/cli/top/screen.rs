@@ -1,14 +1,12 @@
 //! The terminal: taken, drawn on, and given back as it was, however this ends.
 //!
-//! Only cells that differ from the screen before are written, in one piece, and nothing where none does: over a slow line a screen
-//! that stands still costs nothing.
+//! Only cells that differ from the screen before are written, in one piece, and nothing where none does: over a slow
+//! line a screen without changes costs nothing.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossterm::style::{
-    Attribute, Color as Ink, Print, SetAttribute, SetBackgroundColor, SetForegroundColor,
-};
+use crossterm::style::{Attribute, SetAttribute};
 use crossterm::terminal::{
     Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen,
     disable_raw_mode, enable_raw_mode,
@@ -18,26 +16,25 @@ use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier};
 
-/// Whether the terminal is ours now, so that a panic knows whether to give it back.
+use super::text::width;
+
+/// The terminal is ours, and a panic has to give it back.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal while it is ours. Dropping it gives it back.
-pub(super) struct Screen<W: Write> {
+pub(super) struct TerminalScreen<W: Write> {
     out: W,
     shown: Buffer,
 }
 
-/// Takes the terminal: keys come one by one and unseen, and what was on it waits behind ours.
-///
-/// # Errors
-/// It is gone, or cannot be set.
-pub(super) fn take() -> io::Result<Screen<io::Stdout>> {
-    let mut screen = Screen::on(io::stdout());
+/// Takes the terminal: keys come one by one and without an echo, and its old content is kept by the terminal.
+pub(super) fn take() -> io::Result<TerminalScreen<io::Stdout>> {
+    let mut screen = TerminalScreen::new(io::stdout());
     screen.retake()?;
     Ok(screen)
 }
 
-/// Before what a panic says: else it is said on a screen that is taken away with it.
+/// Gives the terminal back before a panic is reported: else the report would vanish with our screen.
 pub(super) fn give_back_at_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -46,7 +43,7 @@ pub(super) fn give_back_at_panic() {
     }));
 }
 
-/// Whether it is ours still: a panic beside us has given it back.
+/// Returns whether the terminal is still ours: a panic elsewhere gives it back.
 pub(super) fn is_ours() -> bool {
     TAKEN.load(Ordering::SeqCst)
 }
@@ -69,11 +66,8 @@ fn leave(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-impl Screen<io::Stdout> {
-    /// The same after it was given back for a while.
-    ///
-    /// # Errors
-    /// As [`take`].
+impl TerminalScreen<io::Stdout> {
+    /// Takes the terminal after it was given back for a while.
     pub(super) fn retake(&mut self) -> io::Result<()> {
         TAKEN.store(true, Ordering::SeqCst);
         enable_raw_mode()?;
@@ -83,35 +77,29 @@ impl Screen<io::Stdout> {
     }
 }
 
-impl<W: Write> Screen<W> {
-    fn on(out: W) -> Self {
+impl<W: Write> TerminalScreen<W> {
+    fn new(out: W) -> Self {
         Self { out, shown: Buffer::empty(Rect::ZERO) }
     }
 
-    /// Gives it back, for good or for a while.
-    ///
-    /// # Errors
-    /// It is gone.
+    /// Gives the terminal back, for good or for a while.
     pub(super) fn give_back(&mut self) -> io::Result<()> {
         give_back(&mut self.out)
     }
 
-    /// Forgets what is shown, so that all of it is drawn anew.
+    /// Forgets what is shown, so that all of it is drawn again.
     pub(super) fn forget(&mut self) {
         self.shown = Buffer::empty(Rect::ZERO);
     }
 
-    /// Shows this.
-    ///
-    /// # Errors
-    /// It is gone.
+    /// Draws this screen.
     pub(super) fn show(&mut self, next: &Buffer) -> io::Result<()> {
         let mut bytes = Vec::new();
         if self.shown.area() != next.area() {
             queue!(bytes, SetAttribute(Attribute::Reset), Clear(ClearType::All))?;
             self.shown = Buffer::empty(*next.area());
         }
-        changes(&self.shown, next, &mut bytes)?;
+        write_changes(&self.shown, next, &mut bytes)?;
         if !bytes.is_empty() {
             self.out.write_all(&bytes)?;
             self.out.flush()?;
@@ -121,29 +109,27 @@ impl<W: Write> Screen<W> {
     }
 }
 
-impl<W: Write> Drop for Screen<W> {
+impl<W: Write> Drop for TerminalScreen<W> {
     fn drop(&mut self) {
         drop(give_back(&mut self.out));
     }
 }
 
-/// What has to be written so that one screen becomes the other.
-fn changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()> {
-    let mut style = None;
-    let mut place = None;
+/// Writes what turns one screen into the other.
+fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()> {
+    let (mut style, mut place) = (None, None);
     for (x, y, cell) in from.diff(to) {
         if place != Some((x, y)) {
             queue!(out, cursor::MoveTo(x, y))?;
         }
-        let now = (cell.fg, cell.bg, cell.modifier);
+        let now = (cell.fg, cell.modifier);
         if style != Some(now) {
-            ink(out, cell)?;
+            write!(out, "\x1b[{}m", rendition(cell))?;
             style = Some(now);
         }
-        queue!(out, Print(cell.symbol()))?;
-        let wide = u16::try_from(super::text::width(cell.symbol())).unwrap_or(1);
-        // Terminals do not agree on the width of what is wide: after it the place is told anew.
-        place = (wide == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
+        out.write_all(cell.symbol().as_bytes())?;
+        // Terminals do not agree on the width of wide letters, so the next place is named.
+        place = (width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
     }
     if style.is_some() {
         queue!(out, SetAttribute(Attribute::Reset))?;
@@ -151,34 +137,18 @@ fn changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-fn ink(out: &mut Vec<u8>, cell: &Cell) -> io::Result<()> {
-    queue!(out, SetAttribute(Attribute::Reset))?;
-    let attributes = [
-        (Modifier::BOLD, Attribute::Bold),
-        (Modifier::DIM, Attribute::Dim),
-        (Modifier::REVERSED, Attribute::Reverse),
-    ];
-    for (_, attribute) in attributes.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier)) {
-        queue!(out, SetAttribute(*attribute))?;
-    }
-    if let Some(colour) = of(cell.fg) {
-        queue!(out, SetForegroundColor(colour))?;
-    }
-    if let Some(colour) = of(cell.bg) {
-        queue!(out, SetBackgroundColor(colour))?;
-    }
-    Ok(())
-}
-
-/// The colours that we use, by the names of the terminal's own theme.
-const fn of(colour: Color) -> Option<Ink> {
-    match colour {
-        Color::Green => Some(Ink::DarkGreen),
-        Color::Cyan => Some(Ink::DarkCyan),
-        Color::Yellow => Some(Ink::DarkYellow),
-        Color::Red => Some(Ink::DarkRed),
-        _ => None,
-    }
+/// Parameters of a cell for `SGR`: the modifiers that we use, and colours of the terminal's own theme.
+fn rendition(cell: &Cell) -> String {
+    let modifiers = [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
+    let set = modifiers.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier));
+    let colour = match cell.fg {
+        Color::Red => ";31",
+        Color::Green => ";32",
+        Color::Yellow => ";33",
+        Color::Cyan => ";36",
+        _ => "",
+    };
+    std::iter::once("0").chain(set.map(|(_, code)| *code)).chain([colour]).collect()
 }
 
 #[cfg(test)]
@@ -196,7 +166,7 @@ mod tests {
 
     fn written(from: &[&str], to: &[&str]) -> String {
         let mut out = Vec::new();
-        changes(&buffer(from), &buffer(to), &mut out).unwrap();
+        write_changes(&buffer(from), &buffer(to), &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -208,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_of_another_size_is_drawn_anew_and_one_that_stands_still_is_not() {
-        let mut screen = Screen::on(Vec::new());
+    fn a_screen_of_another_size_is_drawn_again_and_one_without_changes_is_not() {
+        let mut screen = TerminalScreen::new(Vec::new());
         screen.show(&buffer(&["one"])).unwrap();
         let first = String::from_utf8(screen.out.clone()).unwrap();
         assert!(first.contains("\x1b[2J") && first.contains("one"), "{first:?}");

@@ -1,264 +1,219 @@
-//! All that is on the screen, and what it is made of. Changed by [`super::step`] alone.
+//! The state of the screen, its inputs and its requests: values, so that a test can play them.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::film::Film;
-use super::history::{History, Key};
-use super::input::{Action, Told};
-use super::layout;
-use super::look::Tone;
-use super::picture::{Picture, Row};
-use super::rates::Rates;
-use super::stored::{Span, Stored};
+use crossterm::event::KeyEvent;
 
-/// Events that are kept.
-pub(super) const EVENTS: usize = 500;
-/// Lines of a log that are kept.
-pub(super) const LINES: usize = 2000;
+use super::columns::{ORDERS, compare_rows};
+use super::memory::{MemoryHistory, SPANS, TimeSpan};
+use super::picture::{EventLine, InstancePicture, ModelRow};
+use super::rates::RateCounters;
+use super::recording::PlayedRecording;
+use ratatui_core::style::Color;
+
 /// For how long a message stays.
 pub(super) const MESSAGE: Duration = Duration::from_secs(8);
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct State {
-    /// Columns and rows.
-    pub(super) size: (u16, u16),
-    /// When `top` was started, in seconds since 1970.
-    pub(super) began: i64,
-    /// Time since then.
-    pub(super) at: Duration,
-    pub(super) link: Link,
-    pub(super) picture: Picture,
-    pub(super) rates: Rates,
-    pub(super) history: History,
-    /// Events, oldest first.
-    pub(super) told: VecDeque<Told>,
-    /// Lines of the log that is followed, oldest first.
-    pub(super) log: VecDeque<String>,
-    pub(super) view: View,
-    pub(super) over: Over,
-    /// Models whose name, state or verdict has this in it.
-    pub(super) filter: String,
-    pub(super) sort: Sort,
-    /// The other way round.
-    pub(super) turned: bool,
-    /// The model that is chosen, by its name, and which row it is.
-    pub(super) selected: Option<String>,
-    pub(super) cursor: usize,
-    /// The first row on the screen.
-    pub(super) first: usize,
-    /// Lines of text that are scrolled out of sight: from the top in the view of a model, from the end in a log.
-    pub(super) scroll: usize,
-    /// Which time of it.
-    pub(super) span: Span,
-    /// What was kept of that, once it has come.
-    pub(super) stored: Option<Stored>,
-    /// Which memory of a model is drawn.
-    pub(super) series: usize,
-    pub(super) message: Option<Message>,
-    pub(super) read_only: bool,
-    /// The recording that is played instead of an instance.
-    pub(super) film: Option<Film>,
-}
-
-/// Something to say for some seconds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Message {
-    pub(super) until: Duration,
-    pub(super) text: String,
-    pub(super) tone: Tone,
-}
-
-/// How it stands with the instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Link {
-    /// Nothing has come yet.
-    #[default]
-    Looking,
-    Live,
-    /// It has not answered since then, and why.
+/// An input from outside. Times are since 1970, by a clock that never jumps.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum ScreenInput {
+    Key(KeyEvent),
+    /// Time has passed.
+    Tick(Duration),
+    Picture(Duration, Box<InstancePicture>),
+    /// The instance gave no picture, and why.
     Silent(Duration, String),
+    Event(EventLine),
+    /// The memory of the model that is viewed.
+    History(Box<MemoryHistory>),
+    /// A line of the log that is followed.
+    Log(String),
+    /// A sentence for some seconds.
+    Message(String, Color),
 }
 
+/// A request by a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ScreenEffect {
+    Quit,
+    /// To be stopped as a shell stops a job.
+    Suspend,
+    /// To draw all of the screen again.
+    Redraw,
+    Act(&'static ModelAction, String),
+}
+
+/// An action on a model.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ModelAction {
+    pub(super) key: char,
+    /// The last part of its route.
+    pub(super) route: &'static str,
+    pub(super) words: &'static str,
+}
+
+const fn action(key: char, route: &'static str, words: &'static str) -> ModelAction {
+    ModelAction { key, route, words }
+}
+
+pub(super) static ACTIONS: [ModelAction; 5] = [
+    action('r', "restart", "Replace its processes; requests wait or go to the next one"),
+    action('d', "drain", "Drain and stop it; the next request starts it again"),
+    action('c', "reclaim", "Ask its processes to give back unused memory, while they serve"),
+    action('p', "pin", "Never unload it for another model, until llama-warden restarts"),
+    action('u', "unpin", "Let it be unloaded for another model, whatever is configured"),
+];
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum ScreenView {
     #[default]
     Overview,
     /// One model and its memory.
     Model(String),
-    /// Its log; whether one comes back to the view of the model.
+    /// Its log, and whether it was opened in the view of the model.
     Log(String, bool),
 }
 
-/// What lies over the view and takes the keys.
+/// A box over the view, which takes the keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum ScreenOverlay {
     #[default]
     Nothing,
     Help,
-    /// The filter is written.
+    /// The filter is typed.
     Filter,
-    /// A menu, and its line that is chosen.
+    /// A menu, and its chosen line.
     Sort(usize),
     Actions(usize),
-    /// Whether it is meant: the action and its model.
-    Ask(Action, String),
+    /// Asks for a confirmation of an action on a model.
+    Confirm(&'static ModelAction, String),
 }
 
-/// What rows are sorted by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Sort {
-    /// As they are configured.
+/// Data that the instance is asked for in addition to pictures and events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum WatchedDetail {
     #[default]
-    Configured,
-    Name,
-    State,
-    Requests,
-    Tokens,
-    Waiting,
-    Memory,
-    Budget,
-    Growth,
-    Vram,
-    Verdict,
-    Left,
+    Nothing,
+    Memory(String, TimeSpan),
+    Log(String),
 }
 
-impl Sort {
-    pub(super) const ALL: [Self; 12] = [
-        Self::Configured,
-        Self::Name,
-        Self::State,
-        Self::Requests,
-        Self::Tokens,
-        Self::Waiting,
-        Self::Memory,
-        Self::Budget,
-        Self::Growth,
-        Self::Vram,
-        Self::Verdict,
-        Self::Left,
-    ];
-
-    pub(super) const fn words(self) -> &'static str {
-        match self {
-            Self::Configured => "as configured",
-            Self::Name => "name",
-            Self::State => "state",
-            Self::Requests => "requests/s",
-            Self::Tokens => "tokens/s",
-            Self::Waiting => "queue",
-            Self::Memory => "host memory",
-            Self::Budget => "share of its budget",
-            Self::Growth => "growth per request",
-            Self::Vram => "VRAM",
-            Self::Verdict => "verdict",
-            Self::Left => "time left to a limit",
-        }
-    }
-
-    /// The most first, but names and times from the smallest.
-    fn order(self, a: &Row, b: &Row) -> Ordering {
-        let most = |of: fn(&Row) -> f64| of(b).total_cmp(&of(a));
-        match self {
-            Self::Configured => Ordering::Equal,
-            Self::Name => a.shown.to_lowercase().cmp(&b.shown.to_lowercase()),
-            Self::State => a.state.0.cmp(b.state.0),
-            Self::Requests => most(|row| row.rate.map_or(-1.0, |rate| rate.requests)),
-            Self::Tokens => most(|row| row.rate.map_or(-1.0, |rate| rate.tokens)),
-            Self::Waiting => b.waiting.cmp(&a.waiting),
-            Self::Memory => b.host.cmp(&a.host),
-            Self::Budget => most(|row| row.fill.map_or(-1.0, super::picture::Used::share)),
-            Self::Growth => most(|row| row.slope.unwrap_or(f64::MIN)),
-            Self::Vram => vram(b).cmp(&vram(a)),
-            Self::Verdict => b.verdict.cmp(&a.verdict),
-            Self::Left => a.left.unwrap_or(f64::MAX).total_cmp(&b.left.unwrap_or(f64::MAX)),
-        }
-    }
+#[derive(Debug, Default)]
+pub(super) struct ScreenState {
+    /// Time since 1970.
+    pub(super) at: Duration,
+    /// Since when the instance has given no picture, and why.
+    pub(super) silent: Option<(Duration, String)>,
+    pub(super) picture: InstancePicture,
+    pub(super) rates: RateCounters,
+    /// Oldest first.
+    pub(super) events: VecDeque<EventLine>,
+    /// Lines of the log that is followed, oldest first.
+    pub(super) log: VecDeque<String>,
+    pub(super) view: ScreenView,
+    pub(super) overlay: ScreenOverlay,
+    /// Part of the name, the state or the verdict of the models that are shown.
+    pub(super) filter: String,
+    /// The order of the rows, by its number in [`ORDERS`].
+    pub(super) order: usize,
+    pub(super) reversed: bool,
+    /// The name of the chosen model, and its row.
+    pub(super) selected: Option<String>,
+    pub(super) cursor: usize,
+    /// The first row on the screen.
+    pub(super) first: usize,
+    /// Lines out of sight: above in the view of a model, below in a log.
+    pub(super) scroll: usize,
+    /// Rows or lines of the view that were on the screen when it was drawn last.
+    pub(super) page: usize,
+    /// The time that is shown of a memory, by its number in [`SPANS`].
+    pub(super) span: usize,
+    pub(super) history: Option<MemoryHistory>,
+    /// The memory of a model that is drawn, by its number.
+    pub(super) series: usize,
+    /// Until when, and what.
+    pub(super) message: Option<(Duration, String, Color)>,
+    pub(super) read_only: bool,
+    /// The screen is text for a script: without keys and events.
+    pub(super) once: bool,
+    /// Played in the place of an instance.
+    pub(super) recording: Option<PlayedRecording>,
 }
 
-fn vram(row: &Row) -> u64 {
-    row.vram.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
-}
-
-impl State {
-    /// The rows that are wanted, in their order.
-    pub(super) fn rows(&self) -> Vec<&Row> {
+impl ScreenState {
+    /// The rows that pass the filter, sorted.
+    pub(super) fn rows(&self) -> Vec<&ModelRow> {
         let wanted = self.filter.to_lowercase();
-        let has = |row: &&Row| {
-            wanted.is_empty()
-                || [row.shown.to_lowercase().as_str(), row.state.0, row.verdict.as_str()]
-                    .iter()
-                    .any(|text| text.contains(&wanted))
+        let passes = |row: &&ModelRow| {
+            let texts = [row.shown.to_lowercase().as_str(), row.state.0, row.verdict.as_str()]
+                .map(|text| text.contains(&wanted));
+            texts.contains(&true)
         };
-        let mut rows: Vec<&Row> = self.picture.rows.iter().filter(has).collect();
-        rows.sort_by(|a, b| self.sort.order(a, b));
-        if self.turned {
+        let mut rows: Vec<&ModelRow> = self.picture.rows.iter().filter(passes).collect();
+        rows.sort_by(|a, b| compare_rows(ORDERS[self.order], a, b));
+        if self.reversed {
             rows.reverse();
         }
         rows
     }
 
-    pub(super) fn row(&self, model: &str) -> Option<&Row> {
+    pub(super) fn row(&self, model: &str) -> Option<&ModelRow> {
         self.picture.rows.iter().find(|row| row.name == model)
     }
 
     /// The model that keys act on.
     pub(super) fn chosen(&self) -> Option<&str> {
         match &self.view {
-            View::Overview => self.selected.as_deref(),
-            View::Model(model) | View::Log(model, _) => Some(model),
+            ScreenView::Overview => self.selected.as_deref(),
+            ScreenView::Model(model) | ScreenView::Log(model, _) => Some(model),
         }
     }
 
-    /// The memories of a model that can be drawn.
-    pub(super) fn keys(&self, model: &str) -> Vec<Key> {
-        if let Some(film) = &self.film {
-            return film.keys();
-        }
-        match self.stored_of(model) {
-            // One that is not loaded has a past.
-            Some(stored) => stored.keys(),
-            None => self.history.keys(model),
+    pub(super) fn watched(&self) -> WatchedDetail {
+        match &self.view {
+            ScreenView::Overview => WatchedDetail::Nothing,
+            ScreenView::Model(model) => WatchedDetail::Memory(model.clone(), SPANS[self.span]),
+            ScreenView::Log(model, _) => WatchedDetail::Log(model.clone()),
         }
     }
 
-    /// What was kept of a model's memories in the time that is wanted, if that has come.
-    pub(super) fn stored_of(&self, model: &str) -> Option<&Stored> {
-        let wanted = |stored: &&Stored| stored.model == model && stored.span == self.span;
-        self.stored.as_ref().filter(|_| self.span != Span::Live).filter(wanted)
+    /// The memories of a model, as far as they are known.
+    pub(super) fn history_of(&self, model: &str) -> MemoryHistory {
+        let known = match &self.recording {
+            Some(recording) => Some(recording.history()),
+            None => self.history.clone().filter(|history| history.model == model),
+        };
+        known.unwrap_or_default()
     }
 
-    /// Events of one model, newest first.
-    pub(super) fn told_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a Told> {
-        self.told.iter().rev().filter(move |told| told.model.as_deref() == Some(model))
+    /// Events of one model that have happened by now, newest first.
+    pub(super) fn events_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a EventLine> {
+        let until = self.recording.as_ref().map_or(f64::MAX, PlayedRecording::seconds);
+        let wanted = move |one: &&EventLine| one.model.as_deref() == Some(model) && one.at <= until;
+        self.events.iter().rev().filter(wanted)
     }
 
-    /// Keeps the choice, the scrolling and the message where they can be.
+    /// Keeps the chosen model chosen, or its neighbour when it is gone; removes an old message.
     pub(super) fn settle(&mut self) {
-        let (page, visible) = (layout::page(self), self.rows());
-        let count = visible.len();
-        let place = self.selected.as_ref().and_then(|name| visible.iter().position(|row| row.name == *name));
-        let cursor = place.unwrap_or_else(|| self.cursor.min(count.saturating_sub(1)));
-        let selected = visible.get(cursor).map(|row| row.name.clone());
-        let first = self.first.min(cursor).max((cursor + 1).saturating_sub(page));
-        (self.cursor, self.selected) = (cursor, selected);
-        self.first = first.min(count.saturating_sub(page));
-        if self.message.as_ref().is_some_and(|message| message.until <= self.at) {
+        let rows = self.rows();
+        let place = self.selected.as_ref().and_then(|name| rows.iter().position(|row| row.name == *name));
+        let cursor = place.unwrap_or(self.cursor);
+        self.choose(cursor);
+        if self.message.as_ref().is_some_and(|(until, ..)| *until <= self.at) {
             self.message = None;
         }
     }
 
-    /// Chooses another row, `by` rows down or up.
+    /// Chooses a row, or the last one if there are fewer.
     pub(super) fn choose(&mut self, place: usize) {
-        let visible = self.rows();
-        let place = place.min(visible.len().saturating_sub(1));
-        let name = visible.get(place).map(|row| row.name.clone());
+        let rows = self.rows();
+        let place = place.min(rows.len().saturating_sub(1));
+        let name = rows.get(place).map(|row| row.name.clone());
         (self.cursor, self.selected) = (place, name);
     }
 
-    pub(super) fn say(&mut self, text: impl Into<String>, tone: Tone) {
-        self.message = Some(Message { until: self.at + MESSAGE, text: text.into(), tone });
+    pub(super) fn say(&mut self, text: impl Into<String>, tone: Color) {
+        self.message = Some((self.at + MESSAGE, text.into(), tone));
     }
 }

@@ -1,309 +1,282 @@
-//! One step: what was on the screen and what happened become what is on the screen, and what is asked for. Pure.
+//! Steps of the screen: an input changes the state, and may request something. Pure.
 //!
 //! ```text
 //!             Enter           l
-//!  Overview ────────> Model ────> Log        over each: help, filter, menus, a question
+//!  Overview ────────> Model ────> Log        over each: help, filter, menus, a confirmation
 //!      ^  <─── Esc ──── │ <─ Esc ─ │
 //!      └────────────── Esc ────────┘ (where `l` was pressed there)
 //! ```
 
-use super::film::Film;
-use super::input::{Action, Effect, Input, Key};
-use super::layout;
-use super::look::Tone;
-use super::picture::Picture;
-use super::state::{EVENTS, LINES, Link, Over, Sort, State, View};
-use super::stored::Span;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::columns::ORDERS;
+use super::look::{BUSY, PLAIN, WARN};
+use super::memory::SPANS;
+use super::picture::InstancePicture;
+use super::rates::RateCounters;
+use super::recording::PlayedRecording;
+use super::state::{ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView};
 use super::text::tame;
 
 /// Letters of a filter.
 const FILTER: usize = 60;
+/// Events that are kept.
+const EVENTS: usize = 500;
+/// Lines of a log that are kept.
+const LINES: usize = 2000;
 
-pub(super) fn step(mut state: State, input: Input) -> (State, Vec<Effect>) {
-    let mut effects = Vec::new();
+pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<ScreenEffect> {
+    let mut effect = None;
     match input {
-        Input::Key(key) => press(&mut state, key, &mut effects),
-        Input::Size(columns, rows) => state.size = (columns, rows),
-        Input::Tick(at) => {
+        ScreenInput::Key(key) => effect = press_key(state, key),
+        ScreenInput::Tick(at) => {
             let passed = at.saturating_sub(state.at);
             state.at = at;
-            if let Some(film) = &mut state.film {
-                film.pass(passed);
-                state.picture = film.picture();
+            if let Some(recording) = &mut state.recording {
+                recording.advance(passed);
+                state.picture = recording.picture();
             }
         }
-        Input::Picture(at, picture) => see(&mut state, at, *picture),
-        Input::Silent(at, why) => {
+        ScreenInput::Picture(at, picture) => take_picture(state, at, *picture),
+        ScreenInput::Silent(at, why) => {
             state.at = at;
-            if !matches!(state.link, Link::Silent(..)) {
-                state.link = Link::Silent(at, why);
-            } else if let Link::Silent(_, before) = &mut state.link {
-                *before = why;
+            let since = state.silent.as_ref().map_or(at, |(since, _)| *since);
+            state.silent = Some((since, why));
+        }
+        ScreenInput::Event(event) => keep_last(&mut state.events, event, EVENTS),
+        ScreenInput::History(history) => state.history = Some(*history),
+        ScreenInput::Log(line) => {
+            keep_last(&mut state.log, line, LINES);
+            // A reader of older lines keeps them in sight.
+            if state.scroll > 0 && matches!(state.view, ScreenView::Log(..)) {
+                state.scroll = state.scroll.saturating_add(1);
             }
         }
-        Input::Told(told) => {
-            if state.told.len() >= EVENTS {
-                state.told.pop_front();
-            }
-            state.told.push_back(told);
-        }
-        Input::Stored(stored) => state.stored = Some(*stored),
-        Input::Log(line) => log(&mut state, line),
-        Input::Missed(lines) => log(&mut state, format!("({lines} lines came too fast to be shown)")),
-        Input::Said(text, tone) | Input::Done(text, tone) => state.say(text, tone),
+        ScreenInput::Message(text, tone) => state.say(text, tone),
     }
     state.settle();
-    (state, effects)
+    effect
 }
 
-fn log(state: &mut State, line: String) {
-    if state.log.len() >= LINES {
-        state.log.pop_front();
+fn keep_last<T>(kept: &mut VecDeque<T>, one: T, most: usize) {
+    if kept.len() >= most {
+        kept.pop_front();
     }
-    state.log.push_back(line);
-    // Who reads older lines keeps them in sight.
-    if matches!(state.view, View::Log(..)) && state.scroll > 0 {
-        state.scroll = (state.scroll + 1).min(state.log.len());
-    }
+    kept.push_back(one);
 }
 
-fn see(state: &mut State, at: std::time::Duration, picture: Picture) {
-    state.at = at;
-    let before = state.picture.who.pid.zip(Some(&state.picture.who.started_at));
-    let now = picture.who.pid.zip(Some(&picture.who.started_at));
-    if before.is_some() && before != now {
-        // Its counters, processes and events begin anew.
-        state.rates.forget();
-        let pid = picture.who.pid.unwrap_or_default();
-        state.say(format!("llama-warden was started again: it is process {pid} now"), Tone::Warn);
+fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePicture) {
+    if let (Some(_), Some((pid, _))) = (state.picture.instance, picture.instance)
+        && state.picture.instance != picture.instance
+    {
+        // Its counters and processes begin again.
+        state.rates = RateCounters::default();
+        state.say(format!("llama-warden was started again: it is process {pid} now"), WARN);
     }
-    state.rates.see(at, &picture.rows);
-    state.history.see(at, &picture.rows);
-    state.picture = picture;
-    for row in &mut state.picture.rows {
-        row.rate = state.rates.of(&row.name);
-    }
-    state.link = Link::Live;
+    state.rates.update_rates(at, &mut picture.rows);
+    (state.at, state.silent, state.picture) = (at, None, picture);
 }
 
-fn press(state: &mut State, key: Key, effects: &mut Vec<Effect>) {
-    match key {
-        Key::Ctrl('c') | Key::F(10) => return effects.push(Effect::Quit),
-        Key::Ctrl('z') => return effects.push(Effect::Suspend),
-        Key::Ctrl('l') => return effects.push(Effect::Redraw),
-        _ => {}
+fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
+    if key.kind == KeyEventKind::Release || key.modifiers.contains(KeyModifiers::ALT) {
+        return None;
     }
-    match state.over.clone() {
-        Over::Nothing => view(state, key, effects),
-        Over::Help => state.over = Over::Nothing,
-        Over::Filter => filter(state, key),
-        Over::Sort(line) => {
-            if let Some(line) = menu(state, key, line, Sort::ALL.len(), Over::Sort) {
-                state.sort = Sort::ALL[line];
-                state.over = Over::Nothing;
+    if let (KeyCode::Char(letter), true) = (key.code, key.modifiers.contains(KeyModifiers::CONTROL)) {
+        match letter.to_ascii_lowercase() {
+            'c' => return Some(ScreenEffect::Quit),
+            'z' => return Some(ScreenEffect::Suspend),
+            'l' => return Some(ScreenEffect::Redraw),
+            'u' if state.overlay == ScreenOverlay::Filter => state.filter.clear(),
+            _ => {}
+        }
+        return None;
+    }
+    if key.code == KeyCode::F(10) {
+        return Some(ScreenEffect::Quit);
+    }
+    match state.overlay.clone() {
+        ScreenOverlay::Nothing => return press_in_view(state, key.code),
+        ScreenOverlay::Help => state.overlay = ScreenOverlay::Nothing,
+        ScreenOverlay::Filter => edit_filter(state, key.code),
+        ScreenOverlay::Sort(line) => {
+            if press_in_menu(state, key.code, line, ORDERS.len(), ScreenOverlay::Sort) {
+                state.order = line;
             }
         }
-        Over::Actions(line) => {
-            let by_letter = Action::ALL.iter().position(|action| Key::Char(action.key()) == key);
-            let chosen = by_letter.or_else(|| menu(state, key, line, Action::ALL.len(), Over::Actions));
-            if let Some(action) = chosen.and_then(|line| Action::ALL.get(line)) {
-                ask(state, *action);
+        ScreenOverlay::Actions(line) => {
+            if press_in_menu(state, key.code, line, ACTIONS.len(), ScreenOverlay::Actions) {
+                ask_to_confirm(state, &ACTIONS[line]);
+            } else if let Some(action) = action_of(key.code) {
+                ask_to_confirm(state, action);
             }
         }
-        Over::Ask(action, model) => match key {
-            Key::Char('y' | 'Y') => {
-                state.say(format!("{} of {}: asked for", action.route(), tame(&model)), Tone::Busy);
-                effects.push(Effect::Do(action, model));
-                state.over = Over::Nothing;
+        ScreenOverlay::Confirm(action, model) => match key.code {
+            KeyCode::Char('y' | 'Y') => {
+                state.say(format!("{} of {}: requested", action.route, tame(&model)), BUSY);
+                state.overlay = ScreenOverlay::Nothing;
+                return Some(ScreenEffect::Act(action, model));
             }
-            Key::Char('n' | 'N' | 'q') | Key::Esc => state.over = Over::Nothing,
+            KeyCode::Char('n' | 'N' | 'q') | KeyCode::Esc => state.overlay = ScreenOverlay::Nothing,
             _ => {}
         },
     }
-}
-
-/// Moves in a menu; the line when it is chosen.
-fn menu(state: &mut State, key: Key, line: usize, lines: usize, over: fn(usize) -> Over) -> Option<usize> {
-    state.over = match key {
-        Key::Up | Key::Char('k') => over((line + lines - 1) % lines),
-        Key::Down | Key::Char('j') => over((line + 1) % lines),
-        Key::Home => over(0),
-        Key::End => over(lines - 1),
-        Key::Enter => return Some(line),
-        Key::Esc | Key::Char('q') => Over::Nothing,
-        _ => return None,
-    };
     None
 }
 
-fn filter(state: &mut State, key: Key) {
-    match key {
-        Key::Char(letter) if state.filter.chars().count() < FILTER => {
+/// The place that a key moves to, if it moves.
+fn moved(code: KeyCode, place: usize, page: usize) -> Option<usize> {
+    Some(match code {
+        KeyCode::Up | KeyCode::Char('k') => place.saturating_sub(1),
+        KeyCode::Down | KeyCode::Char('j') => place.saturating_add(1),
+        KeyCode::PageUp => place.saturating_sub(page),
+        KeyCode::PageDown => place.saturating_add(page),
+        KeyCode::Home | KeyCode::Char('g') => 0,
+        KeyCode::End | KeyCode::Char('G') => usize::MAX,
+        _ => return None,
+    })
+}
+
+/// Moves in a menu and closes it; returns whether the line was chosen.
+fn press_in_menu(
+    state: &mut ScreenState,
+    code: KeyCode,
+    line: usize,
+    lines: usize,
+    menu: fn(usize) -> ScreenOverlay,
+) -> bool {
+    if let Some(line) = moved(code, line, lines) {
+        state.overlay = menu(line.min(lines - 1));
+    } else if matches!(code, KeyCode::Enter | KeyCode::Esc | KeyCode::Char('q')) {
+        state.overlay = ScreenOverlay::Nothing;
+    }
+    code == KeyCode::Enter
+}
+
+fn edit_filter(state: &mut ScreenState, code: KeyCode) {
+    match code {
+        KeyCode::Char(letter) if state.filter.chars().count() < FILTER => {
             state.filter.push_str(&tame(letter.encode_utf8(&mut [0; 4])));
         }
-        Key::Backspace => drop(state.filter.pop()),
-        Key::Ctrl('u') => state.filter.clear(),
-        Key::Enter => state.over = Over::Nothing,
-        Key::Esc => {
+        KeyCode::Backspace => drop(state.filter.pop()),
+        KeyCode::Enter => state.overlay = ScreenOverlay::Nothing,
+        KeyCode::Esc => {
             state.filter.clear();
-            state.over = Over::Nothing;
+            state.overlay = ScreenOverlay::Nothing;
         }
-        Key::Up => state.choose(state.cursor.saturating_sub(1)),
-        Key::Down => state.choose(state.cursor + 1),
+        KeyCode::Up => state.choose(state.cursor.saturating_sub(1)),
+        KeyCode::Down => state.choose(state.cursor + 1),
         _ => {}
     }
 }
 
-fn view(state: &mut State, key: Key, effects: &mut Vec<Effect>) {
-    if state.film.is_some() && play(state, key) {
+fn action_of(code: KeyCode) -> Option<&'static ModelAction> {
+    ACTIONS.iter().find(|action| code == KeyCode::Char(action.key))
+}
+
+fn press_in_view(state: &mut ScreenState, code: KeyCode) -> Option<ScreenEffect> {
+    if play_recording(state, code) {
+        return None;
+    }
+    match code {
+        KeyCode::Char('q') => return Some(ScreenEffect::Quit),
+        KeyCode::F(1) | KeyCode::Char('?' | 'h') => state.overlay = ScreenOverlay::Help,
+        KeyCode::F(9) if may_act(state) => state.overlay = ScreenOverlay::Actions(0),
+        code => {
+            if let Some(action) = action_of(code) {
+                ask_to_confirm(state, action);
+                return None;
+            }
+            match state.view.clone() {
+                ScreenView::Overview => press_in_overview(state, code),
+                ScreenView::Model(model) => press_in_model(state, code, model),
+                ScreenView::Log(model, within) => press_in_log(state, code, model, within),
+            }
+        }
+    }
+    None
+}
+
+fn press_in_overview(state: &mut ScreenState, code: KeyCode) {
+    if let Some(place) = moved(code, state.cursor, state.page) {
+        return state.choose(place);
+    }
+    match (code, state.selected.clone()) {
+        (KeyCode::Enter, Some(model)) => open_view(state, ScreenView::Model(model)),
+        (KeyCode::Char('l'), Some(model)) => open_log(state, model, false),
+        (KeyCode::F(4) | KeyCode::Char('/'), _) => state.overlay = ScreenOverlay::Filter,
+        (KeyCode::F(6), _) => state.overlay = ScreenOverlay::Sort(state.order),
+        (KeyCode::Char('>' | '.'), _) => state.order = (state.order + 1) % ORDERS.len(),
+        (KeyCode::Char('<' | ','), _) => state.order = (state.order + ORDERS.len() - 1) % ORDERS.len(),
+        (KeyCode::Char('I'), _) => state.reversed = !state.reversed,
+        (KeyCode::Esc, _) => state.filter.clear(),
+        _ => {}
+    }
+}
+
+fn open_view(state: &mut ScreenState, view: ScreenView) {
+    (state.view, state.scroll) = (view, 0);
+    state.log.clear();
+}
+
+fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
+    if let Some(place) = moved(code, state.scroll, state.page) {
+        state.scroll = place;
         return;
     }
-    match key {
-        Key::Char('q') => return effects.push(Effect::Quit),
-        Key::F(1) | Key::Char('?' | 'h') => return state.over = Over::Help,
-        Key::F(9) => {
-            state.over = if may(state) { Over::Actions(0) } else { Over::Nothing };
-            return;
+    match code {
+        KeyCode::Esc | KeyCode::Backspace => {
+            open_view(state, ScreenView::Overview);
+            (state.span, state.history, state.series) = Default::default();
         }
-        Key::Char(letter) => {
-            if let Some(action) = Action::ALL.into_iter().find(|action| action.key() == letter) {
-                return ask(state, action);
-            }
+        KeyCode::Char('t') if state.recording.is_some() => {
+            state.say("a recording has only its own time", PLAIN);
         }
-        _ => {}
-    }
-    match state.view.clone() {
-        View::Overview => overview(state, key, effects),
-        View::Model(model) => of_model(state, key, &model, effects),
-        View::Log(model, within) => of_log(state, key, &model, within, effects),
-    }
-}
-
-fn overview(state: &mut State, key: Key, effects: &mut Vec<Effect>) {
-    let page = layout::page(state);
-    match key {
-        Key::Up | Key::Char('k') => state.choose(state.cursor.saturating_sub(1)),
-        Key::Down | Key::Char('j') => state.choose(state.cursor + 1),
-        Key::PageUp => state.choose(state.cursor.saturating_sub(page)),
-        Key::PageDown => state.choose(state.cursor + page),
-        Key::Home | Key::Char('g') => state.choose(0),
-        Key::End | Key::Char('G') => state.choose(usize::MAX),
-        Key::Enter => {
-            if let Some(model) = state.selected.clone() {
-                (state.view, state.scroll, state.series) = (View::Model(model), 0, 0);
-            }
-        }
-        Key::F(4) | Key::Char('/') => state.over = Over::Filter,
-        Key::F(6) => state.over = Over::Sort(place(state.sort)),
-        Key::Char('>' | '.') => state.sort = Sort::ALL[(place(state.sort) + 1) % Sort::ALL.len()],
-        Key::Char('<' | ',') => {
-            state.sort = Sort::ALL[(place(state.sort) + Sort::ALL.len() - 1) % Sort::ALL.len()];
-        }
-        Key::Char('I') => state.turned = !state.turned,
-        Key::Char('l') => {
-            if let Some(model) = state.selected.clone() {
-                follow(state, model, false, effects);
-            }
-        }
-        Key::Esc => state.filter.clear(),
+        KeyCode::Char('t') => state.span = (state.span + 1) % SPANS.len(),
+        KeyCode::Tab => state.series = (state.series + 1) % state.history_of(&model).lines.len().max(1),
+        KeyCode::Char('l') => open_log(state, model, true),
         _ => {}
     }
 }
 
-fn place(sort: Sort) -> usize {
-    Sort::ALL.iter().position(|one| *one == sort).unwrap_or(0)
-}
-
-fn of_model(state: &mut State, key: Key, model: &str, effects: &mut Vec<Effect>) {
-    let page = layout::text(state, !state.keys(model).is_empty());
-    match key {
-        Key::Esc | Key::Backspace => {
-            (state.view, state.scroll) = (View::Overview, 0);
-            if state.span != Span::Live {
-                forget(state);
-                effects.push(Effect::Recall(model.to_owned(), Span::Live));
-            }
-        }
-        Key::Up | Key::Char('k') => state.scroll = state.scroll.saturating_sub(1),
-        Key::Down | Key::Char('j') => state.scroll += 1,
-        Key::PageUp => state.scroll = state.scroll.saturating_sub(page),
-        Key::PageDown => state.scroll += page,
-        Key::Home | Key::Char('g') => state.scroll = 0,
-        Key::Char('t') => recall(state, model, effects),
-        Key::Tab => state.series = (state.series + 1) % state.keys(model).len().max(1),
-        Key::Char('l') => follow(state, model.to_owned(), true, effects),
-        _ => {}
+fn open_log(state: &mut ScreenState, model: String, within: bool) {
+    if state.recording.is_some() {
+        return state.say("a recording has no log", PLAIN);
     }
-    // It cannot be scrolled away.
-    let lines = super::draw::words(state, model, usize::from(state.size.0)).len();
-    state.scroll = state.scroll.min(lines.saturating_sub(page));
+    open_view(state, ScreenView::Log(model, within));
 }
 
-/// The next time of which a memory is shown.
-fn recall(state: &mut State, model: &str, effects: &mut Vec<Effect>) {
-    if state.film.is_some() {
-        return state.say("a recording has only what is in it", Tone::Plain);
+fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: bool) {
+    let lines = state.log.len();
+    if let Some(place) = moved(code, lines.saturating_sub(state.scroll), state.page) {
+        state.scroll = lines.saturating_sub(place);
+    } else if matches!(code, KeyCode::Esc | KeyCode::Backspace | KeyCode::Char('l')) {
+        open_view(state, if within { ScreenView::Model(model) } else { ScreenView::Overview });
     }
-    let next = state.span.next();
-    forget(state);
-    state.span = next;
-    effects.push(Effect::Recall(model.to_owned(), next));
 }
 
-/// A time that was looked at is not of the next model.
-fn forget(state: &mut State) {
-    (state.span, state.stored, state.series) = (Span::Live, None, 0);
-}
-
-fn follow(state: &mut State, model: String, within: bool, effects: &mut Vec<Effect>) {
-    if state.film.is_some() {
-        return state.say("a recording has no log", Tone::Plain);
-    }
-    state.log.clear();
-    (state.view, state.scroll) = (View::Log(model.clone(), within), 0);
-    effects.push(Effect::Follow(model));
-}
-
-fn of_log(state: &mut State, key: Key, model: &str, within: bool, effects: &mut Vec<Effect>) {
-    let page = layout::text(state, false);
-    match key {
-        Key::Esc | Key::Backspace | Key::Char('l') => {
-            state.view = if within { View::Model(model.to_owned()) } else { View::Overview };
-            state.scroll = 0;
-            state.log.clear();
-            effects.push(Effect::Unfollow);
-        }
-        Key::Up | Key::Char('k') => state.scroll += 1,
-        Key::Down | Key::Char('j') => state.scroll = state.scroll.saturating_sub(1),
-        Key::PageUp => state.scroll += page,
-        Key::PageDown => state.scroll = state.scroll.saturating_sub(page),
-        Key::Home | Key::Char('g') => state.scroll = usize::MAX,
-        Key::End | Key::Char('G') => state.scroll = 0,
-        _ => {}
-    }
-    state.scroll = state.scroll.min(state.log.len().saturating_sub(page));
-}
-
-/// Keys that only a recording has; whether it was one.
-fn play(state: &mut State, key: Key) -> bool {
-    let Some(film) = &mut state.film else { return false };
-    match key {
-        Key::Char(' ') => film.pause(),
-        Key::Char('+' | '=') => film.faster(),
-        Key::Char('-') => film.slower(),
-        Key::Left => film.seek(-Film::SEEK),
-        Key::Right => film.seek(Film::SEEK),
-        Key::Home => film.seek(-1.0),
-        Key::End => film.seek(1.0),
+/// Handles the keys that only a recording has; returns whether it was one.
+fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
+    let Some(recording) = &mut state.recording else { return false };
+    match code {
+        KeyCode::Char(' ') => recording.toggle_pause(),
+        KeyCode::Char('+' | '=') => recording.change_speed(1),
+        KeyCode::Char('-') => recording.change_speed(-1),
+        KeyCode::Left => recording.seek(-PlayedRecording::SEEK),
+        KeyCode::Right => recording.seek(PlayedRecording::SEEK),
+        KeyCode::Home => recording.seek(-1.0),
+        KeyCode::End => recording.seek(1.0),
         _ => return false,
     }
-    state.picture = film.picture();
+    state.picture = recording.picture();
     true
 }
 
-/// Whether anything may be done to the chosen model; says why not.
-fn may(state: &mut State) -> bool {
-    let why = if state.film.is_some() {
+/// Returns whether keys may act on the chosen model; says why not.
+fn may_act(state: &mut ScreenState) -> bool {
+    let why = if state.recording.is_some() {
         "a recording cannot be changed"
     } else if state.read_only {
         "this screen only shows (--read-only)"
@@ -312,16 +285,16 @@ fn may(state: &mut State) -> bool {
     } else {
         return true;
     };
-    state.say(why, Tone::Plain);
+    state.say(why, PLAIN);
     false
 }
 
-fn ask(state: &mut State, action: Action) {
-    state.over = Over::Nothing;
-    if may(state)
+fn ask_to_confirm(state: &mut ScreenState, action: &'static ModelAction) {
+    state.overlay = ScreenOverlay::Nothing;
+    if may_act(state)
         && let Some(model) = state.chosen()
     {
-        state.over = Over::Ask(action, model.to_owned());
+        state.overlay = ScreenOverlay::Confirm(action, model.to_owned());
     }
 }
 

@@ -1,34 +1,38 @@
-//! Every key in every view, and what comes from the instance.
+//! Every key in every view, and all inputs from the instance.
 
 use std::time::Duration;
 
+use KeyCode::{Char, Down, End, Enter, Esc, F, Home, PageDown, PageUp, Tab, Up};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use warden_policies::Work;
 use warden_policies::growth::Verdict;
 
-use super::super::input::Told;
-use super::super::picture::{Done, Row, Used, Who};
-use super::super::state::MESSAGE;
-use super::super::stored::{Span, Stored};
+use super::super::draw::draw_screen;
+use super::super::look::{GOOD, PLAIN, TerminalLook};
+use super::super::memory::MemoryHistory;
+use super::super::picture::{EventLine, MemoryShare, ModelRow};
+use super::super::state::{MESSAGE, WatchedDetail};
 use super::*;
 
-fn row(name: &str, verdict: Verdict, host: u64) -> Row {
-    Row {
+fn row(name: &str, verdict: Verdict, host: u64) -> ModelRow {
+    ModelRow {
         name: name.to_owned(),
         shown: tame(name),
-        state: ("loaded", Tone::Good),
+        state: ("loaded", GOOD),
         verdict,
         host: Some(host),
-        fill: Some(Used { used: host, total: 1000 }),
-        work: vec![Done { replica: 0, generation: Some(1), requests: 10, tokens: 100 }],
-        ..Row::default()
+        fill: Some(MemoryShare { used: host, total: 1000 }),
+        work: vec![((0, Some(1)), Work { requests: 10, output_tokens: 100, ..Work::default() })],
+        ..ModelRow::default()
     }
 }
 
-fn picture(rows: Vec<Row>) -> Picture {
-    let who = Who { pid: Some(7), started_at: "2026-01-01T00:00:00Z".to_owned(), ..Who::default() };
-    Picture { who, rows, ..Picture::default() }
+fn picture(rows: Vec<ModelRow>) -> InstancePicture {
+    InstancePicture { instance: Some((7, jiff::Timestamp::UNIX_EPOCH)), rows, ..InstancePicture::default() }
 }
 
-fn three() -> Picture {
+fn three() -> InstancePicture {
     picture(vec![
         row("beta", Verdict::Steady, 300),
         row("alpha", Verdict::Leaking, 100),
@@ -36,29 +40,54 @@ fn three() -> Picture {
     ])
 }
 
-/// A screen of 80 by 24 that shows three models.
-fn shown() -> State {
-    let state = step(State::default(), Input::Size(80, 24)).0;
-    step(state, Input::Picture(Duration::from_secs(1), Box::new(three()))).0
+/// Three models on a screen of 80 by 24.
+fn shown() -> ScreenState {
+    let mut state = ScreenState::default();
+    see(&mut state, 1, three());
+    draw(&mut state, (80, 24));
+    state
 }
 
-fn keys(state: State, all: &[Key]) -> (State, Vec<Effect>) {
-    all.iter().fold((state, Vec::new()), |(state, mut effects), key| {
-        let (state, more) = step(state, Input::Key(*key));
-        effects.extend(more);
-        (state, effects)
-    })
+fn see(state: &mut ScreenState, second: u64, picture: InstancePicture) {
+    step(state, ScreenInput::Picture(Duration::from_secs(second), Box::new(picture)));
 }
 
-fn names(state: &State) -> Vec<&str> {
-    state.rows().iter().map(|row| row.name.as_str()).collect()
+fn draw(state: &mut ScreenState, (columns, rows): (u16, u16)) {
+    let look = TerminalLook { colour: true, unicode: true };
+    draw_screen(state, look, &mut Buffer::empty(Rect::new(0, 0, columns, rows)));
 }
 
-use Key::{Char, Ctrl, Down, End, Enter, Esc, F, Home, PageDown, PageUp, Tab, Up};
+/// Presses keys, and draws after each.
+fn press(state: &mut ScreenState, all: &[KeyCode]) -> Vec<ScreenEffect> {
+    let mut effects = Vec::new();
+    for key in all {
+        effects.extend(step(state, ScreenInput::Key(KeyEvent::new(*key, KeyModifiers::NONE))));
+        draw(state, (80, 24));
+    }
+    effects
+}
+
+fn pressed(all: &[KeyCode]) -> ScreenState {
+    let mut state = shown();
+    press(&mut state, all);
+    state
+}
+
+fn control(state: &mut ScreenState, letter: char) -> Option<ScreenEffect> {
+    step(state, ScreenInput::Key(KeyEvent::new(Char(letter), KeyModifiers::CONTROL)))
+}
+
+fn action(key: char) -> &'static ModelAction {
+    action_of(Char(key)).unwrap()
+}
+
+fn names(state: &ScreenState) -> String {
+    state.rows().iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(" ")
+}
 
 #[test]
 fn keys_choose_a_model_and_never_one_that_is_not_there() {
-    let chosen = |all: &[Key]| keys(shown(), all).0.selected.unwrap();
+    let chosen = |all: &[KeyCode]| pressed(all).selected.unwrap();
     assert_eq!(chosen(&[]), "beta");
     for (all, model) in [
         (&[Down][..], "alpha"),
@@ -74,239 +103,244 @@ fn keys_choose_a_model_and_never_one_that_is_not_there() {
     ] {
         assert_eq!(chosen(all), model, "{all:?}");
     }
-    let (none, effects) =
-        keys(State::default(), &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
-    assert_eq!((none.selected, none.view, effects), (None, View::Overview, vec![]));
+    let mut none = ScreenState::default();
+    let effects = press(&mut none, &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
+    assert_eq!((none.selected, none.view, effects), (None, ScreenView::Overview, vec![]));
 }
 
 #[test]
 fn the_choice_follows_its_model_and_goes_to_a_neighbour_when_it_is_gone() {
-    let (state, _) = keys(shown(), &[Down]);
+    let mut state = pressed(&[Down]);
     let mut other = three();
     other.rows.reverse();
-    let state = step(state, Input::Picture(Duration::from_secs(2), Box::new(other))).0;
+    see(&mut state, 2, other);
     assert_eq!((state.selected.as_deref(), state.cursor), (Some("alpha"), 1));
     let mut less = three();
     less.rows.remove(1);
-    let state = step(state, Input::Picture(Duration::from_secs(3), Box::new(less))).0;
+    see(&mut state, 3, less);
     assert_eq!(state.selected.as_deref(), Some("gamma"));
-    let state = step(state, Input::Picture(Duration::from_secs(4), Box::new(picture(Vec::new())))).0;
-    assert_eq!((state.selected.as_deref(), state.cursor, state.first), (None, 0, 0));
+    see(&mut state, 4, picture(Vec::new()));
+    assert_eq!((state.selected.as_deref(), state.cursor), (None, 0));
 }
 
 #[test]
 fn the_chosen_row_stays_on_the_screen() {
-    let many = (0..50).map(|n| row(&format!("m{n:02}"), Verdict::Steady, 1)).collect();
-    let state = step(State::default(), Input::Size(60, 10)).0;
-    let mut state = step(state, Input::Picture(Duration::ZERO, Box::new(picture(many)))).0;
+    let mut state = ScreenState::default();
+    see(&mut state, 0, picture((0..50).map(|n| row(&format!("m{n:02}"), Verdict::Steady, 1)).collect()));
     for key in [End, Up, PageUp, PageUp, Down, Home, PageDown, PageDown, PageDown] {
-        state = step(state, Input::Key(key)).0;
-        let page = layout::page(&state);
-        assert!(
-            (state.first..state.first + page).contains(&state.cursor),
-            "{key:?}: {} {}",
-            state.first,
-            state.cursor
-        );
+        step(&mut state, ScreenInput::Key(KeyEvent::new(key, KeyModifiers::NONE)));
+        draw(&mut state, (60, 10));
+        let (first, cursor) = (state.first, state.cursor);
+        assert!((first..first + state.page).contains(&cursor), "{key:?}: {first} {cursor}");
     }
     // A larger screen is filled from the end.
-    let (state, _) = keys(state, &[End]);
-    let state = step(state, Input::Size(60, 40)).0;
-    assert_eq!(state.first + layout::page(&state), 50);
+    step(&mut state, ScreenInput::Key(KeyEvent::new(End, KeyModifiers::NONE)));
+    draw(&mut state, (60, 40));
+    assert_eq!(state.first + state.page, 50);
 }
 
 #[test]
 fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
-    let sorted = |all: &[Key]| {
-        let (state, _) = keys(shown(), all);
-        names(&state).join(" ")
-    };
+    let sorted = |all: &[KeyCode]| names(&pressed(all));
     assert_eq!(sorted(&[]), "beta alpha gamma");
     assert_eq!(sorted(&[Char('>')]), "alpha beta gamma", "by name");
     assert_eq!(sorted(&[Char('>'), Char('I')]), "gamma beta alpha");
     assert_eq!(sorted(&[Char('.'), Char(',')]), "beta alpha gamma");
-    assert_eq!(sorted(&[F(6), End, Up, Enter]), "alpha beta gamma", "by verdict");
-    assert_eq!(
-        sorted(&[F(6), Home, Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Char('j'), Enter]),
-        "beta gamma alpha",
-        "by memory"
-    );
-    let (state, _) = keys(shown(), &[F(6), Char('k')]);
-    assert_eq!(state.over, Over::Sort(Sort::ALL.len() - 1));
-    let (state, _) = keys(state, &[Char('x'), Esc]);
-    assert_eq!((state.over, state.sort), (Over::Nothing, Sort::Configured));
-    // Each order is one, whatever is not known of a model.
-    for sort in Sort::ALL {
+    let order = |all: &[KeyCode]| ORDERS[pressed(all).order];
+    assert_eq!(order(&[Char('<')]), "LEFT");
+    assert_eq!(order(&[Char('<'), Char('>')]), "", "as configured");
+    let by_verdict = [F(6), End, Up, Up, Enter];
+    assert_eq!((order(&by_verdict), sorted(&by_verdict).as_str()), ("VERDICT", "alpha beta gamma"));
+    let by_memory = [F(6), Home, Char('j'), Down, Down, Down, Down, Down, Enter];
+    assert_eq!((order(&by_memory), sorted(&by_memory).as_str()), ("HOST", "beta gamma alpha"));
+    let mut state = pressed(&[F(6), Down, Char('x')]);
+    assert_eq!(state.overlay, ScreenOverlay::Sort(1));
+    press(&mut state, &[Esc]);
+    assert_eq!((state.overlay, state.order), (ScreenOverlay::Nothing, 0));
+    // Every order is total, also for a model of which nothing is known.
+    for order in 0..ORDERS.len() {
         let mut state = shown();
-        state.picture.rows.push(Row { name: "empty".to_owned(), ..Row::default() });
-        state.sort = sort;
-        assert_eq!(state.rows().len(), 4, "{sort:?}");
+        state.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
+        state.order = order;
+        assert_eq!(state.rows().len(), 4, "{order}");
     }
 }
 
 #[test]
 fn a_filter_is_written_kept_and_cleared() {
-    let (state, _) = keys(shown(), &[Char('/'), Char('L'), Char('E'), Char('a'), Char('x'), Key::Backspace]);
-    assert_eq!((state.filter.as_str(), names(&state).join(" ").as_str()), ("LEa", "alpha"), "by verdict");
+    let mut state = pressed(&[Char('/'), Char('L'), Char('E'), Char('a'), Char('x'), KeyCode::Backspace]);
+    assert_eq!((state.filter.as_str(), names(&state).as_str()), ("LEa", "alpha"), "by verdict");
     assert_eq!(state.selected.as_deref(), Some("alpha"));
-    let (state, effects) = keys(state, &[Char('q'), Key::Backspace, Enter]);
-    assert_eq!((&state.over, effects), (&Over::Nothing, vec![]));
-    let (state, _) = keys(state, &[Esc]);
-    assert_eq!(names(&state).len(), 3);
-    let (state, _) = keys(state, &[F(4), Char('a'), Ctrl('u'), Char('m'), Down, Up, Esc]);
-    assert_eq!((state.filter.as_str(), state.over), ("", Over::Nothing));
-    let long = vec![Char('x'); 500];
-    let (state, _) = keys(shown(), &[&[Char('/')], long.as_slice()].concat());
-    assert_eq!((state.filter.len(), names(&state).len()), (FILTER, 0));
-    let (state, _) = keys(shown(), &[Char('/'), Char('\u{202e}')]);
-    assert_eq!(state.filter, "?");
+    let effects = press(&mut state, &[Char('q'), KeyCode::Backspace, Enter]);
+    assert_eq!((&state.overlay, effects), (&ScreenOverlay::Nothing, vec![]));
+    press(&mut state, &[Esc]);
+    assert_eq!(state.rows().len(), 3);
+    press(&mut state, &[F(4), Char('a')]);
+    assert_eq!(control(&mut state, 'u'), None);
+    press(&mut state, &[Char('m'), Down, Up]);
+    assert_eq!(state.filter, "m");
+    press(&mut state, &[Esc]);
+    assert_eq!((state.filter.as_str(), state.overlay), ("", ScreenOverlay::Nothing));
+    let long = pressed(&[&[Char('/')], [Char('x'); 100].as_slice()].concat());
+    assert_eq!((long.filter.len(), long.rows().len()), (FILTER, 0));
+    assert_eq!(pressed(&[Char('/'), Char('\u{202e}')]).filter, "?");
 }
 
 #[test]
 fn t_goes_through_the_times_of_a_memory_and_leaving_it_ends_the_asking() {
-    let (state, _) = keys(shown(), &[Down, Enter]);
-    let asked = |span| vec![Effect::Recall("alpha".to_owned(), span)];
-    let (state, effects) = keys(state, &[Char('t')]);
-    assert_eq!(effects, asked(Span::Hour));
-    let stored = Stored { model: "alpha".to_owned(), span: Span::Hour, ..Stored::default() };
-    let (state, _) = step(state, Input::Stored(Box::new(stored)));
-    assert!(state.stored_of("alpha").is_some() && state.stored_of("beta").is_none());
-    let (state, effects) = keys(state, &[Char('t')]);
-    assert_eq!((effects, state.stored_of("alpha")), (asked(Span::Day), None));
-    let (state, effects) = keys(state.clone(), &[Esc]);
-    assert_eq!((effects, state.span), (asked(Span::Live), Span::Live));
-    let (_, effects) = keys(state, &[Enter, Char('t'), Char('t'), Char('t'), Esc]);
-    assert_eq!(effects.last(), asked(Span::Live).last(), "and nothing more");
-    assert_eq!(effects.len(), 3);
+    let mut state = pressed(&[Down, Enter]);
+    let asked = |span: usize| WatchedDetail::Memory("alpha".to_owned(), SPANS[span]);
+    assert_eq!(state.watched(), asked(0));
+    press(&mut state, &[Char('t')]);
+    assert_eq!(state.watched(), asked(1));
+    let history = MemoryHistory { model: "alpha".to_owned(), from: 5.0, ..MemoryHistory::default() };
+    step(&mut state, ScreenInput::History(Box::new(history.clone())));
+    assert_eq!((&state.history_of("alpha"), state.history_of("beta").from), (&history, 0.0));
+    press(&mut state, &[Char('t')]);
+    assert_eq!(state.watched(), asked(2));
+    press(&mut state, &[Esc]);
+    assert_eq!((state.watched(), &state.history), (WatchedDetail::Nothing, &None));
+    press(&mut state, &[Enter]);
+    assert_eq!(state.watched(), asked(0));
 }
 
 #[test]
 fn a_model_is_opened_its_log_followed_and_every_way_leads_back() {
-    let (state, effects) = keys(shown(), &[Down, Enter]);
-    assert_eq!((&state.view, effects), (&View::Model("alpha".to_owned()), vec![]));
-    let (state, effects) = keys(state, &[Char('l')]);
-    assert_eq!(state.view, View::Log("alpha".to_owned(), true));
-    assert_eq!(effects, [Effect::Follow("alpha".to_owned())]);
-    let (state, effects) = keys(state, &[Esc]);
-    assert_eq!((&state.view, effects), (&View::Model("alpha".to_owned()), vec![Effect::Unfollow]));
-    let (state, _) = keys(state, &[Key::Backspace]);
-    assert_eq!(state.view, View::Overview);
-    let (state, _) = keys(state, &[Char('l')]);
-    assert_eq!(state.view, View::Log("alpha".to_owned(), false));
-    let (state, effects) = keys(state, &[Char('l')]);
-    assert_eq!((state.view, effects), (View::Overview, vec![Effect::Unfollow]));
+    let mut state = pressed(&[Down, Enter]);
+    let (model, log) = (ScreenView::Model("alpha".to_owned()), WatchedDetail::Log("alpha".to_owned()));
+    assert_eq!(state.view, model);
+    press(&mut state, &[Char('l')]);
+    assert_eq!((&state.view, state.watched()), (&ScreenView::Log("alpha".to_owned(), true), log));
+    press(&mut state, &[Esc]);
+    assert_eq!(state.view, model);
+    press(&mut state, &[KeyCode::Backspace]);
+    assert_eq!(state.view, ScreenView::Overview);
+    press(&mut state, &[Char('l')]);
+    assert_eq!(state.view, ScreenView::Log("alpha".to_owned(), false));
+    press(&mut state, &[Char('l')]);
+    assert_eq!((&state.view, state.watched()), (&ScreenView::Overview, WatchedDetail::Nothing));
 }
 
 #[test]
 fn text_is_scrolled_no_farther_than_it_goes() {
+    let mut state = shown();
     let mut long = three();
     long.rows[0].words = (0..100).map(|n| format!("line {n}")).collect();
-    let state = step(shown(), Input::Picture(Duration::from_secs(2), Box::new(long))).0;
-    let (state, _) = keys(state, &[Enter, Up, Char('j'), Down]);
+    see(&mut state, 2, long);
+    press(&mut state, &[Enter, Up, Char('j'), Down]);
     assert_eq!(state.scroll, 2);
-    let down = vec![PageDown; 50];
-    let (state, _) = keys(state, &down);
-    assert_eq!(state.scroll, 100 - layout::text(&state, false));
-    let (state, _) = keys(state, &[Char('k'), PageUp, Char('g')]);
+    press(&mut state, &[PageDown; 50]);
+    assert_eq!(state.scroll, 100 - state.page);
+    press(&mut state, &[Char('k'), PageUp, Char('g')]);
     assert_eq!(state.scroll, 0);
 }
 
 #[test]
-fn a_log_is_bounded_and_who_reads_older_lines_keeps_them_in_sight() {
-    let (mut state, _) = keys(shown(), &[Char('l')]);
+fn a_log_is_bounded_and_a_reader_of_older_lines_keeps_them_in_sight() {
+    let mut state = pressed(&[Char('l')]);
     for n in 0..LINES + 10 {
-        state = step(state, Input::Log(format!("line {n}"))).0;
+        step(&mut state, ScreenInput::Log(format!("line {n}")));
     }
     assert_eq!((state.log.len(), state.scroll), (LINES, 0));
-    let (state, _) = keys(state, &[Up, PageUp]);
-    let (before, page) = (state.scroll, layout::text(&state, false));
-    assert_eq!(before, 1 + page);
-    let mut state = step(state, Input::Log("new".to_owned())).0;
+    press(&mut state, &[Up, PageUp]);
+    let before = state.scroll;
+    assert_eq!(before, 1 + state.page);
+    step(&mut state, ScreenInput::Log("new".to_owned()));
     assert_eq!(state.scroll, before + 1);
-    state = step(state, Input::Missed(3)).0;
-    assert!(state.log.back().unwrap().contains("3 lines"));
-    let (state, _) = keys(state, &[Home]);
-    assert_eq!(state.scroll, state.log.len() - page);
-    let (state, _) = keys(state, &[Down, PageDown, End, Char('k'), Char('j')]);
+    press(&mut state, &[Home]);
+    assert_eq!(state.scroll, state.log.len() - state.page);
+    press(&mut state, &[Down, PageDown, End, Char('k'), Char('j')]);
     assert_eq!(state.scroll, 0);
 }
 
 #[test]
-fn an_action_is_asked_for_and_only_yes_does_it() {
-    for (key, action) in [('r', Action::Restart), ('d', Action::Drain), ('c', Action::Reclaim)] {
-        let (state, effects) = keys(shown(), &[Down, Char(key)]);
-        assert_eq!((&state.over, effects), (&Over::Ask(action, "alpha".to_owned()), vec![]));
-        let (state, effects) = keys(state, &[Enter, Char('x'), Char('Y')]);
-        assert_eq!((&state.over, effects), (&Over::Nothing, vec![Effect::Do(action, "alpha".to_owned())]));
-        assert!(state.message.unwrap().text.contains("alpha"));
+fn an_action_needs_a_confirmation_and_only_yes_does_it() {
+    let confirm = |key, model: &str| ScreenOverlay::Confirm(action(key), model.to_owned());
+    for key in ['r', 'd', 'c', 'p', 'u'] {
+        let mut state = pressed(&[Down, Char(key)]);
+        assert_eq!(state.overlay, confirm(key, "alpha"));
+        let effects = press(&mut state, &[Enter, Char('x'), Char('Y')]);
+        assert_eq!(effects, [ScreenEffect::Act(action(key), "alpha".to_owned())]);
+        assert_eq!(state.overlay, ScreenOverlay::Nothing);
+        assert!(state.message.unwrap().1.contains("alpha"));
         for no in [Char('n'), Char('N'), Esc, Char('q')] {
-            let (state, effects) = keys(shown(), &[Char(key), no, Char('y')]);
-            assert_eq!((state.over, effects), (Over::Nothing, vec![]), "{no:?}");
+            let mut state = shown();
+            let effects = press(&mut state, &[Char(key), no, Char('y')]);
+            assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "{no:?}");
         }
     }
-    let (state, _) = keys(shown(), &[F(9), Down, Enter]);
-    assert_eq!(state.over, Over::Ask(Action::Drain, "beta".to_owned()));
-    let (state, _) = keys(shown(), &[F(9), Char('c')]);
-    assert_eq!(state.over, Over::Ask(Action::Reclaim, "beta".to_owned()));
-    let (state, _) = keys(shown(), &[Enter, Char('r')]);
-    assert_eq!(state.over, Over::Ask(Action::Restart, "beta".to_owned()), "also in the view of a model");
-    // The question is about the model that was chosen then.
-    let (state, _) = keys(shown(), &[Down, Char('r')]);
-    let state = step(state, Input::Picture(Duration::from_secs(2), Box::new(picture(Vec::new())))).0;
-    let (_, effects) = keys(state, &[Char('y')]);
-    assert_eq!(effects, [Effect::Do(Action::Restart, "alpha".to_owned())]);
+    assert_eq!(pressed(&[F(9), Down, Enter]).overlay, confirm('d', "beta"));
+    assert_eq!(pressed(&[F(9), Char('c')]).overlay, confirm('c', "beta"));
+    assert_eq!(pressed(&[Enter, Char('r')]).overlay, confirm('r', "beta"), "also in the view of a model");
+    // The confirmation is for the model that was chosen then.
+    let mut state = pressed(&[Down, Char('r')]);
+    see(&mut state, 2, picture(Vec::new()));
+    let effects = press(&mut state, &[Char('y')]);
+    assert_eq!(effects, [ScreenEffect::Act(action('r'), "alpha".to_owned())]);
 }
 
 #[test]
 fn read_only_nothing_is_done_whatever_is_pressed() {
-    let state = State { read_only: true, ..shown() };
     for all in [[Char('r'), Char('y')], [Char('d'), Char('y')], [Char('c'), Char('y')], [F(9), Char('r')]] {
-        let (after, effects) = keys(state.clone(), &all);
-        assert_eq!((after.over, effects), (Over::Nothing, vec![]), "{all:?}");
-        assert!(after.message.unwrap().text.contains("--read-only"));
+        let mut state = shown();
+        state.read_only = true;
+        let effects = press(&mut state, &all);
+        assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "{all:?}");
+        assert!(state.message.unwrap().1.contains("--read-only"));
     }
 }
 
 #[test]
-fn it_is_quit_suspended_and_drawn_anew_wherever_one_is() {
-    let places: [&[Key]; 7] = [&[], &[Enter], &[Char('l')], &[F(1)], &[F(6)], &[F(9)], &[Char('/')]];
+fn it_is_quit_suspended_and_drawn_again_in_every_view() {
+    let places: [&[KeyCode]; 7] = [&[], &[Enter], &[Char('l')], &[F(1)], &[F(6)], &[F(9)], &[Char('/')]];
     for place in places {
-        let (state, _) = keys(shown(), place);
-        for (key, effect) in [
-            (Ctrl('c'), Effect::Quit),
-            (F(10), Effect::Quit),
-            (Ctrl('z'), Effect::Suspend),
-            (Ctrl('l'), Effect::Redraw),
-        ] {
-            assert_eq!(keys(state.clone(), &[key]).1, [effect], "{place:?} {key:?}");
+        let mut state = pressed(place);
+        for (letter, effect) in
+            [('c', ScreenEffect::Quit), ('Z', ScreenEffect::Suspend), ('l', ScreenEffect::Redraw)]
+        {
+            assert_eq!(control(&mut state, letter), Some(effect), "{place:?} {letter}");
         }
+        assert_eq!(press(&mut state, &[F(10)]), [ScreenEffect::Quit], "{place:?}");
     }
     for place in &places[..3] {
-        let (state, _) = keys(shown(), place);
-        assert_eq!(keys(state, &[Char('q')]).1, [Effect::Quit], "{place:?}");
+        assert_eq!(press(&mut pressed(place), &[Char('q')]), [ScreenEffect::Quit], "{place:?}");
     }
     for key in [F(1), Char('?'), Char('h')] {
-        let (state, _) = keys(shown(), &[key]);
-        assert_eq!(state.over, Over::Help);
-        let (state, effects) = keys(state, &[Char('q')]);
-        assert_eq!((state.over, effects), (Over::Nothing, vec![]), "any key closes it");
+        let mut state = pressed(&[key]);
+        assert_eq!(state.overlay, ScreenOverlay::Help);
+        let effects = press(&mut state, &[Char('q')]);
+        assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "any key closes it");
     }
 }
 
 #[test]
-fn an_instance_that_is_silent_keeps_its_picture_and_one_that_was_restarted_is_told() {
-    let silent = |at: u64, state| step(state, Input::Silent(Duration::from_secs(at), "frozen".to_owned())).0;
-    let state = silent(9, silent(5, shown()));
-    assert_eq!(state.link, Link::Silent(Duration::from_secs(5), "frozen".to_owned()));
+fn keys_with_alt_and_those_that_are_released_do_nothing() {
+    let mut state = shown();
+    let mut key = KeyEvent::new(Char('r'), KeyModifiers::ALT);
+    step(&mut state, ScreenInput::Key(key));
+    (key.modifiers, key.kind) = (KeyModifiers::NONE, KeyEventKind::Release);
+    step(&mut state, ScreenInput::Key(key));
+    assert_eq!(state.overlay, ScreenOverlay::Nothing);
+    step(&mut state, ScreenInput::Key(KeyEvent::new(Char('G'), KeyModifiers::SHIFT)));
+    assert_eq!(state.cursor, 2);
+}
+
+#[test]
+fn an_instance_that_is_silent_keeps_its_picture_and_one_that_was_restarted_is_reported() {
+    let mut state = shown();
+    for second in [5, 9] {
+        step(&mut state, ScreenInput::Silent(Duration::from_secs(second), "frozen".to_owned()));
+    }
+    assert_eq!(state.silent, Some((Duration::from_secs(5), "frozen".to_owned())));
     assert_eq!(state.picture.rows.len(), 3);
     let mut other = three();
-    other.who.pid = Some(8);
-    other.rows[0].work[0].requests = 12;
-    let state = step(state, Input::Picture(Duration::from_secs(10), Box::new(other))).0;
-    assert_eq!(state.link, Link::Live);
-    assert!(state.message.as_ref().unwrap().text.contains("process 8"));
+    other.instance = Some((8, jiff::Timestamp::UNIX_EPOCH));
+    other.rows[0].work[0].1.requests = 12;
+    see(&mut state, 10, other);
+    assert_eq!(state.silent, None);
+    assert!(state.message.as_ref().unwrap().1.contains("process 8"));
     assert_eq!(state.picture.rows[0].rate, None, "its counters are others");
-    let state = step(state, Input::Tick(Duration::from_secs(10) + MESSAGE)).0;
+    step(&mut state, ScreenInput::Tick(Duration::from_secs(10) + MESSAGE));
     assert_eq!(state.message, None);
 }
 
@@ -315,12 +349,13 @@ fn events_are_bounded_and_known_by_their_model() {
     let mut state = shown();
     for n in 0..EVENTS + 5 {
         let model = Some(if n.is_multiple_of(2) { "alpha" } else { "beta" }.to_owned());
-        let told = Told { time: String::new(), at: 0.0, model, text: n.to_string(), mark: None };
-        state = step(state, Input::Told(told)).0;
+        let (time, tone) = (String::new(), PLAIN);
+        let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone, leaks: false };
+        step(&mut state, ScreenInput::Event(event));
     }
-    assert_eq!(state.told.len(), EVENTS);
-    assert_eq!(state.told_of("alpha").next().unwrap().text, (EVENTS + 4).to_string());
-    assert_eq!(state.told_of("alpha").count(), EVENTS / 2);
+    assert_eq!(state.events.len(), EVENTS);
+    assert_eq!(state.events_of("alpha").next().unwrap().text, (EVENTS + 4).to_string());
+    assert_eq!(state.events_of("alpha").count(), EVENTS / 2);
 }
 
 #[test]
@@ -328,21 +363,24 @@ fn a_recording_has_its_own_keys_and_no_actions() {
     let line = |t: u32| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n");
     let text = (0..=100).map(line).collect::<Vec<_>>().concat();
     let samples = warden_policies::trace::parse(&text).unwrap();
-    let (film, _) = Film::new("a.jsonl", samples, &warden_policies::defaults().growth);
-    let view = View::Model("a.jsonl".to_owned());
-    let state = State { picture: film.picture(), film: Some(film), view, ..State::default() };
-    let state = step(state, Input::Size(80, 24)).0;
-    let words = |state: &State| state.film.as_ref().unwrap().words();
-    let state = step(state, Input::Tick(Duration::from_secs(5))).0;
+    let (recording, _) = PlayedRecording::open("a.jsonl", &samples, &warden_policies::defaults().growth);
+    let mut state = ScreenState {
+        picture: recording.picture(),
+        recording: Some(recording),
+        view: ScreenView::Model("a.jsonl".to_owned()),
+        ..ScreenState::default()
+    };
+    let words = |state: &ScreenState| state.recording.as_ref().unwrap().words();
+    step(&mut state, ScreenInput::Tick(Duration::from_secs(5)));
     assert_eq!(words(&state), "10s of 1m40s, 2x");
-    assert_eq!(state.row("a.jsonl").unwrap().work[0].requests, 10);
-    let (state, _) =
-        keys(state, &[Key::Right, Key::Left, Key::Right, Char(' '), Char('+'), Char('='), Char('-')]);
+    assert!(state.row("a.jsonl").unwrap().words[0].contains("10s since its start: 10 requests answered"));
+    let (left, right) = (KeyCode::Left, KeyCode::Right);
+    press(&mut state, &[right, left, right, Char(' '), Char('+'), Char('='), Char('-')]);
     assert_eq!(words(&state), "15s of 1m40s, 5x, paused");
-    let (state, _) = keys(state, &[End]);
+    press(&mut state, &[End]);
     assert_eq!(words(&state), "1m40s of 1m40s, 5x, over");
-    let (state, _) = keys(state, &[Home, Tab]);
+    press(&mut state, &[Home, Tab]);
     assert_eq!((words(&state).as_str(), state.series), ("0s of 1m40s, 5x, paused", 1));
-    let (state, effects) = keys(state, &[Char('r'), Char('y'), Char('l'), F(9), Char('y')]);
-    assert_eq!((state.over, effects), (Over::Nothing, vec![]));
+    let effects = press(&mut state, &[Char('r'), Char('y'), Char('t'), Char('l'), F(9), Char('y')]);
+    assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]));
 }

@@ -1,0 +1,244 @@
+//! The table of models: its columns, the order of its rows, and what is left out where there is no room.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Constraint, Rect};
+use ratatui_core::style::{Color, Style};
+use ratatui_core::text::Line;
+use ratatui_core::widgets::StatefulWidget;
+use ratatui_widgets::table::{Cell, Row, Table, TableState};
+use warden_policies::growth::Verdict;
+use warden_policies::units::whole;
+
+use super::look::{BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN};
+use super::picture::ModelRow;
+use super::state::ScreenState;
+use super::text::{self, bytes, gained, rate};
+
+const WIDEST_NAME: u16 = 40;
+const WIDEST_PLAN: u16 = 90;
+/// GPUs that have a column of their own, at most.
+const GPUS: usize = 16;
+/// The column that is repeated for each GPU.
+const PER_GPU: &str = "GPU";
+
+type ShownCell = (String, Color);
+
+/// A column on the screen.
+#[derive(Clone, Copy)]
+struct TableColumn {
+    head: &'static str,
+    gpu: u32,
+    width: u16,
+    expendable: u8,
+    is_number: bool,
+}
+
+/// All columns from left to right: the head, the width, and in which order it is left out where there is no room: the
+/// highest number first, 0 never.
+const COLUMNS: [(&str, u16, u8); 15] = [
+    ("MODEL", 12, 0),
+    ("STATE", 9, 0),
+    ("PROC", 4, 9),
+    ("SLOTS", 6, 1),
+    ("QUEUE", 5, 2),
+    ("REQ/S", 6, 5),
+    ("TOK/S", 6, 6),
+    ("HOST", 7, 0),
+    ("USED", 4, 1),
+    (PER_GPU, 7, 7),
+    ("VERDICT", 9, 0),
+    ("+/REQ", 8, 3),
+    ("+/HOUR", 8, 8),
+    ("LEFT", 5, 4),
+    ("NEXT", 16, 11),
+];
+
+/// Columns whose texts begin at the left.
+const WORDS: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
+
+/// The columns by which rows can be sorted; the first one means the order of the configuration.
+pub(super) const ORDERS: [&str; 12] =
+    ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
+
+/// Compares rows for one of [`ORDERS`]: names from the smallest on, numbers from the largest on.
+pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {
+    let falling =
+        |of: fn(&ModelRow) -> Option<f64>| of(b).unwrap_or(f64::MIN).total_cmp(&of(a).unwrap_or(f64::MIN));
+    match order {
+        "MODEL" => a.shown.to_lowercase().cmp(&b.shown.to_lowercase()),
+        "STATE" => a.state.0.cmp(b.state.0),
+        "QUEUE" => b.waiting.cmp(&a.waiting),
+        "REQ/S" => falling(|row| Some(row.rate?.requests)),
+        "TOK/S" => falling(|row| Some(row.rate?.tokens)),
+        "HOST" => b.host.cmp(&a.host),
+        "USED" => falling(|row| Some(row.fill?.fraction())),
+        PER_GPU => b.vram.values().sum::<u64>().cmp(&a.vram.values().sum::<u64>()),
+        "VERDICT" => b.verdict.cmp(&a.verdict),
+        "+/REQ" => falling(|row| row.slope),
+        "LEFT" => falling(|row| Some(-row.left?)),
+        _ => Ordering::Equal,
+    }
+}
+
+fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
+    let known = |value: Option<String>| value.map_or_else(dash, |text| (text, PLAIN));
+    match column.head {
+        "MODEL" => (row.shown.clone(), PLAIN),
+        "STATE" => (row.state.0.to_owned(), row.state.1),
+        "PROC" => known((row.processes.1 > 0).then(|| format!("{}/{}", row.processes.0, row.processes.1))),
+        "SLOTS" => known(match row.busy {
+            (0, None) => None,
+            (busy, None) => Some(busy.to_string()),
+            (busy, Some(slots)) => Some(format!("{busy}/{slots}")),
+        }),
+        "QUEUE" if row.waiting > 0 => (row.waiting.to_string(), WARN),
+        "QUEUE" => ("0".to_owned(), QUIET),
+        "REQ/S" => known(row.rate.map(|one| rate(one.requests))),
+        "TOK/S" => known(row.rate.map(|one| rate(one.tokens))),
+        "HOST" => known(row.host.map(bytes)),
+        "USED" => row
+            .fill
+            .map_or_else(dash, |fill| (format!("{:.0}%", (fill.fraction() * 100.0).min(999.0)), fill.tone())),
+        PER_GPU => known(row.vram.get(&column.gpu).map(|held| bytes(*held))),
+        "VERDICT" => verdict(row),
+        "+/REQ" => known(row.slope.map(gained)),
+        "+/HOUR" => known(row.hourly.map(gained)),
+        "LEFT" => row.left.map_or_else(dash, left),
+        _ => row.next.clone(),
+    }
+}
+
+fn dash() -> ShownCell {
+    ("-".to_owned(), QUIET)
+}
+
+fn verdict(row: &ModelRow) -> ShownCell {
+    if row.host.is_none() && row.vram.is_empty() {
+        return dash();
+    }
+    let tone = match row.verdict {
+        Verdict::Warming => QUIET,
+        Verdict::Steady => GOOD,
+        Verdict::Bounded => PLAIN,
+        Verdict::Suspected => WARN,
+        Verdict::Leaking => BAD,
+    };
+    (row.verdict.as_str().to_owned(), tone)
+}
+
+/// The time until a limit is reached, roughly: it says whether there is a hurry.
+fn left(seconds: f64) -> ShownCell {
+    let seconds = whole(seconds.max(0.0));
+    let text = match seconds {
+        0..60 => format!("{seconds}s"),
+        60..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        172_800..31_536_000 => format!("{}d", seconds / 86_400),
+        _ => ">1y".to_owned(),
+    };
+    (text, if seconds < 3600 { WARN } else { PLAIN })
+}
+
+/// The columns that there is room for, as wide as they can be.
+fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<TableColumn> {
+    let mut columns = Vec::new();
+    for (head, width, expendable) in COLUMNS {
+        let is_number = !WORDS.contains(&head);
+        let column = |gpu: u32| TableColumn { head, gpu, width, expendable, is_number };
+        match head {
+            PER_GPU => columns.extend(gpus.iter().take(GPUS).map(|gpu| column(*gpu))),
+            _ => columns.push(column(0)),
+        }
+    }
+    let total = |columns: &[TableColumn]| columns.iter().map(|one| one.width + 1).sum::<u16>().max(1) - 1;
+    while total(&columns) > width {
+        let most = columns.iter().map(|one| one.expendable).max().unwrap_or_default();
+        if most == 0 {
+            break;
+        }
+        columns.retain(|one| one.expendable != most);
+    }
+    let mut spare = width.saturating_sub(total(&columns));
+    for (head, widest) in [("MODEL", longest_name.min(WIDEST_NAME)), ("NEXT", WIDEST_PLAN)] {
+        if let Some(column) = columns.iter_mut().find(|one| one.head == head) {
+            let more = widest.saturating_sub(column.width).min(spare);
+            column.width += more;
+            spare -= more;
+        }
+    }
+    columns
+}
+
+/// Draws the head and the rows that are on the screen.
+pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
+    let rows = state.rows();
+    let devices = state.picture.gauges.iter().filter_map(|gauge| gauge.gpu);
+    // A driver that knows no device may know the memory of processes.
+    let gpus = devices.chain(rows.iter().flat_map(|row| row.vram.keys().copied())).collect();
+    let longest = rows.iter().map(|row| text::width(&row.shown)).max().unwrap_or_default();
+    let columns = fit_columns(&gpus, u16::try_from(longest).unwrap_or(u16::MAX), area.width);
+    let place = |column: &TableColumn, text: &str, style: Style| {
+        let line = Line::styled(text::cut(text, usize::from(column.width)), style);
+        Cell::from(if column.is_number { line.right_aligned() } else { line })
+    };
+    let head = |column: &TableColumn| {
+        let gpu = if column.head == PER_GPU { column.gpu.to_string() } else { String::new() };
+        if ORDERS[state.order] != column.head {
+            return place(column, &format!("{}{gpu}", column.head), Style::new());
+        }
+        let mark = if state.reversed { '^' } else { 'v' };
+        place(column, &format!("{}{gpu}{mark}", column.head), BOLD)
+    };
+    let row = |row: &&ModelRow| {
+        Row::new(columns.iter().map(|column| {
+            let (text, tone) = cell(row, column);
+            place(column, &text, tone.into())
+        }))
+    };
+    let page = usize::from(area.height.saturating_sub(1)).max(1);
+    let mut shown = TableState::new()
+        .with_offset(state.first.min(rows.len().saturating_sub(page)))
+        .with_selected(state.selected.as_ref().map(|_| state.cursor));
+    let widths = columns.iter().map(|column| Constraint::Length(column.width));
+    let table = Table::new(rows.iter().map(row), widths)
+        .header(Row::new(columns.iter().map(head)).style(REVERSED))
+        .row_highlight_style(REVERSED);
+    table.render(area, buffer, &mut shown);
+    (state.first, state.page) = (shown.offset(), page);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fall_away_from_the_least_important_and_never_the_name_the_state_the_memory_and_the_verdict() {
+        let at = |width| -> Vec<&'static str> {
+            let columns = fit_columns(&BTreeSet::from([0, 1]), 20, width);
+            let total: u16 = columns.iter().map(|column| column.width + 1).sum();
+            assert!(total <= width + 1, "{width}: {total}");
+            columns.iter().map(|column| column.head).collect()
+        };
+        let mut last = usize::MAX;
+        for width in (60..=200).rev() {
+            let heads = at(width);
+            assert!(heads.len() <= last, "{width}: {heads:?}");
+            last = heads.len();
+            for needed in ["MODEL", "STATE", "HOST", "VERDICT"] {
+                assert!(heads.contains(&needed), "{width}: {heads:?}");
+            }
+        }
+        assert_eq!(at(60).join(" "), "MODEL STATE SLOTS QUEUE HOST USED VERDICT");
+        assert_eq!(at(80).join(" "), "MODEL STATE SLOTS QUEUE REQ/S HOST USED VERDICT +/REQ LEFT");
+        assert_eq!(at(200).len(), 16);
+    }
+
+    #[test]
+    fn times_that_are_left_are_rough() {
+        let text = |seconds| left(seconds).0;
+        assert_eq!([5.0, 119.0, 8000.0, 200_000.0, f64::MAX].map(text), ["5s", "1m", "2h", "2d", ">1y"]);
+    }
+}

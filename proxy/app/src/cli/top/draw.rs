@@ -1,0 +1,401 @@
+//! Draws the whole screen with the widgets of ratatui.
+
+use std::time::Duration;
+
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::{Constraint, Layout, Rect};
+use ratatui_core::style::{Color, Style};
+use ratatui_core::text::{Line, Span, Text};
+use ratatui_core::widgets::{StatefulWidget, Widget};
+use ratatui_widgets::block::Block;
+use ratatui_widgets::borders::Borders;
+use ratatui_widgets::clear::Clear;
+use ratatui_widgets::gauge::LineGauge;
+use ratatui_widgets::list::{List, ListState};
+use warden_policies::MemoryKind;
+
+use super::columns::{ORDERS, draw_table};
+use super::look::{BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN};
+use super::memory::{HistoryMark, SPANS};
+use super::picture::{EventLine, MemoryGauge};
+use super::plot::draw_plot;
+use super::recording::PlayedRecording;
+use super::state::{ACTIONS, ScreenOverlay, ScreenState, ScreenView};
+use super::text::{bytes, cut, gained, rate, tame, width, wrapped};
+use crate::cli::status::age;
+
+/// Columns and rows without which nothing can be read.
+pub(super) const LEAST: (u16, u16) = (60, 10);
+/// From this height on there is room for events under the models.
+const ROOM_FOR_EVENTS: u16 = 20;
+/// Columns of a memory of the machine, at least.
+const GAUGE: u16 = 44;
+/// Rows of a plot, at least and at most.
+const PLOT: (u16, u16) = (6, 20);
+
+const OVERVIEW_KEYS: &str = "F1 help  F4 filter  F6 sort  Enter memory  l log  F9 actions  r restart  q quit";
+const MODEL_KEYS: &str = "Esc back  Tab next  t time  l log  r restart  d drain  c reclaim  p pin  q quit";
+const LOG_KEYS: &str = "Esc back  PgUp older  End newest  q quit";
+const RECORDING_KEYS: &str = "F1 help  Space pause  + - speed  <- -> seek  Tab next memory  Esc back  q quit";
+
+/// All keys, and what the words of the screen mean.
+const HELP: &str = "\
+arrows, j k, PgUp PgDn  choose a model, or scroll
+Enter                   the memory of the model; Esc goes back
+F4, /                   filter by name, state or verdict
+F6, > <                 sort; I reverses the order
+l                       the log of the model
+Tab                     its next memory (host, GPUs, replicas)
+t                       its last 10 minutes, hour or day
+F9                      what can be done to it
+r d c, p u              restart, drain, reclaim it; pin, unpin it
+Space, + -, left right  a recording: pause, speed, seek
+Ctrl-Z, Ctrl-L          to the shell (fg comes back); draw again
+q, F10, Ctrl-C          quit
+
+USED                    the fullest process, of its budget of host memory
++/REQ, +/HOUR           growth, where it is more than a settling
+LEFT                    until the first budget is reached, by the forecast
+VERDICT                 warming, steady, bounded, suspected, leaking
+R X c u                 marks: replaced, failed, reclaimed, unloaded
+v                       mark: it began to look like a leak";
+
+/// Draws all of it. Notes in the state how much of the view was on the screen, and scrolls no farther than it goes.
+pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
+    buffer.reset();
+    let area = buffer.area;
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        let (columns, rows) = LEAST;
+        let sentence =
+            format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
+        Text::from_iter(wrapped(&sentence, usize::from(area.width))).render(area, buffer);
+        return;
+    }
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(area);
+    let keys = match &state.view {
+        _ if state.recording.is_some() => RECORDING_KEYS,
+        ScreenView::Overview => OVERVIEW_KEYS,
+        ScreenView::Model(_) => MODEL_KEYS,
+        ScreenView::Log(..) => LOG_KEYS,
+    };
+    match state.view.clone() {
+        ScreenView::Overview => draw_overview(state, body, buffer),
+        ScreenView::Model(model) => draw_model(state, &model, body, buffer),
+        ScreenView::Log(..) => draw_log(state, body, buffer),
+    }
+    put_line(&head_line(state), head, buffer);
+    if !state.once {
+        put_line(&foot_line(state, keys), foot, buffer);
+    }
+    draw_overlay(state, area, buffer);
+    look.adapt_screen(buffer);
+}
+
+/// Draws one line; a shortened one ends in `~`.
+fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
+    line.render(area, buffer);
+    if line.width() > usize::from(area.width)
+        && let Some(cell) = buffer.cell_mut((area.right().saturating_sub(1), area.y))
+    {
+        cell.set_symbol("~");
+    }
+}
+
+/// The first line. A silent instance is reported before all else: the screen is old then.
+fn head_line(state: &ScreenState) -> Line<'static> {
+    if let Some((since, why)) = &state.silent {
+        let text = format!("NO ANSWER for {}: {why}", age(state.at.saturating_sub(*since)));
+        let style = Style::from(BAD).patch(REVERSED);
+        return Line::from_iter([Span::styled(text, style), Span::raw(format!(" · {}", facts(state)))]);
+    }
+    match &state.view {
+        ScreenView::Overview => Line::styled(facts(state), BOLD),
+        ScreenView::Model(model) => model_head(state, model),
+        ScreenView::Log(model, _) => {
+            let newer = match state.scroll {
+                0 => String::new(),
+                lines => format!(", {lines} newer lines below"),
+            };
+            let name = Span::styled(format!("log of {}", tame(model)), BOLD);
+            Line::from_iter([name, Span::styled(newer, QUIET)])
+        }
+    }
+}
+
+fn facts(state: &ScreenState) -> String {
+    let mut facts = state.picture.facts.clone();
+    if let Some((_, started)) = state.picture.instance {
+        let up = state.at.as_secs().saturating_sub(u64::try_from(started.as_second()).unwrap_or_default());
+        // In minutes, so that an idle screen has nothing to draw.
+        let up = age(Duration::from_secs(up / 60 * 60));
+        facts.insert(facts.len().min(2), format!("up {}", up.trim_end_matches("00s")));
+    }
+    facts.extend(state.recording.as_ref().map(PlayedRecording::words));
+    facts.extend(state.read_only.then(|| "read only".to_owned()));
+    facts.join(" · ")
+}
+
+fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
+    let name = Span::styled(tame(model), BOLD);
+    let Some(row) = state.row(model) else {
+        return Line::from_iter([name, Span::styled("  is gone: Esc goes back", WARN)]);
+    };
+    let mut facts = vec![match &state.recording {
+        Some(recording) => recording.words(),
+        None => format!("{} running · {} waiting", row.busy.0, row.waiting),
+    }];
+    facts.extend(row.host.map(|host| format!("host {}", bytes(host))));
+    facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", bytes(*held))));
+    facts.extend(row.slope.map(|slope| format!("{} {} a request", row.verdict.as_str(), gained(slope))));
+    let state = Span::styled(row.state.0, row.state.1);
+    Line::from_iter([name, Span::raw("  "), state, Span::raw(format!(" · {}", facts.join(" · ")))])
+}
+
+/// The last line: the filter that is typed, a message, or keys.
+fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
+    if state.overlay == ScreenOverlay::Filter {
+        let filter = Span::styled(state.filter.clone(), REVERSED);
+        let hint = Span::styled("_  Enter keeps, Esc clears", QUIET);
+        return Line::from_iter([Span::styled("Filter: ", BOLD), filter, hint]);
+    }
+    match &state.message {
+        Some((_, text, tone)) => Line::styled(text.clone(), Style::from(*tone).patch(BOLD)),
+        None => Line::styled(keys, QUIET),
+    }
+}
+
+fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
+    let across = (area.width / GAUGE).max(1);
+    let gauges = u16::try_from(state.picture.gauges.len()).unwrap_or(u16::MAX).div_ceil(across);
+    let events = match area.height {
+        height if height + 2 < ROOM_FOR_EVENTS || state.once => 0,
+        height => 1 + (height / 8).min(6),
+    };
+    let [gauges, sums, table, next, events] = Layout::vertical([
+        Constraint::Length(if state.once { gauges } else { gauges.min((area.height / 4).max(1)) }),
+        Constraint::Length(1),
+        Constraint::Min(2),
+        Constraint::Length(1),
+        Constraint::Length(events),
+    ])
+    .areas(area);
+    draw_gauges(&state.picture.gauges, across, gauges, buffer);
+    put_line(&sums_line(state), sums, buffer);
+    draw_table(state, table, buffer);
+    if state.rows().is_empty() {
+        let why = if state.picture.rows.is_empty() {
+            "there is no model in the configuration".to_owned()
+        } else {
+            format!("no model has `{}` in its name, state or verdict", state.filter)
+        };
+        Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
+    }
+    // In the table there is seldom room for the plan.
+    if let Some(row) = state.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once) {
+        let plan = if row.next.0.is_empty() { "nothing is planned" } else { &row.next.0 };
+        let name = Span::styled(cut(&row.shown, 40), BOLD);
+        put_line(&Line::from_iter([name, Span::styled(format!(": {plan}"), row.next.1)]), next, buffer);
+    }
+    let block = Block::new().borders(Borders::TOP).border_style(QUIET).title("── last events ");
+    for (area, event) in block.inner(events).rows().zip(state.events.iter().rev()) {
+        put_line(&event_line(event), area, buffer);
+    }
+    block.render(events, buffer);
+}
+
+/// The memory of the machine, `across` in a line.
+fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer) {
+    let lines = Layout::horizontal(vec![Constraint::Fill(1); usize::from(across)]).spacing(2);
+    let places: Vec<Rect> = area.rows().flat_map(|row| lines.split(row).to_vec()).collect();
+    for (index, (place, gauge)) in places.iter().zip(all).enumerate() {
+        if index + 1 == places.len() && all.len() > places.len() {
+            let more = format!("and {} more GPUs", all.len() - index);
+            Line::styled(more, QUIET).render(*place, buffer);
+            break;
+        }
+        let name = gauge.gpu.map_or_else(|| "host".to_owned(), |gpu| format!("GPU {gpu}"));
+        let tone = if gauge.faulty { BAD } else { PLAIN };
+        let note = Span::styled(format!("{:<5}", gauge.note), tone);
+        let Some(share) = gauge.share else {
+            let unknown = Span::styled(format!("{name:<6} not reported by its driver "), QUIET);
+            put_line(&Line::from_iter([unknown, note]), *place, buffer);
+            continue;
+        };
+        let words = format!("{name:<6} {:>6} of {:<6} ", bytes(share.used), bytes(share.total));
+        LineGauge::default()
+            .label(Line::from_iter([Span::raw(words), note]))
+            .ratio(share.fraction().clamp(0.0, 1.0))
+            .filled_symbol("█")
+            .unfilled_symbol("░")
+            .filled_style(share.tone())
+            .unfilled_style(QUIET)
+            .render(*place, buffer);
+    }
+}
+
+/// Models by state, slots, queue and rates of all models.
+fn sums_line(state: &ScreenState) -> Line<'static> {
+    let rows = &state.picture.rows;
+    let models = match rows.len() {
+        0 => "no models".to_owned(),
+        1 => "1 model: ".to_owned(),
+        many => format!("{many} models: "),
+    };
+    let mut line = Line::styled(models, BOLD);
+    let mut states: Vec<(&str, Color)> = Vec::new();
+    for row in rows {
+        if !states.contains(&row.state) {
+            states.push(row.state);
+        }
+    }
+    for (index, (name, tone)) in states.into_iter().enumerate() {
+        let count = rows.iter().filter(|row| row.state.0 == name).count();
+        line.push_span(if index == 0 { "" } else { ", " });
+        line.push_span(Span::styled(format!("{count} {name}"), tone));
+    }
+    if !state.filter.is_empty() {
+        line.push_span(format!(" · filter `{}`: {} shown", state.filter, state.rows().len()));
+    }
+    let busy: u32 = rows.iter().map(|row| row.busy.0).sum();
+    let slots: u32 = rows.iter().filter_map(|row| row.busy.1).sum();
+    let waiting: usize = rows.iter().map(|row| row.waiting).sum();
+    let requests = rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.requests).sum());
+    let tokens = rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.tokens).sum());
+    line.push_span(format!(
+        " · {busy}/{slots} slots · {waiting} waiting · {requests} req/s · {tokens} tok/s"
+    ));
+    line
+}
+
+fn event_line(event: &EventLine) -> Line<'static> {
+    let model = event.model.as_ref().map(|model| cut(&tame(model), 30) + " ").unwrap_or_default();
+    Line::from_iter([
+        Span::styled(format!("{} ", event.time), QUIET),
+        Span::styled(model, BOLD),
+        Span::styled(event.text.clone(), event.tone),
+    ])
+}
+
+/// The memory of a model, all that is known of it in words, and its events.
+fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buffer) {
+    let mut history = state.history_of(model);
+    let began = state.events_of(model).filter(|event| event.leaks);
+    history.marks.extend(began.map(|event| HistoryMark { at: event.at, letter: 'v', tone: event.tone }));
+    let count = history.lines.len();
+    let height = if count == 0 { 0 } else { (area.height / 2).clamp(PLOT.0, PLOT.1) };
+    let [title, plot, rest] = Layout::vertical([
+        Constraint::Length(height.min(1)),
+        Constraint::Length(height.max(1) - 1),
+        Constraint::Min(1),
+    ])
+    .areas(area);
+    if let Some(memory) = history.lines.get(state.series % count.max(1)) {
+        let name = match memory.kind {
+            MemoryKind::Host => "host memory".to_owned(),
+            MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
+        };
+        let mut facts = vec![name, format!("replica {}", memory.replica)];
+        // The time that was shown before stays until the next one has come.
+        let requested =
+            if history.span == Some(SPANS[state.span]) { "" } else { " (another time is requested)" };
+        facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
+        facts.extend(memory.held.map(bytes));
+        facts.extend(memory.soft.map(|soft| format!("soft budget {}", bytes(soft))));
+        facts.extend(memory.hard.map(|hard| format!("hard budget {}", bytes(hard))));
+        let next = format!("  (Tab: {} of {count})", state.series % count + 1);
+        let words = facts.join(", ") + if count > 1 { &next } else { "" };
+        put_line(&Line::styled(words, QUIET), title, buffer);
+        draw_plot(&history, memory, plot, buffer);
+    }
+    let lines = model_words(state, model, usize::from(rest.width));
+    state.page = usize::from(rest.height);
+    state.scroll = state.scroll.min(lines.len().saturating_sub(state.page));
+    Text::from_iter(lines.into_iter().skip(state.scroll)).render(rest, buffer);
+}
+
+/// The facts about a model in lines of so many columns: its plan, the words of `status`, its events.
+pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    let mut add = |text: &str, tone: Color| {
+        let indent = text.len() - text.trim_start().len();
+        let room = columns.saturating_sub(indent + 2).max(20);
+        for (index, line) in wrapped(text.trim_start(), room).into_iter().enumerate() {
+            let indent = if index > 0 { indent + 2 } else { indent };
+            lines.push(Line::styled(format!("{}{line}", " ".repeat(indent)), tone));
+        }
+    };
+    if let Some(row) = state.row(model) {
+        let plan = format!("next: {}", row.next.0);
+        if !row.next.0.is_empty() && row.next.1 != QUIET {
+            add(&plan, row.next.1);
+        }
+        // The plan of a process is that of the model in most cases.
+        row.words.iter().filter(|line| line.trim_start() != plan).for_each(|line| add(line, PLAIN));
+    }
+    let mut events = state.events_of(model).peekable();
+    if events.peek().is_some() {
+        add("", PLAIN);
+        add("events, the newest first:", QUIET);
+    }
+    events.for_each(|one| add(&format!("  {} {}", one.time, one.text), one.tone));
+    lines
+}
+
+fn draw_log(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
+    state.page = usize::from(area.height);
+    state.scroll = state.scroll.min(state.log.len().saturating_sub(state.page));
+    let end = state.log.len() - state.scroll;
+    if state.log.is_empty() {
+        Line::styled("nothing yet", QUIET).render(area, buffer);
+    }
+    for (place, line) in area.rows().zip(state.log.iter().take(end).skip(end.saturating_sub(state.page))) {
+        put_line(&Line::raw(line), place, buffer);
+    }
+}
+
+fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
+    let (title, lines, chosen): (String, Vec<String>, Option<usize>) = match &state.overlay {
+        ScreenOverlay::Nothing | ScreenOverlay::Filter => return,
+        ScreenOverlay::Help => {
+            ("help: any key closes it".to_owned(), HELP.lines().map(str::to_owned).collect(), None)
+        }
+        ScreenOverlay::Sort(line) => {
+            let mut orders = ORDERS.map(str::to_owned).to_vec();
+            "as configured".clone_into(&mut orders[0]);
+            ("sort by".to_owned(), orders, Some(*line))
+        }
+        ScreenOverlay::Actions(line) => {
+            let lines = ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
+            let model = tame(state.chosen().unwrap_or_default());
+            (format!("what to do to {model}"), lines.collect(), Some(*line))
+        }
+        ScreenOverlay::Confirm(action, model) => {
+            let columns = usize::from(area.width).saturating_sub(6).min(72);
+            let mut lines = wrapped(&format!("{}.", action.words), columns);
+            lines.extend([String::new(), "y does it, n or Esc does not".to_owned()]);
+            (format!("{} {}?", action.route, tame(model)), lines, None)
+        }
+    };
+    let longest = lines.iter().map(|line| width(line)).chain([width(&title)]).max().unwrap_or_default();
+    let across = Constraint::Length(u16::try_from(longest + 4).unwrap_or(area.width));
+    let down = Constraint::Length(u16::try_from(lines.len() + 2).unwrap_or(area.height));
+    let place = area.centered(across, down).intersection(area);
+    for y in place.y..place.bottom() {
+        // A wide letter that the box would halve is removed as a whole.
+        let left = place.x.checked_sub(1).and_then(|x| buffer.cell_mut((x, y)));
+        if let Some(cell) = left.filter(|cell| width(cell.symbol()) > 1) {
+            cell.set_symbol(" ");
+        }
+    }
+    Clear.render(place, buffer);
+    let title = Line::styled(format!(" {title} "), BOLD);
+    let list = List::new(lines.iter().map(|line| format!(" {line}")))
+        .block(Block::bordered().title(title))
+        .highlight_style(REVERSED);
+    StatefulWidget::render(list, place, buffer, &mut ListState::default().with_selected(chosen));
+}
+
+#[cfg(test)]
+#[path = "draw_tests.rs"]
+mod tests;

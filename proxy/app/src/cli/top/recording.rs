@@ -1,0 +1,258 @@
+//! A recording that is played: readings of one process become pictures, each with what the detector knew at its
+//! moment. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use warden_policies::growth::{GrowthPolicy, Monitor};
+use warden_policies::sample::Sample;
+use warden_policies::units::{exact, whole};
+use warden_policies::{MemoryKind, phrases};
+
+use super::look::{BAD, PLAIN, QUIET};
+use super::memory::{MemoryHistory, MemoryLine};
+use super::picture::{EventLine, InstancePicture, ModelRow};
+use super::rates::WorkRate;
+use super::text::tame;
+use crate::cli::growth;
+use crate::cli::status::age;
+
+/// Speeds of playing, compared with that of recording.
+const SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
+/// The first speed plays all of it in this time.
+const WHOLE: Duration = Duration::from_secs(60);
+/// Moments that are kept, in addition to those at which a verdict changed.
+const MOMENTS: usize = 2000;
+/// Rates are means of the last seconds before the moment that is shown.
+const WINDOW: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct PlayedRecording {
+    name: String,
+    /// Facts known from a moment on, in the order of time.
+    rows: Vec<(Duration, ModelRow)>,
+    /// Seconds and bytes.
+    lines: BTreeMap<MemoryKind, Vec<(f64, f64)>>,
+    /// Times since the process was started: of the first and the last reading, and of what is shown.
+    from: Duration,
+    to: Duration,
+    at: Duration,
+    speed: usize,
+    paused: bool,
+}
+
+impl PlayedRecording {
+    /// The part of the whole that one key moves.
+    pub(super) const SEEK: f64 = 0.05;
+
+    /// Returns the recording, and the changes of verdicts in it as events.
+    pub(super) fn open(name: &str, samples: &[Sample], policy: &GrowthPolicy) -> (Self, Vec<EventLine>) {
+        let mut monitor = Monitor::new(policy);
+        let every = (samples.len() / MOMENTS).max(1);
+        let mut recording = Self { name: name.to_owned(), ..Self::default() };
+        let mut events = Vec::new();
+        for (index, sample) in samples.iter().enumerate() {
+            let changes = monitor.observe(sample);
+            if !changes.is_empty() || index % every == 0 || index + 1 == samples.len() {
+                let window = samples[..index].partition_point(|earlier| earlier.at + WINDOW < sample.at);
+                recording.rows.push((sample.at, row(name, sample, &samples[window], &monitor)));
+                let host = sample.host.map(|_| MemoryKind::Host);
+                let vram = sample.vram.iter().map(|vram| MemoryKind::Vram(vram.gpu));
+                for kind in host.into_iter().chain(vram) {
+                    let point = sample.charged(kind).map(|bytes| (sample.at.as_secs_f64(), exact(bytes)));
+                    recording.lines.entry(kind).or_default().extend(point);
+                }
+            }
+            for change in changes {
+                let (now, before) = (&change.growth, change.before.as_str());
+                events.push(EventLine {
+                    time: age(change.at),
+                    at: change.at.as_secs_f64(),
+                    model: Some(name.to_owned()),
+                    text: tame(&format!("{}: {before} before, now {}", now.series, growth::of_growth(now))),
+                    tone: if now.verdict.leaks() { BAD } else { PLAIN },
+                    leaks: now.verdict.grows(),
+                });
+            }
+        }
+        recording.from = samples.first().map(|sample| sample.at).unwrap_or_default();
+        recording.to = samples.last().map(|sample| sample.at).unwrap_or_default();
+        recording.at = recording.from;
+        let length = recording.to.saturating_sub(recording.from);
+        recording.speed =
+            SPEEDS.iter().position(|speed| length / *speed <= WHOLE).unwrap_or(SPEEDS.len() - 1);
+        (recording, events)
+    }
+
+    /// Plays for so much time of the viewer.
+    pub(super) fn advance(&mut self, passed: Duration) {
+        if !self.paused {
+            self.at = (self.at + passed * SPEEDS[self.speed]).min(self.to);
+        }
+    }
+
+    /// Pauses or continues; at its end it begins again.
+    pub(super) fn toggle_pause(&mut self) {
+        self.paused = !self.paused && !self.is_over();
+        if self.is_over() {
+            self.at = self.from;
+        }
+    }
+
+    pub(super) fn change_speed(&mut self, by: isize) {
+        self.speed = self.speed.saturating_add_signed(by).min(SPEEDS.len() - 1);
+    }
+
+    /// Moves by a part of the whole, -1 to 1.
+    pub(super) fn seek(&mut self, part: f64) {
+        let by = self.to.saturating_sub(self.from).mul_f64(part.abs());
+        let to = if part < 0.0 { self.at.saturating_sub(by) } else { self.at + by };
+        self.at = to.min(self.to).max(self.from);
+    }
+
+    fn is_over(&self) -> bool {
+        self.at >= self.to
+    }
+
+    /// The moment that is shown, in words: `4m10s of 12m00s, 10x, paused`.
+    pub(super) fn words(&self) -> String {
+        let state = match (self.is_over(), self.paused) {
+            (true, _) => ", over",
+            (false, true) => ", paused",
+            (false, false) => "",
+        };
+        format!("{} of {}, {}x{state}", age(self.at), age(self.to), SPEEDS[self.speed])
+    }
+
+    /// Seconds since the process was started.
+    pub(super) fn seconds(&self) -> f64 {
+        self.at.as_secs_f64()
+    }
+
+    pub(super) fn picture(&self) -> InstancePicture {
+        let next = self.rows.partition_point(|(at, _)| *at <= self.at);
+        InstancePicture {
+            facts: vec![format!("recording {}", tame(&self.name))],
+            rows: self.rows[..next].last().map(|(_, row)| row.clone()).into_iter().collect(),
+            ..InstancePicture::default()
+        }
+    }
+
+    /// The memories up to this moment, on an axis for all of it.
+    pub(super) fn history(&self) -> MemoryHistory {
+        let line = |(kind, points): (&MemoryKind, &Vec<(f64, f64)>)| {
+            let points = &points[..points.partition_point(|(at, _)| *at <= self.seconds())];
+            let held = points.last().map(|(_, bytes)| whole(*bytes));
+            let line =
+                MemoryLine { kind: *kind, replica: 0, points: points.to_vec(), held, soft: None, hard: None };
+            held.map(|_| line)
+        };
+        MemoryHistory {
+            model: self.name.clone(),
+            span: None,
+            from: self.from.as_secs_f64(),
+            to: self.to.as_secs_f64(),
+            lines: self.lines.iter().filter_map(line).collect(),
+            marks: Vec::new(),
+        }
+    }
+}
+
+fn row(name: &str, sample: &Sample, earlier: &Sample, monitor: &Monitor) -> ModelRow {
+    let work = &sample.work;
+    let mut words = vec![format!(
+        "{} since its start: {} requests answered, {} prompt tokens, {} tokens generated, {} images",
+        age(sample.at),
+        work.requests,
+        work.prompt_tokens,
+        work.output_tokens,
+        work.images
+    )];
+    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::of_growth(one))));
+    let mut row = ModelRow {
+        name: name.to_owned(),
+        shown: tame(name),
+        state: ("recorded", PLAIN),
+        processes: (1, 1),
+        busy: (sample.in_flight, None),
+        host: sample.charged(MemoryKind::Host),
+        vram: sample.vram.iter().map(|vram| (vram.gpu.0, vram.bytes)).collect(),
+        rate: WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at)),
+        words: words.iter().map(|line| tame(line)).collect(),
+        ..ModelRow::default()
+    };
+    if let Some(worst) = row.set_growth(monitor.growth().iter().map(|one| (one, monitor.rate()))) {
+        row.next = (worst.blame.as_ref().map(phrases::blame).unwrap_or_default(), QUIET);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warden_policies::growth::Verdict;
+    use warden_policies::trace;
+
+    /// A process that gains 4 MiB with each request, one each second.
+    fn leak(seconds: u64) -> Vec<Sample> {
+        let line = |second: u64| {
+            format!(
+                "{{\"t\": {second}, \"edge\": \"idle\", \"requests\": {second}, \"images\": {second}, \"output_tokens\": {}, \
+                 \"rss_anon_kib\": {}, \"vram_mib\": 900}}\n",
+                second * 10,
+                200_000 + second * 4096
+            )
+        };
+        trace::parse(&(0..=seconds).map(line).collect::<String>()).unwrap()
+    }
+
+    fn recording(seconds: u64) -> (PlayedRecording, Vec<EventLine>) {
+        PlayedRecording::open("a/b.jsonl", &leak(seconds), &warden_policies::defaults().growth)
+    }
+
+    #[test]
+    fn it_plays_pauses_goes_faster_and_stops_at_its_end() {
+        let (mut film, _) = recording(120);
+        assert_eq!(film.words(), "0s of 2m00s, 2x");
+        film.advance(Duration::from_secs(10));
+        film.change_speed(1);
+        film.advance(Duration::from_secs(2));
+        assert_eq!(film.words(), "30s of 2m00s, 5x");
+        film.toggle_pause();
+        film.advance(Duration::from_secs(99));
+        assert_eq!(film.words(), "30s of 2m00s, 5x, paused");
+        film.seek(PlayedRecording::SEEK);
+        film.change_speed(-1);
+        assert_eq!(film.words(), "36s of 2m00s, 2x, paused");
+        film.seek(-1.0);
+        film.toggle_pause();
+        film.advance(Duration::from_secs(1000));
+        assert_eq!(film.words(), "2m00s of 2m00s, 2x, over");
+        film.toggle_pause();
+        assert_eq!(film.words(), "0s of 2m00s, 2x");
+        (0..20).for_each(|_| film.change_speed(1));
+        assert_eq!(SPEEDS[film.speed], 3600);
+    }
+
+    #[test]
+    fn each_moment_shows_what_was_known_then() {
+        let (mut film, events) = recording(300);
+        let row = film.picture().rows.remove(0);
+        assert_eq!((row.verdict, row.slope), (Verdict::Warming, None));
+        assert_eq!(row.host, Some(200_000 << 10));
+        film.seek(1.0);
+        let row = film.picture().rows.remove(0);
+        assert_eq!(row.verdict, Verdict::Leaking);
+        let slope = row.slope.unwrap();
+        assert!((4.0e6..4.4e6).contains(&slope), "{slope}");
+        let hourly = row.hourly.unwrap();
+        assert!((hourly / slope / 3600.0 - 1.0).abs() < 0.1, "{hourly} {slope}");
+        assert_eq!(row.rate, Some(WorkRate { requests: 1.0, tokens: 10.0 }));
+        assert!(events.iter().any(|one| one.text.starts_with("host: ") && one.leaks), "{events:?}");
+        let history = film.history();
+        assert_eq!(history.lines.len(), 2);
+        assert!(history.lines[0].points.len() > 100);
+        film.seek(-0.5);
+        assert!(film.history().lines[0].points.last().unwrap().0 <= 150.0);
+    }
+}
