@@ -236,7 +236,7 @@ impl Error {
         }
     }
 
-    /// Whether disk or memory ran out, so that it may go well when less is done at a time or somebody else needs less.
+    /// Whether disk or memory ran out, so that a later try may succeed.
     pub fn had_no_room(&self) -> bool {
         match self {
             Self::Disk { .. } | Self::Memory { .. } => true,

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
@@ -82,50 +81,29 @@ pub enum Event {
     Checked(&'static str),
     /// The build is in the store.
     Installed(BuildId),
-    /// There is no build of it, and why. Told by whoever runs several at a time; else the error says it.
-    Failed(String),
-    /// What one of several builds tells that run at a time.
-    Of {
-        /// Which, in the words of whoever runs them.
-        build: Arc<str>,
-        /// What it tells.
-        event: Box<Event>,
-    },
 }
 
 /// The sending side. Cloning is cheap; a listener that went away is no error.
 #[derive(Clone, Debug, Default)]
 pub struct Reporter {
     listener: Option<mpsc::UnboundedSender<Event>>,
-    /// Of which build everything is that it tells.
-    build: Option<Arc<str>>,
 }
 
 impl Reporter {
     /// Tells nobody.
     pub const fn silent() -> Self {
-        Self { listener: None, build: None }
+        Self { listener: None }
     }
 
     /// A reporter and what hears it. Events are few (some hundreds per build), so the channel has no bound.
     pub fn channel() -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        (Self { listener: Some(sender), build: None }, receiver)
-    }
-
-    /// One with the same listener for one of several builds that run at a time: all that it tells is [`Event::Of`] that build.
-    #[must_use]
-    pub fn of(&self, build: &str) -> Self {
-        Self { build: Some(build.into()), ..self.clone() }
+        (Self { listener: Some(sender) }, receiver)
     }
 
     /// Tells it to whoever listens.
     pub fn tell(&self, event: Event) {
         if let Some(sender) = &self.listener {
-            let event = match &self.build {
-                Some(build) => Event::Of { build: Arc::clone(build), event: Box::new(event) },
-                None => event,
-            };
             // Nobody listens any more: the work goes on all the same.
             sender.send(event).ok();
         }

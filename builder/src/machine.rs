@@ -22,7 +22,7 @@ pub struct Needs {
 
 impl Needs {
     /// What one compiler takes at its peak, in bytes.
-    pub const fn per_job(self, backend: Backend) -> u64 {
+    pub(crate) const fn per_job(self, backend: Backend) -> u64 {
         match backend {
             Backend::Cuda | Backend::Hip => self.memory_per_gpu_job,
             Backend::Cpu | Backend::Vulkan | Backend::Metal => self.memory_per_job,
@@ -49,7 +49,7 @@ pub(crate) fn check(needs: Needs, backend: Backend, memory: Option<u64>, folders
 }
 
 /// Cores that this process may use; at least 1.
-pub fn cores() -> usize {
+fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -79,7 +79,7 @@ fn choose_jobs(wanted: Option<usize>, cores: usize, memory: Option<u64>, per_job
 }
 
 /// Bytes that this user may still write where a folder is or would be.
-pub(crate) fn free_disk(folder: &Path) -> Result<u64> {
+fn free_disk(folder: &Path) -> Result<u64> {
     let existing = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     let stat = rustix::fs::statvfs(existing)
         .map_err(|error| io_error("measuring the disk of", existing)(error.into()))?;

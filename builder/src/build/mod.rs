@@ -122,15 +122,6 @@ impl Builder {
         Store::new(&self.dirs.data)
     }
 
-    /// Bytes of disk that builds may still take: where they are made or where they are kept, whichever has less.
-    ///
-    /// # Errors
-    ///
-    /// The file system cannot be asked.
-    pub fn free_disk(&self) -> Result<u64> {
-        Ok(machine::free_disk(&self.dirs.cache)?.min(machine::free_disk(&self.dirs.data)?))
-    }
-
     /// The pinned llama-cpp-python source archive, from the cache or through pip.
     ///
     /// # Errors

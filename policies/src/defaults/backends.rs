@@ -140,10 +140,6 @@ section!(
         memory_per_job: ByteSize,
         /// Memory of one compiler for CUDA or HIP at its peak.
         memory_per_gpu_job: ByteSize,
-        /// Builds that may not be needed are made beside one that is where each of them has so many cores, with memory for a compiler on each.
-        jobs_to_spare: usize,
-        /// The same of builds for CUDA or HIP.
-        gpu_jobs_to_spare: usize,
         /// npm has to make the web page within this time; after that the build goes on without one.
         pub page_timeout: Duration = "duration" where Takes::AtLeast("1ms"),
         /// A sample request of the verification has to be answered within this time.

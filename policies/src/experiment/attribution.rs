@@ -73,43 +73,26 @@ impl Attribution {
         let counted: Vec<f64> = readings.iter().map(|reading| signed(reading.counted)).collect();
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
-        let mut follows = None;
-        let mut along = None;
-        for kind in (0..2).filter(|_| measured_slope > 0.0) {
-            let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
-            let Some(per_request) = slope(&requests, &handles) else { continue };
-            let correlation = correlation(&handles, &measured);
-            let closest = along.is_none_or(|known: Follows| correlation > known.correlation);
-            if per_request >= numbers.least_handles && correlation >= numbers.proves && closest {
-                along = Some(Follows {
-                    kind,
-                    per_request,
-                    bytes_each: measured_slope / per_request,
-                    correlation,
-                });
-            }
-        }
-        if measured_slope > 0.0 && counted_slope < numbers.explained * measured_slope {
-            let rest_slope = measured_slope - counted_slope;
-            for kind in 0..2 {
+        // The kind of handles that these bytes rise along with, if one does so closely enough.
+        let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
+            let along = |kind: usize| {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
-                let Some(per_request) = slope(&requests, &handles) else { continue };
-                let correlation = correlation(&handles, &rest);
-                if per_request < numbers.least_handles || correlation < numbers.follows {
-                    continue;
-                }
-                if follows.is_none_or(|known: Follows| correlation > known.correlation) {
-                    follows = Some(Follows {
-                        kind,
-                        per_request,
-                        bytes_each: rest_slope / per_request,
-                        correlation,
-                    });
-                }
-            }
-        }
-        let retained = counted_slope >= numbers.explained * measured_slope
-            && measured_slope > 0.0
+                let per_request = slope(&requests, &handles)?;
+                let correlation = correlation(&handles, bytes);
+                let bytes_each = bytes_slope / per_request;
+                let fits = per_request >= numbers.least_handles && correlation >= least;
+                fits.then_some(Follows { kind, per_request, bytes_each, correlation })
+            };
+            let both = (0..2).filter_map(along);
+            both.reduce(|one, other| if other.correlation > one.correlation { other } else { one })
+        };
+        let (grows, is_explained) =
+            (measured_slope > 0.0, counted_slope >= numbers.explained * measured_slope);
+        let along = closest(&measured, measured_slope, numbers.proves).filter(|_| grows);
+        let follows = closest(&rest, measured_slope - counted_slope, numbers.follows);
+        let follows = follows.filter(|_| grows && !is_explained);
+        let retained = is_explained
+            && grows
             && correlation(&counted, &measured) >= numbers.proves
             && goes_on(&requests, &counted);
         Some(Self { measured: measured_slope, counted: counted_slope, follows, along, retained })

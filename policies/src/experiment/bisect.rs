@@ -65,8 +65,8 @@ pub struct Planner {
     clashes: Vec<[usize; 2]>,
     phase: Phase,
     baseline: Vec<Leg>,
-    /// Baseline legs that failed in a row, and why the last did.
-    failed: (u32, String),
+    /// Baseline legs that failed in a row.
+    failed: u32,
     /// Legs with switches since the last baseline.
     since: u32,
     leaking: Vec<Track>,
@@ -87,7 +87,7 @@ impl Planner {
             clashes,
             phase: Phase::Baseline,
             baseline: Vec::new(),
-            failed: (0, String::new()),
+            failed: 0,
             since: 0,
             leaking: Vec::new(),
             targets: Vec::new(),
@@ -120,22 +120,31 @@ impl Planner {
 
     /// Takes in what a fresh process with these switches did: one finding for each workload.
     pub fn observe(&mut self, arm: &Arm, findings: &[Finding]) {
-        self.legs += 1;
-        let crash = findings.iter().find_map(|finding| match &finding.ended {
+        let ended = findings.iter().find_map(|finding| match &finding.ended {
             Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
             _ => None,
         });
+        self.take(arm, ended.map_or_else(|| Ok(Leg::of(findings)), Err));
+    }
+
+    /// Takes in that there is no process with these switches, and why.
+    pub fn observe_failure(&mut self, arm: &Arm, why: String) {
+        self.take(arm, Err(why));
+    }
+
+    fn take(&mut self, arm: &Arm, leg: Result<Leg, String>) {
+        self.legs += 1;
         if arm.is_baseline() {
-            if let Some(why) = crash {
-                self.failed = (self.failed.0 + 1, why);
-            } else {
-                self.failed.0 = 0;
-                self.since = 0;
-                self.baseline.push(Leg::of(findings));
-            }
-            if self.failed.0 >= self.policy.baseline_failures {
-                self.phase = Phase::Over(Outcome::BaselineFailed { why: self.failed.1.clone() });
-                return;
+            match leg {
+                Ok(leg) => {
+                    (self.failed, self.since) = (0, 0);
+                    self.baseline.push(leg);
+                }
+                Err(why) if self.failed + 1 >= self.policy.baseline_failures => {
+                    self.phase = Phase::Over(Outcome::BaselineFailed { why });
+                    return;
+                }
+                Err(_) => self.failed += 1,
             }
             self.look();
             return;
@@ -144,12 +153,12 @@ impl Planner {
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed && trial.arm == *arm) else {
             return;
         };
-        match crash {
-            Some(why) => {
+        match leg {
+            Ok(leg) => trial.legs.push(leg),
+            Err(why) => {
                 trial.crashed = Some(why);
                 trial.closed = true;
             }
-            None => trial.legs.push(Leg::of(findings)),
         }
         self.look();
     }

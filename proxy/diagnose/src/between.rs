@@ -1,120 +1,98 @@
-//! Runs what a [`Search`] asks for: fresh processes of revisions, until it is known which one brought a symptom, or ended it.
+//! Runs the processes that a [`Search`] asks for, until one revision is found that brought a symptom, or ended it.
 //!
 //! ```text
-//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit of a proof ──> Seen ──> Search ── … ──> Conclusion
-//!                                                                                                           └──> told, to be kept: what is known is not run again
+//!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit ──> Seen ──> Search ── … ──> Conclusion
+//!                                                                                              └──> a record, for a later run
 //! ```
 //!
-//! Where a server of a revision comes from is the caller's business.
+//! The caller supplies the server of each revision.
 
 use std::pin::Pin;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use warden_policies::experiment::between::{Ahead, Aim, Ask, Conclusion, Rules, Search, Seen, Step};
+use warden_policies::experiment::between::{Aim, Ask, Conclusion, Rules, Search, Seen, Step};
 use warden_policies::experiment::{Ended, Finding, Workload};
 use warden_supervisor::SoloSpec;
 
 use crate::error::DiagnoseError;
 use crate::experiment::{Experiment, without_prompt_cache};
 use crate::lab::Lab;
-use crate::leg::{Leg, Progress, run_leg, told};
+use crate::leg::{Progress, run_leg, told};
 use crate::proof::Lengths;
 use crate::proof::visit::{self, Wanted};
 
-/// A revision whose server is needed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Needed {
-    /// Which, by its place in the line.
-    pub revision: usize,
-    /// What else may be asked for after it, so that it can be made ready at the same time.
-    pub ahead: Ahead,
-}
-
-impl Needed {
-    /// That one, and nothing after it.
-    pub fn only(revision: usize) -> Self {
-        Self { revision, ahead: Ahead::default() }
-    }
-}
-
-/// The server of a revision; why there is none, if there is none.
-pub type Serving<'a> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer>> + Send + 'a>>;
+/// The server of a revision, or why there is none.
+pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer<E>>> + Send + 'a>>;
 
 /// Why a revision has no server.
 #[derive(Debug)]
-pub enum NoServer {
-    /// It cannot be built, or not be run as it is asked for, in words.
+pub enum NoServer<E> {
+    /// The revision cannot be built, or cannot be run as requested, in words.
     Cannot(String),
-    /// An end of the line cannot be built: it is another one, and nothing can be told without it.
-    End {
-        /// Which.
-        revision: usize,
-        /// In words.
-        why: String,
-    },
-    /// Somebody asked for an end.
+    /// No revision is to blame, and the search cannot continue.
+    Stop(E),
+    /// The user asked for an end.
     Interrupted,
 }
 
 /// A line of revisions.
-pub struct Line<'a> {
+pub struct RevisionLine<'a, E> {
     /// The work, and how much of it. The server in it is not used.
     pub base: Experiment,
     /// The place of the newest revision; the oldest one is 0.
     pub last: usize,
-    /// Ends as soon as it is known that only the older end has the symptom: whoever wants to know nothing but whether the newer one is worse
-    /// knows it then.
+    /// Ends as soon as it is known that only the older end has the symptom.
     pub newer_only: bool,
-    /// How long the requests are that its processes are timed and asked with; empty until one was.
+    /// Lengths of the requests that processes are timed and asked with; the first process sets them.
     pub lengths: &'a OnceLock<Lengths>,
-    /// So many revisions that may be asked for next are told to whoever gives the servers; 0: none.
-    pub ahead: usize,
-    /// Their servers. No process of the search runs while one is waited for.
-    pub server: &'a (dyn Fn(Needed) -> Serving<'a> + Sync),
+    /// The servers. No process of the search runs while the search waits for one.
+    pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
 }
 
-impl std::fmt::Debug for Line<'_> {
+impl<E> std::fmt::Debug for RevisionLine<'_, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Line").field("base", &self.base).field("last", &self.last).finish_non_exhaustive()
+        f.debug_struct("RevisionLine")
+            .field("base", &self.base)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
     }
 }
 
-/// What one process was asked for, and what came of it.
+/// One process of a search: the question and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    /// What was asked for.
+pub struct ProcessRecord {
+    /// What the search asked for.
     pub ask: Ask,
     /// What came of it.
     pub seen: Seen,
-    /// How long its requests were, if it was timed or asked: they are as long for those after it.
+    /// How long its requests were, if it was timed or asked: later processes get requests of the same lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
 }
 
-/// What happens, for whoever watches.
+/// Progress of a search.
 #[derive(Debug)]
-pub enum Searching<'a> {
-    /// A process of a revision comes next; so many revisions may be it, once that can be said.
+pub enum SearchEvent<'a> {
+    /// A process comes next; so many revisions may be the one, as soon as that is known.
     Next(Ask, Option<usize>),
-    /// What it does.
+    /// Progress of its work.
     Leg(Progress<'a>),
-    /// It did not start, or was ended by somebody else, and is tried once more.
+    /// The process did not start, or something else ended it, and it is tried once more.
     OnceMore(&'a str),
-    /// It is over, and this came of it.
-    Told(&'a Told),
+    /// The process is over; a later run needs no other.
+    Record(&'a ProcessRecord),
 }
 
-impl Told {
-    /// Whether it says that an end could not be run just then. It may be run next time, and nothing else is known without it, so it is not
-    /// kept.
+impl ProcessRecord {
+    /// Whether it only says that an end could not be run just then. It is not kept: an end may run the next time.
     fn is_passing(&self, last: usize) -> bool {
         let is_end = self.ask.revision == 0 || self.ask.revision == last;
         is_end
             && match &self.seen {
                 Seen::Cannot(_) => true,
-                // What an end shows counts however it ended; one process of it is run again.
+                // The experiment with an end counts however it ended; a single process of it is run again.
                 Seen::Findings(all) => {
                     !self.ask.is_end && all.iter().any(|one| matches!(one.ended, Ended::Killed { .. }))
                 }
@@ -123,17 +101,16 @@ impl Told {
     }
 }
 
-/// A search with what is known so far, and how much of that it could use: what does not fit is not used, nor what comes after it. Nor are,
-/// at its end, failures that may be over, and processes of which those are missing that have to run behind them.
-pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[Told]) -> (Search, usize) {
-    let lasting = known.iter().rposition(|told| !told.is_passing(last)).map_or(0, |at| at + 1);
+/// A search that has taken in these records, and how many of them it could use. A record that answers another question ends the use, and so
+/// does a round that is not complete.
+pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
     let mut search = Search::new(rules, aim, last);
     let (mut used, mut whole) = (0, 0);
-    for told in &known[..lasting] {
-        if search.next() != Step::Run(told.ask) {
+    for record in known {
+        if search.next() != Step::Run(record.ask) {
             break;
         }
-        search.observe(told.ask, told.seen.clone());
+        search.observe(record.ask, record.seen.clone());
         used += 1;
         if search.is_whole() {
             whole = used;
@@ -142,18 +119,29 @@ pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[Told]) -> (Sear
     if whole < used { resumed(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
-impl Line<'_> {
-    /// Runs it to its end. Cancel `stop` for an early one: what is known by then is the conclusion.
+/// So many times a process is tried that does not start, or that something else ends: another program may hold the memory for a moment.
+const TRIES: u32 = 3;
+
+/// What one try of a process gave.
+enum Attempt {
+    Seen(Seen),
+    /// It may go better the next time; what it says if it does not.
+    Failed(String, Seen),
+    Interrupted,
+}
+
+impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
+    /// Runs the search to its end. Cancel `stop` for an early one, with a conclusion from what is known by then.
     ///
     /// # Errors
-    /// Nothing that a server could be blamed for.
+    /// Nothing that a server is to blame for.
     pub async fn run(
         &self,
         lab: &Lab,
         mut search: Search,
-        watch: &mut (dyn FnMut(Searching<'_>) + Send),
+        watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<Conclusion, DiagnoseError> {
+    ) -> Result<Conclusion, E> {
         loop {
             let ask = match search.next() {
                 Step::Done(conclusion) => return Ok(conclusion),
@@ -162,158 +150,122 @@ impl Line<'_> {
             if stop.is_cancelled() || (self.newer_only && search.only_the_older_is_ill()) {
                 return Ok(search.interrupt());
             }
-            watch(Searching::Next(ask, search.left()));
-            let needed = Needed { revision: ask.revision, ahead: search.ahead(self.ahead) };
-            let served = (self.server)(needed).await;
-            if stop.is_cancelled() {
-                return Ok(search.interrupt());
-            }
-            let seen = match served {
-                Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
-                Err(NoServer::Cannot(why)) => Some(Seen::Cannot(why)),
-                Err(NoServer::End { revision, why }) => {
-                    search.end_failed(revision, why);
-                    continue;
-                }
+            watch(SearchEvent::Next(ask, search.left()));
+            let seen = match (self.server)(ask.revision).await {
+                Err(NoServer::Stop(error)) => return Err(error),
                 Err(NoServer::Interrupted) => None,
+                _ if stop.is_cancelled() => None,
+                Err(NoServer::Cannot(why)) => Some(Seen::Cannot(why)),
+                Ok(spec) => self.see(lab, ask, &spec, watch, stop).await?,
             };
             let Some(seen) = seen else { return Ok(search.interrupt()) };
             let lengths = self.lengths.get().copied().filter(|_| !ask.aim.is_growth());
-            let told = Told { ask, seen, lengths };
-            if !told.is_passing(self.last) {
-                watch(Searching::Told(&told));
+            let record = ProcessRecord { ask, seen, lengths };
+            if !record.is_passing(self.last) {
+                watch(SearchEvent::Record(&record));
             }
-            search.observe(ask, told.seen);
+            search.observe(ask, record.seen);
         }
     }
 
-    /// What comes of one process; `None` if somebody asked for an end.
+    /// Runs one process, several times if it fails for what may be over soon; `None` if the user asked for an end.
     async fn see(
         &self,
         lab: &Lab,
         ask: Ask,
         spec: &SoloSpec,
-        watch: &mut (dyn FnMut(Searching<'_>) + Send),
+        watch: &mut (dyn FnMut(SearchEvent<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Option<Seen>, DiagnoseError> {
-        match ask.aim {
-            Aim::Growth => self.work(lab, ask, spec, watch, stop).await,
-            Aim::Slowdown | Aim::Answers => visit(lab, ask, spec, self.lengths, watch, stop).await,
-        }
-    }
-
-    /// What comes of a process that works.
-    async fn work(
-        &self,
-        lab: &Lab,
-        ask: Ask,
-        spec: &SoloSpec,
-        watch: &mut (dyn FnMut(Searching<'_>) + Send),
-        stop: &CancellationToken,
-    ) -> Result<Option<Seen>, DiagnoseError> {
-        let mut without_cache = spec.clone();
-        without_prompt_cache(&mut without_cache);
-        let mut tried = 0;
-        loop {
-            tried += 1;
-            // A build that does not know the flag has no such cache.
-            let control = ask.control && tried == 1;
-            let spec = if control { without_cache.clone() } else { spec.clone() };
-            let mut show = |progress: Progress<'_>| watch(Searching::Leg(progress));
-            let found = self.once(lab, ask, spec, &mut show, stop).await;
-            if stop.is_cancelled() {
-                return Ok(None);
-            }
-            let why = match found {
-                Ok((_, true)) | Err(DiagnoseError::Interrupted) => return Ok(None),
-                Ok((findings, false)) if findings.is_empty() => {
-                    return Ok(Some(Seen::Cannot("it can do none of these workloads".to_owned())));
+        for tried in 1.. {
+            let attempt = if ask.aim.is_growth() {
+                let mut spec = spec.clone();
+                // A build that does not know the flag has no such cache.
+                if ask.control && tried == 1 {
+                    without_prompt_cache(&mut spec);
                 }
-                Ok((findings, false)) => match from_outside(&findings) {
-                    Some(why) if tried < TRIES => why,
-                    _ => return Ok(Some(Seen::Findings(findings))),
-                },
-                Err(DiagnoseError::Start(failure)) => {
-                    let why = format!("it did not start: {}", told(&failure));
-                    if tried >= TRIES {
-                        return Ok(Some(Seen::Cannot(why)));
-                    }
-                    why
-                }
-                Err(error @ DiagnoseError::CannotDo { .. }) => {
-                    return Ok(Some(Seen::Cannot(error.to_string())));
-                }
-                Err(error) => return Err(error),
+                self.work(lab, ask, spec, &mut |progress| watch(SearchEvent::Leg(progress)), stop).await?
+            } else {
+                self.visit(lab, ask, spec, stop).await?
             };
-            watch(Searching::OnceMore(&why));
+            match attempt {
+                Attempt::Seen(seen) => return Ok(Some(seen)),
+                Attempt::Failed(_, seen) if tried >= TRIES => return Ok(Some(seen)),
+                Attempt::Failed(why, _) => watch(SearchEvent::OnceMore(&why)),
+                Attempt::Interrupted => break,
+            }
         }
+        Ok(None)
     }
 
-    /// What one process does, and whether it was broken off.
-    async fn once(
+    /// A process that works.
+    async fn work(
         &self,
         lab: &Lab,
         ask: Ask,
         spec: SoloSpec,
         show: &mut (dyn FnMut(Progress<'_>) + Send),
         stop: &CancellationToken,
-    ) -> Result<(Vec<Finding>, bool), DiagnoseError> {
-        if ask.is_end {
+    ) -> Result<Attempt, DiagnoseError> {
+        let found = if ask.is_end {
             let experiment = Experiment { spec, ..self.base.clone() };
-            let outcome = Box::pin(experiment.run(lab, show, stop)).await?;
-            let findings = outcome.legs.into_iter().map(|leg| leg.finding).collect();
-            return Ok((findings, outcome.interrupted));
-        }
-        let workload = ask.workload.or_else(|| self.base.workloads.first().copied());
-        let workload = workload.unwrap_or(Workload::ShortText);
-        let leg = Leg {
-            spec,
-            workload,
-            steps: self.base.steps,
-            early: !ask.whole,
-            replay: self.base.replay.clone(),
+            let done = Box::pin(experiment.run(lab, show, stop)).await;
+            done.map(|done| done.legs.into_iter().map(|leg| leg.finding).collect())
+        } else {
+            let workload = ask.workload.or_else(|| self.base.workloads.first().copied());
+            let leg = self.base.leg(spec, workload.unwrap_or(Workload::ShortText), !ask.whole);
+            run_leg(lab, &leg, show, stop)
+                .await
+                .map(|done| vec![Finding { control: ask.control, ..done.finding }])
         };
-        let finding = run_leg(lab, &leg, show, stop).await?.finding;
-        let interrupted = finding.ended == Ended::Interrupted;
-        Ok((vec![Finding { control: ask.control, ..finding }], interrupted))
+        if stop.is_cancelled() {
+            return Ok(Attempt::Interrupted);
+        }
+        match found {
+            Ok(findings) if findings.is_empty() => {
+                Ok(Attempt::Seen(Seen::Cannot("it can do none of these workloads".to_owned())))
+            }
+            Ok(findings) => Ok(match ended_from_outside(&findings) {
+                Some(why) => Attempt::Failed(why, Seen::Findings(findings)),
+                None => Attempt::Seen(Seen::Findings(findings)),
+            }),
+            Err(DiagnoseError::Start(failure)) => {
+                let why = format!("it did not start: {}", told(&failure));
+                Ok(Attempt::Failed(why.clone(), Seen::Cannot(why)))
+            }
+            Err(error @ DiagnoseError::CannotDo { .. }) => Ok(Attempt::Seen(Seen::Cannot(error.to_string()))),
+            Err(DiagnoseError::Interrupted) => Ok(Attempt::Interrupted),
+            Err(error) => Err(error),
+        }
     }
-}
 
-/// What comes of a process that is timed or asked questions; `None` if somebody asked for an end.
-async fn visit(
-    lab: &Lab,
-    ask: Ask,
-    spec: &SoloSpec,
-    lengths: &OnceLock<Lengths>,
-    watch: &mut (dyn FnMut(Searching<'_>) + Send),
-    stop: &CancellationToken,
-) -> Result<Option<Seen>, DiagnoseError> {
-    let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
-    let wanted = Wanted { answers, pace, lengths: lengths.get().copied(), ..Wanted::default() };
-    let mut tried = 0;
-    loop {
-        tried += 1;
+    /// A process that is timed or asked questions.
+    async fn visit(
+        &self,
+        lab: &Lab,
+        ask: Ask,
+        spec: &SoloSpec,
+        stop: &CancellationToken,
+    ) -> Result<Attempt, DiagnoseError> {
+        let (answers, pace) = (ask.aim == Aim::Answers, ask.aim == Aim::Slowdown);
+        let wanted = Wanted { answers, pace, lengths: self.lengths.get().copied(), ..Wanted::default() };
         let seen = tokio::select! {
             biased;
-            () = stop.cancelled() => return Ok(None),
+            () = stop.cancelled() => return Ok(Attempt::Interrupted),
             seen = visit::run(lab, spec, wanted) => seen?,
         };
-        match seen {
+        Ok(match seen {
             Ok(visited) => {
-                lengths.get_or_init(|| visited.lengths);
-                return Ok(Some(Seen::Visit(visited.visit)));
+                self.lengths.get_or_init(|| visited.lengths);
+                Attempt::Seen(Seen::Visit(visited.visit))
             }
-            Err(why) if tried >= TRIES => return Ok(Some(Seen::Cannot(why))),
-            Err(why) => watch(Searching::OnceMore(&why)),
-        }
+            Err(why) => Attempt::Failed(why.clone(), Seen::Cannot(why)),
+        })
     }
 }
 
-/// So often a process is tried that does not start or is ended by somebody else: memory may be somebody else's for a moment.
-const TRIES: u32 = 3;
-
-/// That somebody else ended it, or the machine had no memory left.
-fn from_outside(findings: &[Finding]) -> Option<String> {
+/// Why a process ended, if not by itself: another program ended it, or the machine had no memory left.
+fn ended_from_outside(findings: &[Finding]) -> Option<String> {
     findings.iter().find_map(|finding| match &finding.ended {
         Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
         _ => None,
@@ -326,7 +278,7 @@ mod tests {
     use warden_policies::experiment::proof::{Metric, Visit};
 
     /// All answers that a search was given, in the order of its questions; `seen` gives them, until it has none.
-    fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<Told> {
+    fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
         let all = warden_policies::defaults();
         let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
         let mut search = Search::new(rules, aim, last);
@@ -335,12 +287,12 @@ mod tests {
             && let Some(seen) = seen(ask)
         {
             search.observe(ask, seen.clone());
-            told.push(Told { ask, seen, lengths: None });
+            told.push(ProcessRecord { ask, seen, lengths: None });
         }
         told
     }
 
-    fn again(aim: Aim, last: usize, known: &[Told]) -> (Search, usize) {
+    fn again(aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
         let all = warden_policies::defaults();
         let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
         resumed(rules, aim, last, known)
@@ -364,15 +316,16 @@ mod tests {
             }
             Some(timed(ask, count))
         });
-        // It ended because the slower end failed; so a file of an older version says.
-        assert!(all.iter().rev().take(3).all(|told| matches!(told.seen, Seen::Cannot(_))), "{all:?}");
-        assert!(all.iter().rev().take(3).all(|told| told.is_passing(16)), "none of it is written");
-        let (mut search, used) = again(Aim::Slowdown, 16, &all);
-        assert!(used > 0 && used < all.len());
+        // The search ended because the slower end failed.
+        let (passing, kept) = (&all[all.len() - 3..], &all[..all.len() - 3]);
+        assert!(passing.iter().all(|record| matches!(record.seen, Seen::Cannot(_))), "{all:?}");
+        assert!(passing.iter().all(|record| record.is_passing(16)), "none of it is written");
+        let (mut search, used) = again(Aim::Slowdown, 16, kept);
+        assert!(used > 0 && used <= kept.len());
         assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
         // What cannot be told of others stays.
         let ask = Ask { revision: 7, ..all[0].ask };
-        assert!(!Told { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
+        assert!(!ProcessRecord { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
     }
 
     #[test]

@@ -79,6 +79,11 @@ impl Outcome {
 }
 
 impl Experiment {
+    /// One of its legs, with this server.
+    pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> Leg {
+        Leg { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
+    }
+
     /// Runs the legs. Cancel `stop` for an early end: what is known by then is the outcome. An error only where nothing is
     /// known: the server does not start, or not even the first leg was begun.
     ///
@@ -104,13 +109,7 @@ impl Experiment {
                 outcome.skipped.push(Skipped { workload, why: why.clone() });
                 continue;
             }
-            let leg = Leg {
-                spec: self.spec.clone(),
-                workload,
-                steps: self.steps,
-                early: self.early,
-                replay: self.replay.clone(),
-            };
+            let leg = self.leg(self.spec.clone(), workload, self.early);
             match run_leg(lab, &leg, watch, stop).await {
                 Ok(result) => {
                     let ambiguous = result.finding.is_ambiguous() && !stop.is_cancelled();

@@ -16,8 +16,7 @@
 //! | [`lab`] | what all legs share |
 //! | [`leg`] | one leg, from start to stop |
 //! | [`experiment`] | leg after leg, and what they say together |
-//! | [`cure`] | the same with switches and without, until it is known which ones help |
-//! | [`survive`] | the same for what stops a crash |
+//! | [`cure`] | the same with switches and without, until it is known which ones stop the growth, or a crash |
 //! | [`between`] | the same for the revisions of a line: which one brought it |
 //! | [`proof`] | whether one build may take the place of another |
 //! | [`headroom`] | prompts up to the context, and what they take |
@@ -41,7 +40,6 @@ pub mod redact;
 pub mod replay;
 pub mod report;
 pub mod shell;
-pub mod survive;
 
 mod client;
 mod workload;

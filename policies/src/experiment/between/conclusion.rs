@@ -46,59 +46,45 @@ impl Symptom {
     /// What one of two ends has, and whether it is the newer one. A crash comes before growth: who dies does not leak for long. One that did
     /// not come again is none.
     pub(super) fn between(newer: &[Finding], older: &[Finding], share: f64) -> Result<(Self, bool), Outcome> {
-        let crashes = |found: &[Finding]| -> Vec<(Workload, bool)> {
-            let again = |finding: &&Finding| {
-                finding.crash.as_ref().is_some_and(|crash| crash.again != Again::NotAgain)
+        let ends = [(newer, older, true), (older, newer, false)];
+        let crashes = |one: &&Finding| one.crash.as_ref().is_some_and(|crash| crash.again != Again::NotAgain);
+        for (these, those, is_newer) in ends {
+            let is_own = |one: &&Finding| {
+                let also = |other: &Finding| crashes(&other) && other.workload == one.workload;
+                crashes(one) && !those.iter().any(also)
             };
-            found.iter().filter(again).map(|finding| (finding.workload, finding.control)).collect()
-        };
-        let (new, old) = (crashes(newer), crashes(older));
-        let own = |these: &[(Workload, bool)], those: &[(Workload, bool)]| {
-            let found = these.iter().find(|one| !those.iter().any(|other| other.0 == one.0))?;
-            Some(Self::Crash { workload: found.0, control: found.1 })
-        };
-        if let Some(symptom) = own(&new, &old) {
-            return Ok((symptom, true));
+            if let Some(Finding { workload, control, .. }) = these.iter().find(is_own) {
+                return Ok((Self::Crash { workload: *workload, control: *control }, is_newer));
+            }
         }
-        if let Some(symptom) = own(&old, &new) {
-            return Ok((symptom, false));
-        }
-        // By how much each memory grows at each end; what does not leak counts with what little it does.
-        let rate = |found: &[Finding], track: Track, control: bool| {
-            let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
-            let series = own.and_then(|one| one.of(track.series));
-            series.map_or(0.0, |series| series.per_request.map_or(0.0, |rate| rate.value.max(0.0)))
-        };
-        let leaks = |these: &[Finding], those: &[Finding]| {
-            let mut all: Vec<(f64, Self)> = Vec::new();
-            let mut everywhere = false;
-            for (track, finding) in tracks(these) {
-                let Some(series) = finding.of(track.series).filter(|series| series.verdict.leaks()) else {
+        let mut worst: Option<(f64, Self, bool)> = None;
+        let mut is_everywhere = newer.iter().any(|one| crashes(&one));
+        for (these, those, is_newer) in ends {
+            for (finding, series) in these.iter().flat_map(|one| one.series.iter().map(move |own| (one, own)))
+            {
+                if !series.verdict.leaks() {
                     continue;
-                };
-                let (own, other) =
-                    (series.per_request.map_or(0.0, |rate| rate.value), rate(those, track, finding.control));
-                if other < own * share {
-                    all.push((own - other, Self::Growth { track, control: finding.control }));
-                } else {
-                    everywhere = true;
+                }
+                let track = Track { workload: finding.workload, series: series.series };
+                let own = series.per_request.map_or(0.0, |rate| rate.value);
+                let other = growth_of(those, track, finding.control);
+                if other >= own * share {
+                    is_everywhere = true;
+                } else if worst.as_ref().is_none_or(|(most, ..)| own - other > *most) {
+                    worst = Some((own - other, Self::Growth { track, control: finding.control }, is_newer));
                 }
             }
-            (all.into_iter().max_by(|one, other| one.0.total_cmp(&other.0)), everywhere)
-        };
-        let ((new_leak, new_both), (old_leak, old_both)) = (leaks(newer, older), leaks(older, newer));
-        match (new_leak, old_leak) {
-            (Some((rate, _)), Some((other, symptom))) if other > rate => Ok((symptom, false)),
-            (Some((_, symptom)), _) => Ok((symptom, true)),
-            (None, Some((_, symptom))) => Ok((symptom, false)),
-            (None, None) if new_both || old_both || !new.is_empty() => Err(Outcome::BothIll),
-            (None, None) if newer.iter().chain(older).any(|finding| finding.crash.is_some()) => {
+        }
+        match worst {
+            Some((_, symptom, is_newer)) => Ok((symptom, is_newer)),
+            None if is_everywhere => Err(Outcome::BothIll),
+            None if newer.iter().chain(older).any(|finding| finding.crash.is_some()) => {
                 Err(Outcome::NotAgain)
             }
-            (None, None) => {
-                let all = || newer.iter().chain(older);
-                let short = all().any(Finding::is_too_short);
-                let suspected = all().any(|finding| finding.worst().is_some_and(Verdict::grows));
+            None => {
+                let mut all = newer.iter().chain(older);
+                let short = all.clone().any(Finding::is_too_short);
+                let suspected = all.any(|finding| finding.worst().is_some_and(Verdict::grows));
                 Err(Outcome::NeitherIll { short, suspected })
             }
         }
@@ -257,9 +243,9 @@ pub struct Conclusion {
     pub legs: usize,
 }
 
-/// One memory of one kind of work: what both ends are compared by.
-fn tracks(found: &[Finding]) -> impl Iterator<Item = (Track, &Finding)> {
-    let all =
-        found.iter().flat_map(|finding| finding.series.iter().map(move |series| (finding, series.series)));
-    all.map(|(finding, series)| (Track { workload: finding.workload, series }, finding))
+/// By how much a memory grows with each request. What does not leak counts with what little it does.
+fn growth_of(found: &[Finding], track: Track, control: bool) -> f64 {
+    let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
+    let rate = own.and_then(|one| one.of(track.series)).and_then(|series| series.per_request);
+    rate.map_or(0.0, |rate| rate.value.max(0.0))
 }

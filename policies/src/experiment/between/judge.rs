@@ -1,64 +1,40 @@
-//! What a search needs of a kind of symptom: which processes tell whether the ends differ, and how a revision between them stands. Where on
-//! the line is looked is the search's own business.
+//! The interface between a search and a kind of symptom: a judge knows which processes show whether the ends differ, and how a revision
+//! between them stands. The search itself decides which revision comes next.
+
+use std::fmt::Debug;
 
 use super::conclusion::{Conclusion, Judged, Outcome, Symptom};
 use super::{Ask, Seen};
 
 /// See the module.
-pub(super) trait Judge {
-    /// What to run of the ends, until it is known how they differ.
-    fn end(&self) -> Ask;
-
-    /// Takes in what came of it.
-    fn take_end(&mut self, ask: Ask, seen: Seen) -> Ends;
-
-    /// A revision is judged from here on; `again`: once more, by processes of its own.
-    fn begin(&mut self, revision: usize, again: bool);
-
-    /// What to run for the revision that is being judged; `None`: none is.
+pub(super) trait Judge: Debug + Send {
+    /// The next process: of an end, until it is known how they differ, then for the revision that is being judged. `None`: none is.
     fn next(&self) -> Option<Ask>;
 
-    /// Takes in what came of it.
+    /// Takes in what came of a process.
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard;
 
-    /// The revision that is being judged, if one is.
-    fn open(&self) -> Option<usize>;
+    /// Begins to judge a revision, or judges it at once by what its processes as an end showed. `again`: by new processes alone.
+    fn begin(&mut self, revision: usize, again: bool) -> Heard;
 
-    /// Those whose processes run beside it, by turns.
-    fn beside(&self) -> Vec<usize>;
-
-    /// Whether nothing is half done that has to be done at one time.
+    /// Whether no group of processes is incomplete that have to run one after the other.
     fn is_whole(&self) -> bool {
         true
     }
 
     /// Adds what is known of the ends.
-    fn tell(&self, conclusion: &mut Conclusion);
+    fn describe_ends(&self, conclusion: &mut Conclusion);
 }
 
-/// How the ends stand.
-#[derive(Debug)]
-pub(super) enum Ends {
-    /// More is to be run.
-    More,
-    /// One has what the other has not. The healthy one is being judged, or is known.
-    Differ {
-        symptom: Symptom,
-        /// The newer one has it.
-        is_newer: bool,
-        healthy: Heard,
-    },
-    /// There is nothing to look for, or nobody can.
-    Over(Outcome),
-}
-
-/// What came of a process of the line.
+/// What follows from a process.
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// More is to be run.
+    /// More processes are needed.
     More,
+    /// One end has what the other has not; `is_newer`: the newer one has it.
+    Differ { symptom: Symptom, is_newer: bool },
     /// A revision is judged.
     Stands(Box<Judged>),
-    /// Nothing more can be told.
+    /// Nothing more can be learnt.
     Over(Outcome),
 }

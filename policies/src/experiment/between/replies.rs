@@ -8,20 +8,20 @@
 //!             └─ now as the older end, now otherwise, or not asked all ────> cannot be told
 //! ```
 //!
-//! Which difference counts is what counts in a proof: `proof.distance`, twice the distance of an end from itself if that is more, or
-//! all with `proof.answers = "equal"`; and beside that a refusal where the other end answers, whichever end it is. A third
-//! answer means that more than one revision changed answers. The search finds the first of them, and says that there are others.
+//! The same differences count as in a proof: by more than `proof.distance`, or twice the distance of an end from itself if that is more; or
+//! all with `proof.answers = "equal"`. A refusal where the other end answers counts, too, whichever end it is. A third answer means that more
+//! than one revision changed answers: the search finds the first of them, and reports that there are others.
 
 use serde::{Deserialize, Serialize};
 
 use super::super::proof::{self, ProofPolicy, Reply, Strictness};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::judge::{Ends, Heard, Judge};
+use super::judge::{Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
 
-/// So often an end is asked in any case: whether it says the same again is known of who was asked again.
+/// So often an end is asked in any case: only a second answer shows whether it repeats itself.
 const TWICE: usize = 2;
-/// So often where somebody said otherwise the second time: a question that is answered so or so in equal parts is then taken for
+/// So often where an end said otherwise the second time: a question that is answered so or so in equal parts is then taken for
 /// one that tells once in five hundred times.
 const OFTEN: usize = 5;
 /// So often a revision is asked there before it is judged.
@@ -76,92 +76,65 @@ struct Question {
 }
 
 /// A revision that is being judged.
-#[derive(Clone, Debug)]
-struct Open {
+#[derive(Debug)]
+struct OpenRevision {
     revision: usize,
     asked: Vec<Vec<Reply>>,
     least: usize,
 }
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct ByReplies {
     proof: ProofPolicy,
     last: usize,
     older: Vec<Vec<Reply>>,
     newer: Vec<Vec<Reply>>,
     telling: Vec<Question>,
-    /// An end says the same each time.
+    /// Both ends say the same each time.
     is_quiet: bool,
-    open: Option<Open>,
+    open: Option<OpenRevision>,
 }
 
 impl Judge for ByReplies {
-    fn end(&self) -> Ask {
-        let is_newer = self.newer.len() <= self.older.len();
-        Ask::visit(Aim::Answers, if is_newer { self.last } else { 0 }, true)
+    fn next(&self) -> Option<Ask> {
+        if self.telling.is_empty() {
+            let is_newer = self.newer.len() <= self.older.len();
+            return Some(Ask::visit(Aim::Answers, if is_newer { self.last } else { 0 }, true));
+        }
+        self.open.as_ref().map(|open| Ask::visit(Aim::Answers, open.revision, false))
     }
 
-    fn take_end(&mut self, ask: Ask, seen: Seen) -> Ends {
-        let Seen::Visit(visit) = seen else { return Ends::More };
-        if ask.revision == self.last {
-            self.newer.push(visit.replies);
-        } else {
-            self.older.push(visit.replies);
+    fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
+        let replies = match seen {
+            Seen::Visit(visit) => visit.replies,
+            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
+            Seen::Findings(_) => return self.close(Standing::Unknown { why: "it was not asked".to_owned() }),
+        };
+        if let Some(open) = &mut self.open {
+            open.asked.push(replies);
+            return self.look();
         }
-        let asked = self.older.len();
-        if asked != self.newer.len() || asked < TWICE {
-            return Ends::More;
-        }
-        let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
-        self.is_quiet = is_quiet;
-        if !self.is_quiet && asked < OFTEN {
-            return Ends::More;
-        }
-        let telling: Vec<Question> = self.requests().filter_map(|request| self.telling(request)).collect();
-        if telling.is_empty() {
-            return Ends::Over(self.silent().unwrap_or(Outcome::Alike { sure: self.is_quiet }));
-        }
-        self.telling = telling;
-        let symptom = Symptom::Answers { requests: self.names() };
-        let said = Said { as_older: self.telling.len(), ..Said::default() };
-        let judged = Judged::new(0, Standing::Healthy, asked);
-        let healthy = Heard::Stands(Box::new(Judged { answers: Some(said), ..judged }));
-        Ends::Differ { symptom, is_newer: true, healthy }
+        if ask.revision == self.last { &mut self.newer } else { &mut self.older }.push(replies);
+        self.look_at_ends()
     }
 
-    fn begin(&mut self, revision: usize, again: bool) {
+    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+        if revision == 0 && !again {
+            let answers = Some(Said { as_older: self.telling.len(), ..Said::default() });
+            let judged = Judged::new(0, Standing::Healthy, self.older.len());
+            return Heard::Stands(Box::new(Judged { answers, ..judged }));
+        }
         let least = match (self.is_quiet, again) {
             (true, false) => 1,
             (true, true) => TWICE,
             (false, _) => SOME,
         };
-        self.open = Some(Open { revision, asked: Vec::new(), least });
+        self.open = Some(OpenRevision { revision, asked: Vec::new(), least });
+        Heard::More
     }
 
-    fn next(&self) -> Option<Ask> {
-        self.open.as_ref().map(|open| Ask::visit(Aim::Answers, open.revision, false))
-    }
-
-    fn take(&mut self, _: Ask, seen: Seen) -> Heard {
-        let Some(open) = self.open.as_mut() else { return Heard::More };
-        match seen {
-            Seen::Visit(visit) => open.asked.push(visit.replies),
-            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
-            Seen::Findings(_) => return self.close(Standing::Unknown { why: "it was not asked".to_owned() }),
-        }
-        self.look()
-    }
-
-    fn open(&self) -> Option<usize> {
-        self.open.as_ref().map(|open| open.revision)
-    }
-
-    fn beside(&self) -> Vec<usize> {
-        Vec::new()
-    }
-
-    fn tell(&self, conclusion: &mut Conclusion) {
+    fn describe_ends(&self, conclusion: &mut Conclusion) {
         if self.telling.is_empty() {
             // Differences that are too small to count are listed, unless an end answers differently each time.
             let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
@@ -170,21 +143,41 @@ impl Judge for ByReplies {
             return;
         }
         conclusion.differences = self.telling.iter().filter_map(|one| self.otherwise(&one.request)).collect();
-        let said = Said { as_newer: self.telling.len(), ..Said::default() };
+        let answers = Some(Said { as_newer: self.telling.len(), ..Said::default() });
         let judged = Judged::new(self.last, Standing::Ill, self.newer.len());
-        conclusion.judged.push(Judged { answers: Some(said), ..judged });
+        conclusion.judged.push(Judged { answers, ..judged });
     }
 }
 
 impl ByReplies {
     pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
         let mut proof = rules.proof.clone();
-        // Who asks which revision changed answers wants to know of differences.
+        // A search for changed answers is about differences.
         if proof.answers == Strictness::Any {
             proof.answers = Strictness::Near;
         }
         let (older, newer, telling) = (Vec::new(), Vec::new(), Vec::new());
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
+    }
+
+    /// Which questions tell the ends apart, once both were asked as often.
+    fn look_at_ends(&mut self) -> Heard {
+        let asked = self.older.len();
+        if asked != self.newer.len() || asked < TWICE {
+            return Heard::More;
+        }
+        let is_quiet = self.requests().all(|request| self.is_quiet_at(request));
+        self.is_quiet = is_quiet;
+        if !self.is_quiet && asked < OFTEN {
+            return Heard::More;
+        }
+        let telling = self.requests().filter_map(|request| self.telling(request)).collect();
+        self.telling = telling;
+        if self.telling.is_empty() {
+            return Heard::Over(self.silent().unwrap_or(Outcome::Alike { sure: self.is_quiet }));
+        }
+        let requests = self.telling.iter().map(|one| one.request.clone()).collect();
+        Heard::Differ { symptom: Symptom::Answers { requests }, is_newer: true }
     }
 
     /// What both ends were asked.
@@ -214,10 +207,6 @@ impl ByReplies {
         let (older, newer) = self.first_of_both(request)?;
         let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
         differs.then(|| self.otherwise(request)).flatten()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.telling.iter().map(|one| one.request.clone()).collect()
     }
 
     /// Whether each end says the same again, to the last byte.
@@ -272,7 +261,7 @@ impl ByReplies {
     }
 
     /// How a revision answered by now.
-    fn said(&self, open: &Open) -> Said {
+    fn said(&self, open: &OpenRevision) -> Said {
         let mut said = Said::default();
         for question in &self.telling {
             let own = all(&open.asked, &question.request);
@@ -298,11 +287,9 @@ impl ByReplies {
 
     /// Judges what is open by all that it said.
     fn look(&mut self) -> Heard {
-        let Some(open) = &self.open else { return Heard::More };
-        let asked = open.asked.len();
-        if asked < open.least {
+        let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
             return Heard::More;
-        }
+        };
         let said = self.said(open);
         let standing = if said.as_newer > 0 || !said.otherwise.is_empty() {
             Standing::Ill
@@ -313,7 +300,7 @@ impl ByReplies {
             }
         } else if said.unsteady.is_empty() {
             Standing::Healthy
-        } else if asked < OFTEN {
+        } else if open.asked.len() < OFTEN {
             return Heard::More;
         } else {
             let names = said.unsteady.join("”, “");

@@ -1,6 +1,5 @@
 //! Searches in made-up histories: what was planted is found, whatever cannot be built, and no oftener than it must something else is named.
 
-mod ahead;
 mod pace;
 mod replies;
 
@@ -20,30 +19,16 @@ fn rules() -> Rules<'static> {
     Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
-/// So many revisions are told ahead where all that may come is wanted.
-const FAR: usize = 64;
-
-/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same. Whatever it asks for was
-/// told ahead.
+/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same.
 fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
     let mut search = Search::new(rules(), aim, last);
     let mut told: Vec<(Ask, Seen)> = Vec::new();
-    let mut before: Option<Search> = None;
     let found = loop {
         let ask = match search.next() {
             Step::Done(conclusion) => break conclusion,
             Step::Run(ask) => ask,
         };
         assert_eq!(search.next(), Step::Run(ask), "asking twice changes nothing");
-        if !told.iter().any(|(known, _)| known.revision == ask.revision) {
-            let ahead = before.map_or_else(|| search.ahead(0), |before| before.ahead(FAR));
-            let all = || ahead.certain.iter().chain(&ahead.likely);
-            assert!(all().any(|at| *at == ask.revision), "{ask:?} comes unforeseen: {ahead:?}");
-            assert!(ahead.likely.len() <= FAR && all().all(|at| *at <= last), "{ahead:?}");
-            assert!(all().enumerate().all(|(place, at)| !all().skip(place + 1).any(|other| other == at)));
-        }
-        assert_eq!(search.ahead(0).certain.first(), Some(&ask.revision));
-        before = Some(search.clone());
         let seen = process(ask);
         search.observe(ask, seen.clone());
         told.push((ask, seen));
@@ -257,25 +242,6 @@ fn ends_that_are_alike_are_told() {
     broken.broken = vec![0];
     let Outcome::EndFailed { newer: false, why } = broken.search().outcome else { panic!() };
     assert_eq!(why, "it does not build");
-}
-
-#[test]
-fn an_end_that_is_known_to_fail_ends_it_before_it_is_asked_for_and_not_later() {
-    let mut search = Search::new(rules(), Aim::Growth, 40);
-    search.end_failed(7, "no end".to_owned());
-    assert!(matches!(search.next(), Step::Run(ask) if ask.revision == 40));
-    let mut over = search.clone();
-    over.end_failed(0, "it does not build".to_owned());
-    let Step::Done(found) = over.next() else { panic!() };
-    assert_eq!(found.outcome, Outcome::EndFailed { newer: false, why: "it does not build".to_owned() });
-    while let Step::Run(ask) = search.next() {
-        let rate = if ask.revision >= 17 { 400.0 } else { 0.0 };
-        search.observe(ask, Seen::Findings(vec![finding(rate * KIB)]));
-        if search.left().is_some() {
-            search.end_failed(0, "it does not build".to_owned());
-        }
-    }
-    assert_eq!(search.interrupt().outcome, Outcome::Found { revision: 17 });
 }
 
 #[test]

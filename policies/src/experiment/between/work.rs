@@ -1,27 +1,54 @@
-//! Revisions that grow or die under some work. Each is judged beside the ill end, by turns, by the tests that judge a switch:
+//! Revisions that grow or die under some work. Each is compared with the ill end, by turns, by the tests that judge a switch:
 //! [`sequential`] for growth, [`crash`] for deaths. A revision that leaves so little of it as a cure may leave is healthy; one that has more
 //! is ill, so that the first revision with a part of it is found.
 
 use super::super::crash::{self, CrashPolicy, Run};
 use super::super::sequential::{self, CurePolicy, Does, Judgement};
-use super::super::trial::Leg;
+use super::super::trial::{Leg, Track};
 use super::super::{Ended, Finding};
 use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
-use super::judge::{Ends, Heard, Judge};
+use super::judge::{Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
 use crate::growth::Interval;
 
-/// A revision that is being judged.
-#[derive(Clone, Debug)]
-struct Open {
-    revision: usize,
+/// What the processes of a revision did: legs where growth is looked for, runs where a crash is.
+#[derive(Clone, Debug, Default)]
+struct Processes {
     legs: Vec<Leg>,
     runs: Vec<Run>,
-    judgement: Option<Judgement>,
+}
+
+impl Processes {
+    /// Takes in one more; an error says why it shows nothing.
+    fn add(&mut self, symptom: &Symptom, seen: Seen) -> Result<(), String> {
+        let found = findings(seen)?;
+        let died = found.iter().find_map(|finding| match &finding.ended {
+            Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
+            _ => None,
+        });
+        match (symptom, died) {
+            (Symptom::Crash { .. }, died) => {
+                let run = found.iter().find_map(Finding::survived);
+                let run = run.ok_or_else(|| died.unwrap_or_else(|| "its work was cut short".to_owned()))?;
+                self.runs.push(run);
+            }
+            (_, Some(why)) => return Err(why),
+            (_, None) => self.legs.push(Leg::of(&found)),
+        }
+        Ok(())
+    }
+
+    fn are_none(&self) -> bool {
+        self.legs.is_empty() && self.runs.is_empty()
+    }
+
+    fn rates(&self, track: Track) -> Vec<Interval> {
+        self.legs.iter().filter_map(|leg| leg.of_track(track).map(|(rate, _)| rate)).collect()
+    }
 }
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct ByWork {
     cure: CurePolicy,
     crash: CrashPolicy,
@@ -33,58 +60,71 @@ pub(super) struct ByWork {
     /// The end that has it.
     ill: usize,
     /// Its processes.
-    baseline: Vec<Leg>,
-    runs: Vec<Run>,
-    /// Those in a row that told nothing, and why the last one did not.
-    failed: (u32, String),
+    baseline: Processes,
+    /// Processes of it in a row that showed nothing.
+    failed: u32,
     /// Processes of others since the last one of the ill end.
     since: u32,
-    open: Option<Open>,
+    /// The revision that is being judged.
+    open: Option<(usize, Processes)>,
 }
 
 impl Judge for ByWork {
-    fn end(&self) -> Ask {
-        let revision = if self.newer.is_none() { self.last } else { 0 };
-        Ask { revision, is_end: true, whole: false, control: false, workload: None, aim: Aim::Growth }
-    }
-
-    fn take_end(&mut self, _: Ask, seen: Seen) -> Ends {
-        let found = findings(seen);
-        if self.newer.is_none() {
-            self.newer = Some(found);
-            return Ends::More;
-        }
-        self.older = found;
-        self.diagnose()
-    }
-
-    fn begin(&mut self, revision: usize, _: bool) {
-        self.open = Some(Open { revision, legs: Vec::new(), runs: Vec::new(), judgement: None });
-    }
-
     fn next(&self) -> Option<Ask> {
-        if self.wants_baseline() {
-            return Some(self.ask(self.ill));
-        }
-        self.open.as_ref().map(|open| self.ask(open.revision))
+        let Some(symptom) = &self.symptom else {
+            let revision = if self.newer.is_none() { self.last } else { 0 };
+            let (whole, control, workload) = (false, false, None);
+            return Some(Ask { revision, is_end: true, whole, control, workload, aim: Aim::Growth });
+        };
+        let open = self.open.as_ref().map(|(revision, _)| *revision);
+        let revision = if self.wants_baseline() { self.ill } else { open? };
+        let whole = matches!(symptom, Symptom::Crash { .. });
+        let (workload, control) = symptom.work()?;
+        Some(Ask { revision, is_end: false, whole, control, workload: Some(workload), aim: Aim::Growth })
     }
 
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard {
-        if ask.revision == self.ill { self.take_baseline(seen) } else { self.take_own(ask.revision, seen) }
+        let Some(symptom) = self.symptom.clone() else {
+            let found = findings(seen).unwrap_or_default();
+            if self.newer.is_none() {
+                self.newer = Some(found);
+                return Heard::More;
+            }
+            self.older = found;
+            return self.diagnose();
+        };
+        if ask.revision == self.ill {
+            match self.baseline.add(&symptom, seen) {
+                Ok(()) => (self.failed, self.since) = (0, 0),
+                Err(why) if self.failed + 1 >= self.cure.baseline_failures => {
+                    return Heard::Over(Outcome::IllFailed { why });
+                }
+                Err(_) => self.failed += 1,
+            }
+            return self.look();
+        }
+        self.take_open(&symptom, seen)
     }
 
-    fn open(&self) -> Option<usize> {
-        self.open.as_ref().map(|open| open.revision)
+    fn begin(&mut self, revision: usize, again: bool) -> Heard {
+        self.open = Some((revision, Processes::default()));
+        match self.symptom.clone() {
+            // A survivor counts by its requests, and an experiment ends early: it says nothing of a crash.
+            Some(symptom @ Symptom::Growth { .. }) if revision.abs_diff(self.ill) == self.last && !again => {
+                let known = symptom.findings(if self.ill == 0 { self.newer() } else { &self.older });
+                // None: what had a cache says nothing of what has none.
+                if known.is_empty() { Heard::More } else { self.take_open(&symptom, Seen::Findings(known)) }
+            }
+            _ => Heard::More,
+        }
     }
 
-    fn beside(&self) -> Vec<usize> {
-        self.symptom.iter().map(|_| self.ill).collect()
-    }
-
-    fn tell(&self, conclusion: &mut Conclusion) {
-        conclusion.newer = self.newer.clone().unwrap_or_default();
+    fn describe_ends(&self, conclusion: &mut Conclusion) {
+        conclusion.newer = self.newer().to_vec();
         conclusion.older.clone_from(&self.older);
-        conclusion.judged.extend(self.ill_end());
+        if self.symptom.is_some() {
+            conclusion.judged.push(self.judged(self.ill, Standing::Ill, &self.baseline));
+        }
     }
 }
 
@@ -98,197 +138,107 @@ impl ByWork {
             older: Vec::new(),
             symptom: None,
             ill: 0,
-            baseline: Vec::new(),
-            runs: Vec::new(),
-            failed: (0, String::new()),
+            baseline: Processes::default(),
+            failed: 0,
             since: 0,
             open: None,
         }
     }
 
-    fn ask(&self, revision: usize) -> Ask {
-        let whole = matches!(self.symptom, Some(Symptom::Crash { .. }));
-        let work = self.symptom.as_ref().and_then(Symptom::work);
-        let (workload, control) = (work.map(|work| work.0), work.is_some_and(|work| work.1));
-        Ask { revision, is_end: false, whole, control, workload, aim: Aim::Growth }
+    fn newer(&self) -> &[Finding] {
+        self.newer.as_deref().unwrap_or_default()
     }
 
     /// Both ends are known: what differs?
-    fn diagnose(&mut self) -> Ends {
-        let seen_newer = self.newer.as_deref().unwrap_or_default();
-        let (symptom, newer) = match Symptom::between(seen_newer, &self.older, self.cure.stops_share) {
+    fn diagnose(&mut self) -> Heard {
+        let (symptom, is_newer) = match Symptom::between(self.newer(), &self.older, self.cure.stops_share) {
             Ok(found) => found,
-            Err(outcome) => return Ends::Over(outcome),
+            Err(outcome) => return Heard::Over(outcome),
         };
-        let (ill, healthy) = if newer { (self.last, 0) } else { (0, self.last) };
-        let older = self.older.as_slice();
-        let (found, other) = if newer { (seen_newer, older) } else { (older, seen_newer) };
-        let (found, other) = (symptom.findings(found), symptom.findings(other));
-        self.ill = ill;
-        let is_growth = matches!(symptom, Symptom::Growth { .. });
-        if is_growth {
-            self.baseline.push(Leg::of(&found));
+        let found = symptom.findings(if is_newer { self.newer() } else { &self.older });
+        self.ill = if is_newer { self.last } else { 0 };
+        if matches!(symptom, Symptom::Growth { .. }) {
+            self.baseline.legs.push(Leg::of(&found));
         } else {
-            // What made somebody look is no repetition.
-            self.runs = found
-                .iter()
-                .find_map(|one| one.crash.as_ref())
-                .map(|crash| crash.runs.clone())
-                .unwrap_or_default();
+            // Without the crash that made the search begin: it is no repetition.
+            let crash = found.into_iter().find_map(|one| one.crash);
+            self.baseline.runs = crash.map(|crash| crash.runs).unwrap_or_default();
         }
         self.symptom = Some(symptom.clone());
-        self.begin(healthy, false);
-        // A survivor counts by its requests, and an experiment ends early; and what had a cache says nothing of what has none.
-        let is_told = is_growth && !other.is_empty();
-        let heard = if is_told { self.take_own(healthy, Seen::Findings(other)) } else { Heard::More };
-        Ends::Differ { symptom, is_newer: newer, healthy: heard }
+        Heard::Differ { symptom, is_newer }
     }
 
     fn wants_baseline(&self) -> bool {
-        let growth = matches!(self.symptom, Some(Symptom::Growth { .. }));
-        let open = self.open.as_ref();
-        if growth && self.baseline.len() < self.cure.baseline_least {
+        let is_growth = matches!(self.symptom, Some(Symptom::Growth { .. }));
+        if is_growth && self.baseline.legs.len() < self.cure.baseline_least {
             // Without knowing how much processes differ nothing is said of any.
             return true;
         }
-        let waits = open.is_some_and(|open| !open.legs.is_empty() || !open.runs.is_empty());
-        waits && self.since > 0 || growth && self.since >= self.cure.baseline_every
+        let waits = self.open.as_ref().is_some_and(|(_, own)| !own.are_none());
+        waits && self.since > 0 || is_growth && self.since >= self.cure.baseline_every
     }
 
-    fn take_baseline(&mut self, seen: Seen) -> Heard {
-        let why = match seen {
-            Seen::Cannot(why) => Some(why),
-            seen => self.take_ill(&findings(seen)).err(),
-        };
-        match why {
-            None => (self.failed.0, self.since) = (0, 0),
-            Some(why) => self.failed = (self.failed.0 + 1, why),
-        }
-        if self.failed.0 >= self.cure.baseline_failures {
-            return Heard::Over(Outcome::IllFailed { why: self.failed.1.clone() });
-        }
-        self.look()
-    }
-
-    /// One more process of the ill end.
-    fn take_ill(&mut self, found: &[Finding]) -> Result<(), String> {
-        match self.symptom {
-            Some(Symptom::Crash { .. }) => self.runs.push(run_of(found).ok_or_else(|| told_nothing(found))?),
-            _ if died(found).is_some() => return Err(told_nothing(found)),
-            _ => self.baseline.push(Leg::of(found)),
-        }
-        Ok(())
-    }
-
-    fn take_own(&mut self, revision: usize, seen: Seen) -> Heard {
+    /// One more process of the revision that is being judged.
+    fn take_open(&mut self, symptom: &Symptom, seen: Seen) -> Heard {
         self.since += 1;
-        let is_crash = matches!(self.symptom, Some(Symptom::Crash { .. }));
-        let Some(open) = self.open.as_mut().filter(|open| open.revision == revision) else {
-            return Heard::More;
-        };
-        let found = match seen {
-            Seen::Cannot(why) => return self.close(Standing::Unknown { why }),
-            seen => findings(seen),
-        };
-        if is_crash {
-            match run_of(&found) {
-                Some(run) => open.runs.push(run),
-                None => return self.close(Standing::Unknown { why: told_nothing(&found) }),
-            }
-        } else {
-            if let Some(why) = died(&found) {
-                return self.close(Standing::Unknown { why });
-            }
-            open.legs.push(Leg::of(&found));
+        match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
+            Some(Err(why)) => self.close(Standing::Unknown { why }),
+            _ => self.look(),
         }
-        self.look()
     }
 
-    /// Judges what is open by all that is known.
+    /// Judges the revision by all that is known.
     fn look(&mut self) -> Heard {
-        let (Some(symptom), Some(open)) = (self.symptom.clone(), self.open.as_mut()) else {
+        let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.are_none()) else {
             return Heard::More;
         };
-        let (does, over) = match symptom {
-            Symptom::Crash { .. } if open.runs.is_empty() => return Heard::More,
-            Symptom::Crash { .. } => {
-                let does = crash::judge(&self.crash, &self.runs, &open.runs);
-                (does, open.runs.len() >= self.crash.runs_most)
+        let (does, is_over) = match self.judgement(own) {
+            None => {
+                let does = crash::judge(&self.crash, &self.baseline.runs, &own.runs);
+                (does, own.runs.len() >= self.crash.runs_most)
             }
-            Symptom::Growth { .. } if self.baseline.len() < self.cure.baseline_least => return Heard::More,
-            Symptom::Growth { track, .. } => {
-                let rates = |legs: &[Leg]| -> Vec<Interval> {
-                    legs.iter().filter_map(|leg| leg.of_track(track).map(|(rate, _)| rate)).collect()
-                };
-                let kept = self.baseline.len().saturating_sub(self.cure.baseline_kept);
-                let judged =
-                    sequential::judge(&self.cure, &rates(&self.baseline[kept..]), &rates(&open.legs));
-                open.judgement = Some(judged);
-                let legs = u32::try_from(open.legs.len()).unwrap_or(u32::MAX);
+            Some(_) if self.baseline.legs.len() < self.cure.baseline_least => return Heard::More,
+            Some(judged) => {
+                let legs = u32::try_from(own.legs.len()).unwrap_or(u32::MAX);
                 // What is named has to have happened twice.
-                let few = judged.does == Does::Stops && legs < self.cure.legs_least;
-                (if few { Does::Undecided } else { judged.does }, legs >= self.cure.legs_most)
+                let is_once = judged.does == Does::Stops && legs < self.cure.legs_least;
+                (if is_once { Does::Undecided } else { judged.does }, legs >= self.cure.legs_most)
             }
-            // Others judge those.
-            Symptom::Slowdown { .. } | Symptom::Answers { .. } => return Heard::More,
         };
-        if does == Does::Undecided && !over {
-            return Heard::More;
-        }
-        let processes = open.legs.len() + open.runs.len();
+        let processes = own.legs.len() + own.runs.len();
         self.close(match does {
             Does::Stops => Standing::Healthy,
             Does::Halves | Does::Nothing => Standing::Ill,
+            Does::Undecided if !is_over => return Heard::More,
             Does::Undecided => Standing::Unknown { why: format!("{processes} processes of it do not tell") },
         })
     }
 
+    /// Its growth compared with that of the ill end; `None` where a crash is looked for, and without a process that worked.
+    fn judgement(&self, own: &Processes) -> Option<Judgement> {
+        let Some(Symptom::Growth { track, .. }) = self.symptom else { return None };
+        let without = self.baseline.rates(track);
+        let kept = without.len().saturating_sub(self.cure.baseline_kept);
+        let judged = || sequential::judge(&self.cure, &without[kept..], &own.rates(track));
+        (!own.legs.is_empty()).then(judged)
+    }
+
     fn close(&mut self, standing: Standing) -> Heard {
-        let Some(Open { revision, legs, runs, judgement }) = self.open.take() else { return Heard::More };
-        let judged = Judged { judgement, runs, ..Judged::new(revision, standing, legs.len()) };
-        Heard::Stands(Box::new(judged))
+        let Some((revision, own)) = self.open.take() else { return Heard::More };
+        Heard::Stands(Box::new(self.judged(revision, standing, &own)))
     }
 
-    /// The end that has the symptom, as it was measured.
-    fn ill_end(&self) -> Option<Judged> {
-        let symptom = self.symptom.as_ref()?;
-        let legs = self.baseline.len();
-        let judgement = match symptom {
-            Symptom::Growth { track, .. } => {
-                let rates: Vec<Interval> = self
-                    .baseline
-                    .iter()
-                    .filter_map(|leg| leg.of_track(*track).map(|(rate, _)| rate))
-                    .collect();
-                Some(sequential::judge(&self.cure, &rates, &rates))
-            }
-            _ => None,
-        };
-        let runs = self.runs.clone();
-        Some(Judged { judgement, runs, ..Judged::new(self.ill, Standing::Ill, legs) })
+    fn judged(&self, revision: usize, standing: Standing, own: &Processes) -> Judged {
+        let (judgement, runs) = (self.judgement(own), own.runs.clone());
+        Judged { judgement, runs, ..Judged::new(revision, standing, own.legs.len()) }
     }
 }
 
-/// What a process did under its work. Who was visited did none.
-fn findings(seen: Seen) -> Vec<Finding> {
+/// What a process did under its work; an error says why there is none.
+fn findings(seen: Seen) -> Result<Vec<Finding>, String> {
     match seen {
-        Seen::Findings(found) => found,
-        Seen::Visit(_) | Seen::Cannot(_) => Vec::new(),
+        Seen::Findings(found) => Ok(found),
+        Seen::Visit(_) => Ok(Vec::new()),
+        Seen::Cannot(why) => Err(why),
     }
-}
-
-fn run_of(found: &[Finding]) -> Option<Run> {
-    found.iter().find_map(Finding::survived)
-}
-
-/// How a process ended that should not have.
-fn died(found: &[Finding]) -> Option<String> {
-    found.iter().find_map(|finding| match &finding.ended {
-        Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
-        _ => None,
-    })
-}
-
-fn told_nothing(found: &[Finding]) -> String {
-    died(found).unwrap_or_else(|| "its work was cut short".to_owned())
 }

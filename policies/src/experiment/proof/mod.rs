@@ -26,7 +26,7 @@ pub(super) use self::answers::{differ, difference, distance};
 pub use self::faces::Faces;
 pub use self::growth::Growth;
 pub use self::ratio::Ratio;
-pub(super) use self::ratio::all as ratios;
+pub(super) use self::ratio::{of_pairs as ratio, pairs};
 use crate::sample::MemoryKind;
 
 /// The numbers. Reasons: `defaults.toml`, section `[proof]`.

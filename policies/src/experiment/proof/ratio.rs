@@ -52,7 +52,7 @@ pub struct Ratio {
 }
 
 /// All metrics that both builds have, and memory that either holds.
-pub(in crate::experiment) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
+pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
     let mut metrics: Vec<Metric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
         if !metrics.contains(metric) {
@@ -60,17 +60,30 @@ pub(in crate::experiment) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Vis
         }
     }
     metrics.sort();
-    metrics.into_iter().filter_map(|metric| of(policy, metric, old, new)).collect()
+    metrics.into_iter().filter_map(|metric| of_visits(policy, metric, old, new)).collect()
 }
 
-fn of(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
-    let both = old.iter().zip(new);
-    let pairs: Vec<(f64, f64)> =
-        both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect();
+fn of_visits(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
+    let pairs = pairs(metric, old, new);
     let rounds = old.len().min(new.len());
     if let Some(told) = (pairs.len() < rounds).then(|| alone(policy, metric, old, new)).flatten() {
         return Some(told);
     }
+    of_pairs(policy, metric, &pairs)
+}
+
+/// What both processes of a round took, where it was measured of both.
+pub(in crate::experiment) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f64)> {
+    let both = old.iter().zip(new);
+    both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect()
+}
+
+/// One metric, by these rounds; `None` for none.
+pub(in crate::experiment) fn of_pairs(
+    policy: &ProofPolicy,
+    metric: Metric,
+    pairs: &[(f64, f64)],
+) -> Option<Ratio> {
     if pairs.is_empty() {
         return None;
     }

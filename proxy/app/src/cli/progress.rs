@@ -1,7 +1,5 @@
 //! Lines that tell how far something is, one of them changing on a terminal; and what the builder tells, in such lines.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -17,7 +15,7 @@ const COLUMNS: usize = 79;
 
 /// Shows events until the sender is gone.
 pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
-    let mut display = Display { lines: Lines::new(), phase: Phase::Fetch, several: BTreeMap::new() };
+    let mut display = Display { lines: Lines::new(), phase: Phase::Fetch };
     while let Some(event) = events.recv().await {
         display.see(&event);
     }
@@ -27,8 +25,6 @@ pub(crate) async fn show(mut events: UnboundedReceiver<Event>) {
 struct Display {
     lines: Lines,
     phase: Phase,
-    /// Builds that run at a time, and how far each is.
-    several: BTreeMap<Arc<str>, (Phase, String)>,
 }
 
 impl Display {
@@ -42,35 +38,9 @@ impl Display {
                 self.phase = *phase;
                 self.lines.line(&phase.to_string());
             }
-            Event::Of { build, event } => self.see_one(build, event),
             other => {
                 if let Some(text) = text(other) {
                     self.lines.more(&text);
-                }
-            }
-        }
-    }
-
-    /// One of several tells something: lines that stay say of which build they are, the changing one has all of them.
-    fn see_one(&mut self, build: &Arc<str>, event: &Event) {
-        match event {
-            Event::Progress { done, total, .. } => {
-                let (_, far) =
-                    self.several.entry(Arc::clone(build)).or_insert((Phase::Compile, String::new()));
-                *far = format!(" {done}/{total}");
-                let all = self.several.iter().map(|(build, (phase, far))| format!("{build} {phase}{far}"));
-                self.lines.change(&all.collect::<Vec<_>>().join(", "), done == total);
-            }
-            Event::Phase(phase) => {
-                self.several.insert(Arc::clone(build), (*phase, String::new()));
-                self.lines.line(&format!("{build}: {phase}"));
-            }
-            other => {
-                if matches!(other, Event::Hit(_) | Event::Installed(_) | Event::Failed(_)) {
-                    self.several.remove(build);
-                }
-                for line in text(other).iter().flat_map(|text| text.lines()) {
-                    self.lines.more(&format!("{build}: {line}"));
                 }
             }
         }
@@ -148,8 +118,7 @@ fn text(event: &Event) -> Option<String> {
         Event::Log(path) => format!("full log: {}", path.display()),
         Event::Checked(check) => format!("checked: {check}"),
         Event::Installed(id) => format!("build {id} is in the store"),
-        Event::Failed(why) => format!("not built: {why}"),
-        Event::Phase(_) | Event::Progress { .. } | Event::Of { .. } => return None,
+        Event::Phase(_) | Event::Progress { .. } => return None,
     })
 }
 
@@ -184,7 +153,6 @@ mod tests {
             Event::Log("/cache/logs/build.log".into()),
             Event::Checked("health"),
             Event::Installed(id()),
-            Event::Failed("compiling failed: a.c:1:2: error: no".to_owned()),
         ];
         let told = events.iter().filter_map(text).map(|told| told + "\n");
         let phases = [

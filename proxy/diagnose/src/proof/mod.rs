@@ -22,7 +22,7 @@ use warden_supervisor::SoloSpec;
 pub use self::lengths::Lengths;
 use self::visit::Wanted;
 pub use self::visit::{Sent, requests};
-use crate::between::{Line, Needed, Searching, Serving};
+use crate::between::{RevisionLine, SearchEvent, ServerFuture};
 use crate::error::DiagnoseError;
 use crate::experiment::Experiment;
 use crate::lab::Lab;
@@ -50,7 +50,7 @@ pub enum Proving<'a> {
     /// A process comes next, in this round.
     Next(Side, usize),
     /// Growth and crashes are looked for from here on.
-    Searching(&'a Searching<'a>),
+    Searching(&'a SearchEvent<'a>),
 }
 
 impl Pair {
@@ -121,15 +121,15 @@ impl Pair {
         watch: &mut (dyn FnMut(Proving<'_>) + Send),
         stop: &CancellationToken,
     ) -> Result<Conclusion, DiagnoseError> {
-        let server = |needed: Needed| -> Serving<'_> {
-            let spec = if needed.revision == 0 { &self.old } else { &self.new };
+        let server = |revision: usize| -> ServerFuture<'_, DiagnoseError> {
+            let spec = if revision == 0 { &self.old } else { &self.new };
             Box::pin(async move { Ok(spec.clone()) })
         };
         let lengths = OnceLock::new();
         let base = self.work.clone();
-        let line = Line { base, last: 1, newer_only: true, lengths: &lengths, ahead: 0, server: &server };
+        let line = RevisionLine { base, last: 1, newer_only: true, lengths: &lengths, server: &server };
         let search = Search::new(lab.rules(), Aim::Growth, 1);
-        let mut show = |searching: Searching<'_>| watch(Proving::Searching(&searching));
+        let mut show = |event: SearchEvent<'_>| watch(Proving::Searching(&event));
         Box::pin(line.run(lab, search, &mut show, stop)).await
     }
 }

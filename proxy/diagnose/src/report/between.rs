@@ -65,12 +65,55 @@ impl BetweenReport {
         let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
         let did = if found.ill_is_newer == Some(false) { "ended" } else { "brought" };
         let name = |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), Revision::named);
-        let end = |newer: bool| if newer { "newer" } else { "older" };
-        let mut lines = Vec::new();
-        match &found.outcome {
+        let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
+        let mut lines = vec![match &found.outcome {
             Outcome::Found { revision } => {
                 let subject = self.line.get(*revision).map_or("", |one| one.subject.as_str());
-                lines.push(format!("{} {did} {what}: {subject}", name(*revision)));
+                format!("{} {did} {what}: {subject}", name(*revision))
+            }
+            Outcome::Among { first, last } => format!(
+                "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which the table explains",
+                last - first + 1,
+                name(*first),
+                name(*last)
+            ),
+            Outcome::Unsteady { revision } => {
+                let hint = match found.aim {
+                    Aim::Growth => "more readings (`--requests`) make processes differ less",
+                    Aim::Slowdown => "with nothing else on the machine processes differ less",
+                    Aim::Answers => "it does not answer alike each time",
+                };
+                let name = name(*revision);
+                format!("not sure: {name} was judged otherwise when it was judged once more; {hint}")
+            }
+            Outcome::BothIll => {
+                "both ends have it, so no revision between them brought it or ended it".to_owned()
+            }
+            Outcome::NeitherIll { suspected: true, .. } => {
+                "an end is suspected to leak, and nothing more than that: take more readings (`--requests`)"
+                    .to_owned()
+            }
+            Outcome::NeitherIll { short: false, .. } => {
+                "neither end leaks or dies under this work, so there is nothing to look for".to_owned()
+            }
+            Outcome::NeitherIll { short: true, .. } => {
+                "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
+                    .to_owned()
+            }
+            Outcome::Alike { sure } => {
+                nearly(&found.differences).unwrap_or_else(|| alike(found.aim, *sure).to_owned())
+            }
+            Outcome::NotAgain => {
+                "the crash did not come again, so nobody can see where it came from".to_owned()
+            }
+            Outcome::EndFailed { newer, why } => {
+                format!("the {} end cannot be judged: {why}", if *newer { "newer" } else { "older" })
+            }
+            Outcome::IllFailed { why } => format!("the end that has it could not be run any more: {why}"),
+            Outcome::Interrupted => "broken off; the same command goes on from here".to_owned(),
+        }];
+        match (&found.outcome, bounds) {
+            (Outcome::Found { revision }, _) => {
                 let before = name(revision.saturating_sub(1));
                 let stands = match (found.aim, found.ill_is_newer) {
                     (Aim::Answers, _) => "answers as the older end does",
@@ -80,82 +123,16 @@ impl BetweenReport {
                 lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
                 lines.extend(self.more_than_one());
             }
-            Outcome::Among { first, last } => {
-                lines.push(format!(
-                    "one of {} revisions {did} {what}: from {} to {}; those between them cannot be told, which the table explains",
-                    last - first + 1,
-                    name(*first),
-                    name(*last)
-                ));
+            (Outcome::Unsteady { .. }, Some((low, high))) => {
+                lines.push(format!("until then it lay between {} and {}", name(low), name(high)));
             }
-            Outcome::Unsteady { revision } => {
-                lines.push(format!(
-                    "not sure: {} was judged otherwise when it was judged once more; {}",
-                    name(*revision),
-                    match found.aim {
-                        Aim::Growth => "more readings (`--requests`) make processes differ less",
-                        Aim::Slowdown => "with nothing else on the machine processes differ less",
-                        Aim::Answers => "it does not answer alike each time",
-                    }
-                ));
-                lines.extend(found.bounds.map(|(healthy, ill)| {
-                    format!(
-                        "until then it lay between {} and {}",
-                        name(healthy.min(ill)),
-                        name(healthy.max(ill))
-                    )
-                }));
-            }
-            Outcome::BothIll => {
-                lines
-                    .push("both ends have it, so no revision between them brought it or ended it".to_owned());
-            }
-            Outcome::NeitherIll { suspected: true, .. } => {
-                lines.push(
-                    "an end is suspected to leak, and nothing more than that: take more readings (`--requests`)".to_owned(),
-                );
-            }
-            Outcome::NeitherIll { short: false, .. } => {
-                lines.push(
-                    "neither end leaks or dies under this work, so there is nothing to look for".to_owned(),
-                );
-            }
-            Outcome::NeitherIll { short: true, .. } => {
-                lines.push(
-                    "there are too few readings of an end to say whether it leaks: take more (`--requests`)"
-                        .to_owned(),
-                );
-            }
-            Outcome::Alike { sure } => {
-                let near = nearly(&found.differences);
-                lines.push(near.unwrap_or_else(|| alike(found.aim, *sure).to_owned()));
-            }
-            Outcome::NotAgain => {
-                lines.push("the crash did not come again, so nobody can see where it came from".to_owned());
-            }
-            Outcome::EndFailed { newer, why } => {
-                lines.push(format!("the {} end cannot be judged: {why}", end(*newer)));
-            }
-            Outcome::IllFailed { why } => {
-                lines.push(format!("the end that has it could not be run any more: {why}"));
-            }
-            Outcome::Interrupted => {
-                lines.push("broken off; the same command goes on from here".to_owned());
-                lines.extend(found.bounds.map(|(healthy, ill)| {
-                    let (low, high) = (healthy.min(ill), healthy.max(ill));
-                    let left = format!(
-                        "{} revisions are left, from {} to {}",
-                        high - low,
-                        name(low + 1),
-                        name(high)
-                    );
-                    if high - low == 1 {
-                        format!("{} is left, to be judged once more", name(high))
-                    } else {
-                        left
-                    }
-                }));
-            }
+            (Outcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
+                format!("{} is left, to be judged once more", name(high))
+            } else {
+                let (count, first, last) = (high - low, name(low + 1), name(high));
+                format!("{count} revisions are left, from {first} to {last}")
+            }),
+            _ => {}
         }
         lines.extend(found.ratios.iter().map(speed));
         lines.extend(found.differences.iter().take(NAMED).map(apart));

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::between::Searching;
+use warden_diagnose::between::SearchEvent;
 use warden_diagnose::proof::{Pair, Proving, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
@@ -135,17 +135,17 @@ async fn prove(
     let mut display = Display::new(legs);
     let mut watch = |proving: Proving<'_>| match proving {
         Proving::Next(side, round) => out::error_line(&format!("round {round}: the {} build", word(side))),
-        Proving::Searching(Searching::Next(ask, _)) => {
+        Proving::Searching(SearchEvent::Next(ask, _)) => {
             display.close();
             out::error_line(&format!("growth and crashes: the {} build", word(side(*ask))));
             display = Display::new(if ask.is_end { legs } else { 1 });
         }
-        Proving::Searching(Searching::Leg(progress)) => display.see(progress),
-        Proving::Searching(Searching::OnceMore(why)) => {
+        Proving::Searching(SearchEvent::Leg(progress)) => display.see(progress),
+        Proving::Searching(SearchEvent::OnceMore(why)) => {
             display.close();
             out::error_line(&format!("once more, because {why}"));
         }
-        Proving::Searching(Searching::Told(_)) => display.close(),
+        Proving::Searching(SearchEvent::Record(_)) => display.close(),
     };
     let running = Box::pin(pair.prove(&lab, &mut watch, &stop));
     let proof = interruptible(signals, &stop, running).await?;

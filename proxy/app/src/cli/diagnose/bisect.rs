@@ -1,12 +1,12 @@
 //! `diagnose --bisect`: which mitigations stop the growth that the experiment found, and the lines for the configuration.
 //!
 //! ```text
-//!   Outcome of the experiment ── workloads that leak ──> candidates ──> Bisection (warden_diagnose) ──> CureReport
-//!                                                                                                 --write ──> the file
+//!   Outcome of the experiment ── workloads that leak ──> candidates ──> SwitchTrials (warden_diagnose) ──> CureReport
+//!                                                                                                    --write ──> the file
 //! ```
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::cure::{Bisection, Trying};
+use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
 use warden_policies::experiment::bisect::{Conclusion, Outcome as Ended};
@@ -45,16 +45,15 @@ pub(super) async fn run(
     let trials = Trials::new(target, machine, outcome, Purpose::Growth)?;
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
     workloads.dedup();
-    let bisection = Bisection {
-        // Trials are of the server as it is configured, also where the experiment was traced.
-        base: Experiment { workloads, spec: target.spec.clone(), ..experiment.clone() },
+    let switches = SwitchTrials {
+        base: Experiment { workloads, ..experiment.clone() },
         switches: trials.found.switches.len(),
         clashes: trials.found.clashes.clone(),
         with: &|arm| trials.with(arm),
     };
     let mut lines = Lines::new();
     let mut watch = |trying: Trying<'_>| trials.show("bisect", &trying, &mut lines);
-    let conclusion = bisection.run(lab, &known, &mut watch, stop).await;
+    let conclusion = switches.stop_growth(lab, &known, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
     let (mitigations, added) = trials.cured(&conclusion.cure)?;

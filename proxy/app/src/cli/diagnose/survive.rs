@@ -1,10 +1,11 @@
 //! `diagnose --bisect` where a server crashed: which mitigations stop that, and the lines for the configuration.
 
 use tokio_util::sync::CancellationToken;
+use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::SurvivalReport;
-use warden_diagnose::survive::{Survival, Trying};
-use warden_diagnose::{Experiment, Lab, Leg, Outcome, without_prompt_cache};
+use warden_diagnose::{Experiment, Lab, Outcome, without_prompt_cache};
 use warden_policies::experiment::Finding;
+use warden_policies::experiment::bisect::Arm;
 use warden_policies::experiment::crash::Crash;
 
 use super::candidates::{Candidates, Purpose};
@@ -45,26 +46,23 @@ async fn one(
 ) -> Result<SurvivalReport, Failure> {
     let purpose = Purpose::Crash { on_gpu: speaks_of_a_gpu(&crash.lines) };
     let trials = Trials::new(target, machine, outcome, purpose)?;
-    let mut leg = target.spec.clone();
-    if finding.control {
-        without_prompt_cache(&mut leg);
-    }
-    let survival = Survival {
-        leg: Leg {
-            spec: leg,
-            workload: finding.workload,
-            steps: experiment.steps,
-            early: false,
-            replay: experiment.replay.clone(),
-        },
+    let with = |arm: &Arm| {
+        let mut spec = trials.with(arm)?;
+        if finding.control {
+            without_prompt_cache(&mut spec);
+        }
+        Ok(spec)
+    };
+    let switches = SwitchTrials {
+        base: experiment.clone(),
         switches: trials.found.switches.len(),
         clashes: trials.found.clashes.clone(),
-        with: &|arm| trials.with(arm),
+        with: &with,
     };
     let mut lines = Lines::new();
     let search = format!("crash under {}", finding.workload);
     let mut watch = |trying: Trying<'_>| trials.show(&search, &trying, &mut lines);
-    let conclusion = survival.run(lab, crash, &mut watch, stop).await;
+    let conclusion = switches.stop_crash(lab, finding.workload, crash, &mut watch, stop).await;
     lines.close();
     let conclusion = conclusion?;
     let (mitigations, added) = trials.cured(&conclusion.cure)?;

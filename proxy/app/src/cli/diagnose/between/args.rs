@@ -1,6 +1,5 @@
 //! What `diagnose --between` takes on its command line.
 
-use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -37,10 +36,6 @@ pub(crate) struct BetweenArgs {
     /// What the builds compute on: auto, cpu, cuda, hip, vulkan or metal.
     #[arg(long, value_name = "NAME", default_value = "auto", requires = "between", value_parser = build::flags::hinted::<BackendWish>)]
     pub(super) backend: BackendWish,
-    /// Builds at a time, as far as memory and disk allow. Default: both ends together from four cores on, and from some dozens of cores on what
-    /// may be tried next beside what is needed now; one after the other where available memory is not known. 1: one after the other.
-    #[arg(long, value_name = "N", requires = "between")]
-    pub(super) builds: Option<NonZeroUsize>,
 }
 
 /// What `--for` takes.

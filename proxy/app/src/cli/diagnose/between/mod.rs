@@ -7,32 +7,28 @@
 //! ```
 
 mod args;
-mod batch;
-mod course;
 mod kept;
 mod servers;
 mod what;
 mod written;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{Named, Obtained, Request as Commits, RevisionInfo};
 use warden_builder::{Builder, Request, Source};
-use warden_diagnose::between::{Line, Needed, Searching, Serving, resumed};
+use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Recording};
 use warden_patches::{Catalogue, Selection, Sets};
-use warden_policies::defaults::Build;
 use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended, Rules};
+use warden_policies::experiment::between::{Ask, Conclusion, Outcome as Ended};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
 pub(crate) use self::args::BetweenArgs;
-use self::batch::Builds;
-use self::kept::Kept;
+use self::kept::SearchFile;
 use self::servers::text_of;
 use self::written::Asked;
 use super::display::Display;
@@ -45,7 +41,6 @@ use crate::config::resolve::Resolved;
 use crate::exit::Failure;
 use crate::out;
 use crate::serve::Signals;
-use crate::sync::lock;
 
 /// A search: what it is about, and what its servers come from.
 struct Between<'a> {
@@ -54,20 +49,14 @@ struct Between<'a> {
     builder: Builder,
     /// The requests for builds, but for the source.
     plain: Request,
-    numbers: &'a Build,
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
     /// As it was when the search began, with the model's place in it.
     configured: Resolved,
     index: usize,
-    /// What the configuration file was then.
+    /// The text of the configuration file at that time.
     file: Option<String>,
-    builds: Mutex<Builds>,
-    /// The search's file, once it has begun: what processes told, and which builds were made.
-    kept: Mutex<Option<Kept>>,
-    /// What is wrong with the machine or the configuration, and with no revision.
-    trouble: Mutex<Option<Failure>>,
 }
 
 /// Runs it.
@@ -78,12 +67,12 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     outputs::prepare(args)?;
     let mut signals = Signals::new()?;
     let machine = Machine::read();
-    // What is wrong with the configuration is told before anything is fetched.
+    // Errors of the configuration come before anything is fetched.
     let (configured, index) = Target::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
-        // Never the builds that somebody serves with.
+        // Never the builds that instances serve with.
         builder.dirs.data = builds_between::folder(&builder.dirs.data);
         let named = Named::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
         let commits = |reference| Commits {
@@ -92,47 +81,32 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             offline: args.between.offline,
             history: true,
         };
-        let (repository, commit) = match builder.repository(&commits(Some(range.newer.clone()))).await {
-            Ok(Obtained { repository, commit }) => (repository, commit),
-            // A server gives what its branches and tags lead to: an older commit is in their history.
-            Err(error) => {
-                let Ok(all) = builder.repository(&commits(named.reference.clone())).await else {
-                    return Err(error.into());
-                };
-                let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
-                (all.repository, commit)
-            }
-        };
+        let Obtained { repository, commit } =
+            match builder.repository(&commits(Some(range.newer.clone()))).await {
+                Ok(obtained) => obtained,
+                // A server gives what its branches and tags lead to: an older commit is in their history.
+                Err(error) => {
+                    let Ok(all) = builder.repository(&commits(named.reference.clone())).await else {
+                        return Err(error.into());
+                    };
+                    let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
+                    Obtained { commit, ..all }
+                }
+            };
         let line = repository.line(&range.older, &commit)?;
-        let catalogue = Catalogue::embedded()?;
-        let selection = Selection { catalogue, sets: Sets::None, ..Selection::default() };
-        let source = Source::Commit {
-            repository: repository.path().to_owned(),
-            shown: repository.shown().to_owned(),
-            commit,
-        };
+        let selection =
+            Selection { catalogue: Catalogue::embedded()?, sets: Sets::None, ..Selection::default() };
+        let (repository, shown) = (repository.path().to_owned(), repository.shown().to_owned());
+        let source = Source::Commit { repository: repository.clone(), shown: shown.clone(), commit };
         let plain = Request {
             backend: args.between.backend,
-            // Nobody looks at it, and it takes longer than the server.
+            // The web page is not needed, and takes longer than the server.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
             ..build::request(source, selection, numbers)
         };
-        let between = Between {
-            args,
-            machine: &machine,
-            builder,
-            plain,
-            numbers,
-            repository: repository.path().to_owned(),
-            shown: repository.shown().to_owned(),
-            line,
-            configured,
-            index,
-            file: text_of(args),
-            builds: Mutex::default(),
-            kept: Mutex::default(),
-            trouble: Mutex::default(),
-        };
+        let (machine, file) = (&machine, text_of(args));
+        let between =
+            Between { args, machine, builder, plain, repository, shown, line, configured, index, file };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
     }))
     .await
@@ -157,12 +131,16 @@ impl Between<'_> {
         }
         let numbers = self.configured.diagnose.clone();
         let steps = self.args.requests.unwrap_or(numbers.requests);
-        let mut kept = Kept::open(&self.configured.dirs.state, &self.what(&workloads, steps).await?)?;
+        let name = self.file_name(&workloads, steps).await?;
+        let mut kept = SearchFile::open(&self.configured.dirs.state, &name)?;
         let in_use = self.in_use()?;
-        let known = kept.known();
+        let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
+        let model = &self.configured.fleet.models[self.index];
+        let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
         let proof = self.configured.proof.clone();
-        let rules = Rules { cure: &numbers.cure, crash: &numbers.crash, proof: &proof };
-        let (search, used) = resumed(rules, self.args.aim(), last, &known);
+        let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
+        let known = kept.known();
+        let (search, used) = resumed(lab.rules(), self.args.aim(), last, &known);
         kept.keep(used)?;
         if used > 0 {
             out::error_line(&format!(
@@ -171,11 +149,6 @@ impl Between<'_> {
                 kept.path().display()
             ));
         }
-        *lock(&self.kept) = Some(kept);
-        let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
-        let model = &self.configured.fleet.models[self.index];
-        let starter = Starter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
-        let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
         let spec = SoloSpec {
             command: model.command.clone(),
             oom_score_adj: model.oom_score_adj,
@@ -183,42 +156,38 @@ impl Between<'_> {
             facts: model.facts,
         };
         let base = Experiment { spec, workloads, steps, early: true, replay: recording };
-        let server = |needed: Needed| -> Serving<'_> {
-            Box::pin(async move { self.target(&needed).await.map(|target| target.spec) })
+        let server = |revision: usize| -> ServerFuture<'_, Failure> {
+            Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
-        let lengths = OnceLock::new();
-        // What was compared before is compared with what comes.
-        if let Some(known) = known[..used].iter().find_map(|told| told.lengths) {
-            lengths.get_or_init(|| known);
-        }
-        let ahead = batch::AHEAD;
+        // Requests are as long as before, so that results can be compared.
+        let lengths = known[..used].iter().find_map(|record| record.lengths);
+        let lengths = lengths.map_or_else(OnceLock::new, OnceLock::from);
         let line =
-            Line { base: base.clone(), last, newer_only: false, lengths: &lengths, ahead, server: &server };
+            RevisionLine { base: base.clone(), last, newer_only: false, lengths: &lengths, server: &server };
         let stop = CancellationToken::new();
         let mut display = Display::new(1);
-        let mut watch = |searching: Searching<'_>| match searching {
-            Searching::Next(ask, left) => {
+        let mut watch = |event: SearchEvent<'_>| match event {
+            SearchEvent::Next(ask, left) => {
                 out::error_line(&self.next(ask, left));
                 display = Display::new(1);
             }
-            Searching::Leg(progress) => display.see(&progress),
-            Searching::OnceMore(why) => {
+            SearchEvent::Leg(progress) => display.see(&progress),
+            SearchEvent::OnceMore(why) => {
                 display.close();
                 out::error_line(&format!("between: once more, because {why}"));
             }
-            Searching::Told(told) => {
+            SearchEvent::Record(record) => {
                 display.close();
-                self.keep(|kept| kept.add(told));
+                // Without it the search can only not be resumed.
+                if let Err(failure) = kept.add(record) {
+                    failure.lines().iter().for_each(|line| out::error_line(line));
+                }
             }
         };
         let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
         let conclusion = interruptible(signals, &stop, running).await;
         display.close();
-        let conclusion = conclusion??;
-        if let Some(failure) = lock(&self.trouble).take() {
-            return Err(failure);
-        }
-        let report = self.report(conclusion);
+        let report = self.report(conclusion??);
         self.show(&report)?;
         let written = match (&self.args.report, &report.conclusion.outcome) {
             (Some(path), Ended::Found { revision }) => {
@@ -235,22 +204,12 @@ impl Between<'_> {
             }
         };
         drop(sockets);
-        let made = lock(&self.kept).as_ref().map(|kept| kept.built().to_vec()).unwrap_or_default();
-        self.tidy(&report.conclusion, &made, &in_use);
+        self.tidy(&report.conclusion, &in_use);
         written?;
         if stop.is_cancelled() {
             return Err(Failure::INTERRUPTED);
         }
         end(&report.conclusion)
-    }
-
-    /// Writes something down for whoever goes on.
-    fn keep(&self, write: impl FnOnce(&mut Kept) -> Result<(), Failure>) {
-        let written = lock(&self.kept).as_mut().map_or(Ok(()), write);
-        if let Err(failure) = written {
-            // The search goes on; it could only not be taken up again.
-            failure.lines().iter().for_each(|line| out::error_line(line));
-        }
     }
 
     fn next(&self, ask: Ask, left: Option<usize>) -> String {

@@ -1,14 +1,14 @@
-//! The servers of a search: built from its commits where they are not there, in a store of its own, and removed when nobody needs them.
+//! The servers of a search: built from its commits, in a store of their own, and removed when the search has its answer.
 
 use std::fs::File;
 
 use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
-use warden_builder::{Request, Source};
-use warden_diagnose::between::{Needed, NoServer};
+use warden_builder::{Error, Kind, Request, Source};
+use warden_diagnose::between::NoServer;
 use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
 
-use super::{Between, DiagnoseArgs, lock};
+use super::{Between, DiagnoseArgs};
 use crate::cli::builds_between;
 use crate::cli::diagnose::target::Target;
 use crate::config::resolve::binary::Choice;
@@ -22,34 +22,26 @@ impl Between<'_> {
     }
 
     /// The server of a revision, built if it is not there.
-    pub(super) async fn target(&self, needed: &Needed) -> Result<Target, NoServer> {
-        let Some(info) = self.line.get(needed.revision) else {
-            return Err(NoServer::Cannot("there is no such revision".to_owned()));
-        };
-        let id = self.build(needed).await?;
+    pub(super) async fn target(&self, revision: usize) -> Result<Target, NoServer<Failure>> {
+        let info = &self.line[revision];
+        let built = self.builder.build(&self.request(info)).await.map_err(blame)?;
         if text_of(self.args) != self.file {
-            return self.stop_for(Failure::hinted(
+            return Err(NoServer::Stop(Failure::hinted(
                 "the configuration file changed while the search ran",
                 "run the same command again: with other settings it is another search",
-            ));
+            )));
         }
-        let chosen = Some(("--between", Choice::Build(id.to_string())));
-        match Target::with(self.args, self.machine, chosen, Some(&self.builder.dirs.data)).await {
-            Ok(target) => Ok(target),
-            Err(failure) => self.stop_for(Failure::hinted(
+        let chosen = Some(("--between", Choice::Build(built.id.to_string())));
+        let target = Target::with(self.args, self.machine, chosen, Some(&self.builder.dirs.data)).await;
+        target.map_err(|failure| {
+            NoServer::Stop(Failure::hinted(
                 format!("{} cannot be used as it is configured: {}", info.label, failure.lines().join("; ")),
                 "builds of a search are without patches: leave out `mitigations` that need them",
-            )),
-        }
+            ))
+        })
     }
 
-    /// Ends the search for something that no revision is to be blamed for; what it was told stays.
-    pub(super) fn stop_for<T>(&self, failure: Failure) -> Result<T, NoServer> {
-        *lock(&self.trouble) = Some(failure);
-        Err(NoServer::Interrupted)
-    }
-
-    /// A file that all who search here hold.
+    /// A file that every running search holds.
     pub(super) fn in_use(&self) -> Result<File, Failure> {
         let folder = &self.builder.dirs.data;
         let held = builds_between::in_use(folder, FlockOperation::LockShared);
@@ -58,21 +50,24 @@ impl Between<'_> {
         })
     }
 
-    /// Removes the builds that nobody needs any more: those that were made for this search, but the two that matter. One that can go on with
-    /// more readings keeps all, and so does one beside which others go on.
-    pub(super) fn tidy(&self, conclusion: &Conclusion, made: &[String], in_use: &File) {
+    /// Removes the builds of all commits that were judged but the two neighbours, once there is an answer. A search that can continue with
+    /// more readings keeps all builds, and so does one while another search runs.
+    pub(super) fn tidy(&self, conclusion: &Conclusion, in_use: &File) {
         let is_told =
             matches!(conclusion.outcome, Ended::Found { .. } | Ended::Among { .. } | Ended::Unsteady { .. });
         if !is_told || rustix::fs::flock(in_use, FlockOperation::NonBlockingLockExclusive).is_err() {
             return;
         }
-        let place = |commit: &str| self.line.iter().position(|info| info.commit == commit);
-        let matters = |at: usize| conclusion.bounds.is_some_and(|(healthy, ill)| at == healthy || at == ill);
+        let is_done = |commit: &str| {
+            let place = self.line.iter().position(|info| info.commit == commit);
+            place.is_some_and(|at| {
+                let matters = conclusion.bounds.is_some_and(|(healthy, ill)| at == healthy || at == ill);
+                !matters && conclusion.judged.iter().any(|judged| judged.revision == at)
+            })
+        };
         let store = self.builder.store();
-        let all = store.list().map(|listing| listing.builds).unwrap_or_default();
-        for build in all.iter().filter(|build| made.iter().any(|id| id == build.id.as_str())) {
-            let at = build.plan.source.revision.commit.as_deref().and_then(place);
-            if !at.is_some_and(matters)
+        for build in store.list().map(|listing| listing.builds).unwrap_or_default() {
+            if build.plan.source.revision.commit.as_deref().is_some_and(is_done)
                 && let Err(error) = store.remove(&build.id)
             {
                 out::error_line(&format!("build {} was not removed: {error}", build.id));
@@ -81,7 +76,58 @@ impl Between<'_> {
     }
 }
 
+/// What a build failed for: a revision is to blame for its source, and not for a full disk or a missing compiler.
+fn blame(error: Error) -> NoServer<Failure> {
+    match error.kind() {
+        Kind::Cancelled => NoServer::Interrupted,
+        Kind::Machine => NoServer::Stop(error.into()),
+        _ if error.had_no_room() => NoServer::Stop(error.into()),
+        _ => NoServer::Cannot(error.to_string()),
+    }
+}
+
 /// The configuration file as it is now.
 pub(super) fn text_of(args: &DiagnoseArgs) -> Option<String> {
     args.config.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revision_is_blamed_for_its_source_alone() {
+        let build = |no_room| Error::Build {
+            phase: "compiling",
+            excerpt: "collect2: error: ld returned 1 exit status".to_owned(),
+            log: "/logs/1.log".into(),
+            killed: false,
+            no_room,
+        };
+        let io = |source: std::io::ErrorKind| Error::Io {
+            doing: "writing",
+            path: "/store/x".into(),
+            source: source.into(),
+        };
+        let why = "no answer within 60 s".to_owned();
+        let missing = Error::MissingProgram { program: "ninja".to_owned(), package: "ninja-build" };
+        for (error, expected) in [
+            (Error::Cancelled, "interrupted"),
+            (build(true), "stop"),
+            (Error::Memory { available: 1, need: 2 }, "stop"),
+            (io(std::io::ErrorKind::StorageFull), "stop"),
+            (io(std::io::ErrorKind::PermissionDenied), "stop"),
+            (missing, "stop"),
+            (Error::Verify { check: "health", why, illegal_instruction: false }, "cannot"),
+            (build(false), "cannot"),
+        ] {
+            let text = error.to_string();
+            let blamed = match blame(error) {
+                NoServer::Interrupted => "interrupted",
+                NoServer::Stop(_) => "stop",
+                NoServer::Cannot(_) => "cannot",
+            };
+            assert_eq!(blamed, expected, "{text}");
+        }
+    }
 }

@@ -1,61 +1,56 @@
-//! What a search is: everything that changes what comes of it, so that it goes on only where it is the same.
+//! What makes a search another one: everything that changes its results. Its file is named after that.
 
 use std::path::PathBuf;
 
+use sha2::{Digest as _, Sha256};
 use warden_policies::experiment::Workload;
 
 use super::Between;
-use super::kept::{What, hash};
 use crate::exit::Failure;
 
+/// Variables that llama.cpp and its libraries read.
+const OWN: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
+
 impl Between<'_> {
-    /// This one.
-    pub(super) async fn what(&self, workloads: &[Workload], requests: u64) -> Result<What, Failure> {
+    /// The name of its file, which another search does not have. Only a hash of the command and its variables is in it: they may have keys.
+    pub(super) async fn file_name(&self, workloads: &[Workload], requests: u64) -> Result<String, Failure> {
         let model = &self.configured.fleet.models[self.index];
         let command = &model.command;
-        // Not those of variables, nor its log: a server writes there, and each of its starts would begin another search.
-        let named = read(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
+        // Not the files of variables, nor the log: a server writes there, and each of its starts would begin another search.
+        let named = read_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
-            Some(format!("{}: {} bytes of {:?}", path.display(), facts.len(), facts.modified().ok()))
+            Some((path, facts.len(), facts.modified().ok()))
         };
-        let files: Vec<String> = named.filter_map(facts).collect();
-        let own = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
-        let inherited: Vec<(String, String)> = self.machine.text_vars();
-        let inherited: Vec<_> = inherited
-            .into_iter()
-            .filter(|(name, _)| {
-                own.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with("LLAMA_WARDEN_")
-            })
-            .collect();
-        // What it is built for and with follows from the machine.
-        let plan = self.builder.plan(&self.request(&self.line[self.line.len() - 1])).await?;
+        let files: Vec<_> = named.filter_map(facts).collect();
+        let is_own = |name: &str| {
+            OWN.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with("LLAMA_WARDEN_")
+        };
+        let mut inherited: Vec<(String, String)> = self.machine.text_vars();
+        inherited.retain(|(name, _)| is_own(name));
+        // The machine decides what is built, and with which tools.
+        let (oldest, newest) = (&self.line[0], &self.line[self.line.len() - 1]);
+        let plan = self.builder.plan(&self.request(newest)).await?;
         let aim = self.args.aim();
-        // Of the numbers of a proof only those depend on them that it judges.
-        let proof = if aim.is_growth() { String::new() } else { format!("{:?}", self.configured.proof) };
-        let rest = [
+        // A search for growth is not judged by the numbers of a proof.
+        let proof = (!aim.is_growth()).then_some(&self.configured.proof);
+        let all = [
+            format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.shown, oldest.commit, newest.commit),
+            format!("{workloads:?} {requests} {aim:?} {proof:?}"),
             format!("{:?} {:?}", plan.recipe.backend, plan.recipe.cmake),
             format!("{:?} {:?} {:?}", command.args, command.env, command.env_remove),
             format!("{:?} {:?}", self.configured.mitigations[self.index], model.run.socket),
             format!("{files:?} {inherited:?}"),
             format!("{:?} {:?}", self.configured.diagnose, self.configured.fleet.growth),
-            proof,
         ];
-        Ok(What {
-            warden: env!("CARGO_PKG_VERSION").to_owned(),
-            repository: self.shown.clone(),
-            older: self.line[0].commit.clone(),
-            newer: self.line[self.line.len() - 1].commit.clone(),
-            workloads: workloads.iter().map(ToString::to_string).collect(),
-            requests,
-            aim,
-            rest: hash(&rest.concat()),
-        })
+        let short = |commit: &str| commit.chars().take(9).collect::<String>();
+        let hash = hex::encode(&Sha256::digest(all.join("\n"))[..8]);
+        Ok(format!("{}-{}-{hash}.jsonl", short(&oldest.commit), short(&newest.commit)))
     }
 }
 
 /// Those words of a server's command line that may name a file which it reads.
-fn read(args: &[String]) -> impl Iterator<Item = &String> {
+fn read_words(args: &[String]) -> impl Iterator<Item = &String> {
     let before = std::iter::once(None).chain(args.iter().map(Some));
     let read =
         args.iter().zip(before).filter(|(_, before)| before.is_none_or(|before| before != "--log-file"));
@@ -69,6 +64,6 @@ mod tests {
     #[test]
     fn what_a_server_writes_makes_no_other_search() {
         let args = ["-m", "model.gguf", "--log-file", "out.log", "-ngl", "9"].map(str::to_owned);
-        assert_eq!(read(&args).collect::<Vec<_>>(), ["-m", "model.gguf", "--log-file", "-ngl", "9"]);
+        assert_eq!(read_words(&args).collect::<Vec<_>>(), ["-m", "model.gguf", "--log-file", "-ngl", "9"]);
     }
 }

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
-use warden_diagnose::between::Needed;
+use warden_diagnose::between::NoServer;
 use warden_diagnose::proof::{self, Lengths, Sent};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
 use warden_policies::experiment::between::Symptom;
 use warden_supervisor::SoloSpec;
 
-use super::{Between, lock};
+use super::Between;
 use crate::cli::diagnose::display::Display;
 use crate::cli::diagnose::folder;
 use crate::exit::Failure;
@@ -36,10 +36,11 @@ impl Between<'_> {
         stop: &CancellationToken,
     ) -> Result<(), Failure> {
         let Some(symptom) = &between.conclusion.symptom else { return Ok(()) };
-        let Ok(target) = self.target(&Needed::only(ill)).await else {
-            let trouble = lock(&self.trouble).take();
-            return Err(trouble.unwrap_or(Failure::INTERRUPTED));
-        };
+        let target = self.target(ill).await.map_err(|none| match none {
+            NoServer::Stop(failure) => failure,
+            NoServer::Cannot(why) => Failure::failed(why),
+            NoServer::Interrupted => Failure::INTERRUPTED,
+        })?;
         let mut spec = target.spec.clone();
         let (outcome, sent) = match symptom.work() {
             Some((workload, control)) => {
