@@ -73,7 +73,7 @@ pub(crate) fn table(status: &Status) -> String {
 pub(super) fn model_words(status: &Status, model: &ModelView) -> Vec<String> {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let mut words = Vec::new();
-    for (row, lines) in model_rows(model, budget, None) {
+    for (row, lines) in model_rows(model, budget) {
         let facts = HEAD.iter().zip(&row).skip(1).filter(|(_, fact)| !["", "-"].contains(&fact.as_str()));
         let facts: Vec<String> =
             facts.map(|(head, fact)| format!("{} {fact}", head.to_ascii_lowercase())).collect();
