@@ -37,6 +37,8 @@ const PAGE_PARTS: [&str; 5] = [
 ];
 /// What `tools/ui/CMakeLists.txt` compiles, also where there is no page.
 const EMBEDDER: &str = "tools/ui/embed.cpp";
+/// Line of an [`EMBEDDER`] that ends with an error where there is no page to embed.
+const NEEDS_PAGE: &str = "asset_dir = argv[3];";
 /// In the recipe of a build with a stand-in for what is missing of `tools/ui`; raised when that changes.
 const STAND_IN: &str = "stand-in for tools/ui 1";
 
@@ -48,6 +50,8 @@ pub(crate) struct Offers {
     pub(crate) old_switch: bool,
     /// Whether it lacks what it compiles even without a page.
     pub(crate) stand_in: bool,
+    /// Whether it does not compile without a page.
+    pub(crate) needs_page: bool,
     /// By what it fetches models.
     pub(crate) fetches: Fetches,
 }
@@ -81,7 +85,7 @@ pub struct Extras {
     pub page: String,
     /// About HTTPS.
     pub https: String,
-    /// Whether a part of `tools/ui` that the source lacks is replaced by one without a page.
+    /// Whether `tools/ui` is replaced by a library without a page, because the source lacks a part of it or does not compile without one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stand_in: bool,
 }
@@ -124,6 +128,7 @@ impl Offers {
         let ui = text("tools/ui/CMakeLists.txt")?;
         let embeds = knows(&ui, "embed.cpp");
         let lacks_embedder = embeds && !(there(EMBEDDER)? && there("scripts/ui-assets.cmake")?);
+        let needs_page = embeds && knows(&text(EMBEDDER)?, NEEDS_PAGE);
         let page = if embeds || there("tools/ui/package.json")? {
             if lacks_embedder {
                 Page::Lacks(EMBEDDER.to_owned())
@@ -154,7 +159,7 @@ impl Offers {
         let old_switch = either
             || !knows(&list, PAGE_OPTION)
                 && (knows(&list, OLD_PAGE_OPTION) || knows(&servers, OLD_PAGE_OPTION));
-        Ok(Self { page, old_switch, stand_in: lacks_embedder, fetches })
+        Ok(Self { page, old_switch, stand_in: lacks_embedder, needs_page, fetches })
     }
 }
 
@@ -203,7 +208,8 @@ pub(super) fn choose(offers: &Offers, tools: &Tools, decided: impl Fn(&str) -> b
             format!("none: npm makes it, and {why}")
         }
     };
-    if offers.stand_in {
+    let no_page = !choice.npm && offers.page != Page::Ready;
+    if offers.stand_in || (offers.needs_page && no_page) {
         choice.words.stand_in = true;
         choice.versions.push(STAND_IN.to_owned());
     }

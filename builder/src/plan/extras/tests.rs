@@ -109,6 +109,27 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
 }
 
 #[test]
+fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
+    let broken: Vec<_> = UI
+        .iter()
+        .map(|(name, text)| {
+            (*name, if *name == "tools/ui/embed.cpp" { "std::string asset_dir = argv[3];" } else { text })
+        })
+        .collect();
+    let found = offers(&broken, "tools/server");
+    assert_eq!((&found.page, found.stand_in, found.needs_page), (&Page::Npm, false, true));
+    let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    assert!(choose(&found, &none, |_| false).words.stand_in);
+    let npm = Tools { npm: Ok(Npm("npm 10".into())), ..none };
+    let choice = choose(&found, &npm, |_| false);
+    assert!(choice.npm && !choice.words.stand_in);
+    assert!(choose(&found, &npm, |option| option == PAGE_OPTION).words.stand_in, "it was turned off");
+    let with_dist = [&broken[..], &[("tools/ui/dist/index.html", "x")]].concat();
+    let ready = offers(&with_dist, "tools/server");
+    assert!(!choose(&ready, &npm, |_| false).words.stand_in);
+}
+
+#[test]
 fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
     let all = Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() };
     let tools = Tools {
