@@ -36,6 +36,11 @@ pub(super) fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[
             number += usize::from(sign == '+');
         }
     }
+    if lines.is_empty() {
+        lines.push(format!(
+            "  {path}: lines of the patches were changed or removed; --reverse takes all of them out"
+        ));
+    }
     let more = lines.len().saturating_sub(SHOWN_LINES);
     lines.truncate(SHOWN_LINES);
     if more > 0 {

@@ -15,12 +15,16 @@ mod record;
 mod tests;
 mod write;
 
+use std::fs::File;
 use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use self::edited::{describe_edits, without_marked};
 use self::record::{PatchRecord, RecordedFile};
-use self::write::{FileChange, check_all, read_file, write_all};
-use crate::error::{Result, refused};
+use self::write::{FileChange, check_all, read_file, sync_folder, write_all};
+use crate::error::{Result, io_error, refused};
 use crate::judgement::Edits;
 use crate::revision::Revision;
 use crate::series::Series;
@@ -30,6 +34,8 @@ pub use self::record::AppliedSet;
 
 /// A llama.cpp in a folder that patches are written into.
 pub struct Target {
+    /// The folder, locked against a second run as long as this lives.
+    _lock: File,
     tree: FolderTree,
     record: Option<PatchRecord>,
 }
@@ -67,9 +73,21 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// The record of applied patches is damaged.
+    /// Another run holds the folder, or the record of applied patches is damaged.
     pub fn open(root: &Path, revision: Revision) -> Result<Self> {
-        Ok(Self { tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
+        let lock = File::open(root).map_err(io_error("opening", root))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            // Some network filesystems have no locks.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => {}
+            Err(_held) => {
+                return Err(refused(
+                    root,
+                    "another run reads or writes patches here".to_owned(),
+                    "wait until it has ended, and try again",
+                ));
+            }
+        }
+        Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
 
     /// The tree without our patches, whether they are applied or not: to be judged.
@@ -151,6 +169,12 @@ impl Target {
         }
         self.refuse_edited(&edited)?;
         write_all(self.root(), &changes)?;
+        // After a power cut the record must be there as long as one original is not.
+        for change in &changes {
+            let path = self.root().join(&change.path);
+            let folder = path.ancestors().skip(1).find(|folder| folder.is_dir()).unwrap_or(self.root());
+            sync_folder(folder)?;
+        }
         PatchRecord::remove(self.root())?;
         let sets = record.sets.clone();
         self.record = None;
@@ -168,6 +192,7 @@ impl Target {
         });
         let record = PatchRecord::new(sets.collect(), files.collect());
         record.write(self.root())?;
+        sync_folder(self.root())?;
         if let Err(error) = write_all(self.root(), changes) {
             // Without this the next apply would find a record of sets that are not there.
             if record.files.iter().all(|file| matches!(self.state(file), Ok(FileState::Original))) {

@@ -142,7 +142,13 @@ fn new_file(folder: &Path, bytes: &[u8]) -> io::Result<tempfile::NamedTempFile> 
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder)?;
     new.write_all(bytes)?;
+    new.as_file().sync_all()?;
     Ok(new)
+}
+
+/// Has the names in a folder on the disk.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    fs::File::open(folder).and_then(|opened| opened.sync_all()).map_err(io_error("syncing", folder))
 }
 
 fn half_written(root: &Path, error: &Error, undo: &Error) -> Error {

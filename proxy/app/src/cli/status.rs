@@ -13,8 +13,7 @@ use crate::out;
 const HEAD: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
-/// The table. `notes`: letters of a note in it, where a longer one is cut and said in full under its row; `None` cuts
-/// none, for programs that read lines.
+/// The table. A long note is cut in it, and said in full under its row.
 pub(crate) fn table(status: &Status) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();

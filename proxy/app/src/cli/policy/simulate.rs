@@ -32,7 +32,7 @@ const MOST_REQUESTS: f64 = 2_000_000.0;
 pub(crate) struct SimulateArgs {
     /// Plays an access log in JSON, with the models of the configuration in --gpu-memory, each loaded within
     /// --load-time: how often models are loaded, and how long requests wait. Nothing leaks then.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["leak", "vram_leak", "per", "policy", "model", "hours"])]
     trace: Option<PathBuf>,
     /// Host memory that leaks for each unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]

@@ -64,7 +64,11 @@ v                       mark: it began to look like a leak";
 pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
     buffer.reset();
     let area = buffer.area;
+    if state.overlay == ScreenOverlay::TooSmall {
+        state.overlay = ScreenOverlay::Nothing;
+    }
     if area.width < LEAST.0 || area.height < LEAST.1 {
+        state.overlay = ScreenOverlay::TooSmall;
         let (columns, rows) = LEAST;
         let sentence =
             format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
@@ -356,7 +360,7 @@ fn draw_log(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
 
 fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
     let (title, lines, chosen): (String, Vec<String>, Option<usize>) = match &state.overlay {
-        ScreenOverlay::Nothing | ScreenOverlay::Filter => return,
+        ScreenOverlay::Nothing | ScreenOverlay::Filter | ScreenOverlay::TooSmall => return,
         ScreenOverlay::Help => {
             ("help: any key closes it".to_owned(), HELP.lines().map(str::to_owned).collect(), None)
         }

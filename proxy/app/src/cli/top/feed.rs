@@ -32,6 +32,9 @@ const WAITING: usize = 4096;
 /// Time for an answer: that of a thousand models takes a fraction of it, and a frozen instance gives none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// From a failure to the next try.
+const AGAIN: Duration = Duration::from_secs(2);
+
 /// Time since 1970 that never jumps.
 #[derive(Clone, Copy)]
 pub(super) struct ScreenClock {
@@ -49,7 +52,8 @@ impl ScreenClock {
     }
 }
 
-/// Inputs on their way to the screen. If they come faster than they are drawn, the oldest are dropped and counted.
+/// Inputs on their way to the screen. If they come faster than they are drawn, the oldest
+/// lines of a log are dropped and counted.
 #[derive(Default)]
 pub(super) struct InputQueue {
     waiting: Mutex<(VecDeque<ScreenInput>, u64)>,
@@ -60,7 +64,9 @@ impl InputQueue {
     pub(super) fn push(&self, input: ScreenInput) {
         let mut waiting = lock(&self.waiting);
         if waiting.0.len() >= WAITING {
-            waiting.0.pop_front();
+            // A key or a result is not lost for lines of a log.
+            let line = waiting.0.iter().position(|one| matches!(one, ScreenInput::Log(_)));
+            waiting.0.remove(line.unwrap_or(0));
             waiting.1 += 1;
         }
         waiting.0.push_back(input);
@@ -196,14 +202,27 @@ impl InstanceAsker {
     }
 
     async fn follow_log(self, model: String) {
-        let take = |line: &str, log: Option<LogLine>| {
-            let text = log.map_or_else(|| line.to_owned(), |log| format!("{} {}", log.generation, log.text));
-            self.queue.push(ScreenInput::Log(tame(&text)));
-            Ok(())
-        };
-        let ended = self.client().lines(&["models", &model, "logs"], &["follow"], take).await;
-        let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());
-        self.queue.push(ScreenInput::Log(tame(&format!("({why})"))));
+        let mut said = String::new();
+        loop {
+            // Each connection sends again what the instance keeps.
+            let mut begins = true;
+            let take = |line: &str, log: Option<LogLine>| {
+                if std::mem::take(&mut begins) {
+                    self.queue.push(ScreenInput::LogBegins);
+                }
+                let text =
+                    log.map_or_else(|| line.to_owned(), |log| format!("{} {}", log.generation, log.text));
+                self.queue.push(ScreenInput::Log(tame(&text)));
+                Ok(())
+            };
+            let ended = self.client().lines(&["models", &model, "logs"], &["follow"], take).await;
+            let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());
+            if !begins || why != said {
+                self.queue.push(ScreenInput::Log(tame(&format!("({why}; it is asked for again)"))));
+            }
+            said = why;
+            sleep(AGAIN).await;
+        }
     }
 
     async fn ask_memory(self, model: String, span: TimeSpan) {
@@ -217,7 +236,7 @@ impl InstanceAsker {
                 self.queue.push(input);
             }
             failing = fails;
-            sleep(Duration::from_secs(span.refresh())).await;
+            sleep(if fails { AGAIN } else { Duration::from_secs(span.refresh()) }).await;
         }
     }
 

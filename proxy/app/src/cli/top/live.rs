@@ -25,6 +25,9 @@ const FRAME: Duration = Duration::from_millis(50);
 /// Between two ticks, for what changes with time alone.
 const TICK: Duration = Duration::from_millis(500);
 
+/// Columns and rows that are drawn, at most: a size is what somebody has set, and cells take memory.
+const MOST: (u16, u16) = (1000, 500);
+
 /// A process that was stopped for less than this was not stopped at all.
 const STOPPED: Duration = Duration::from_millis(50);
 
@@ -80,9 +83,14 @@ fn listen(wanted: Signal) -> Result<Signals, Failure> {
         .map_err(|problem| Failure::failed(format!("cannot listen for signals: {problem}")))
 }
 
-/// Columns and rows of the terminal.
+/// Columns and rows of the terminal; (0, 0) if it is gone. One that does not know its size, as a serial console, has
+/// 80 columns and 24 rows.
 pub(super) fn size() -> (u16, u16) {
-    tcgetwinsize(io::stdout()).map_or((0, 0), |size| (size.ws_col, size.ws_row))
+    match tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col == 0 || size.ws_row == 0 => (80, 24),
+        Ok(size) => (size.ws_col.min(MOST.0), size.ws_row.min(MOST.1)),
+        Err(_gone) => (0, 0),
+    }
 }
 
 /// Reads keys on a thread that ends with the process: reading a terminal cannot be cancelled. A terminal that is
@@ -96,6 +104,7 @@ fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
                 _ => queue.wake(),
             }
         }
+        queue.push(ScreenInput::KeysGone);
     })?;
     Ok(())
 }
@@ -116,6 +125,9 @@ impl LiveScreen {
         match step(&mut self.state, input) {
             None => {}
             Some(ScreenEffect::Quit) => self.end = Some(Ok(())),
+            Some(ScreenEffect::KeysGone) => {
+                self.end = Some(Err(Failure::failed("the terminal gives no keys any more")));
+            }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
             // To all of the job, as the terminal itself would do it; our own comes back as a signal.
             Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),

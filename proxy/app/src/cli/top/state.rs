@@ -29,6 +29,10 @@ pub(super) enum ScreenInput {
     History(Box<MemoryHistory>),
     /// A line of the log that is followed.
     Log(String),
+    /// The log is followed from its beginning again.
+    LogBegins,
+    /// The terminal gives no keys any more.
+    KeysGone,
     /// A sentence for some seconds.
     Message(String, Color),
 }
@@ -41,6 +45,8 @@ pub(super) enum ScreenEffect {
     Suspend,
     /// To draw all of the screen again.
     Redraw,
+    /// To end, because no key can end it.
+    KeysGone,
     Act(&'static ModelAction, String),
 }
 
@@ -81,6 +87,8 @@ pub(super) enum ScreenOverlay {
     #[default]
     Nothing,
     Help,
+    /// A sentence in the place of everything: the terminal is too small.
+    TooSmall,
     /// The filter is typed.
     Filter,
     /// A menu, and its chosen line.

@@ -55,6 +55,8 @@ pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<Screen
                 state.scroll = state.scroll.saturating_add(1);
             }
         }
+        ScreenInput::LogBegins => state.log.clear(),
+        ScreenInput::KeysGone => effect = Some(ScreenEffect::KeysGone),
         ScreenInput::Message(text, tone) => state.say(text, tone),
     }
     state.settle();
@@ -74,6 +76,10 @@ fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePict
     {
         // Its counters and processes begin again.
         state.rates = RateCounters::default();
+        // What was asked was about the one before.
+        if matches!(state.overlay, ScreenOverlay::Confirm(..) | ScreenOverlay::Actions(_)) {
+            state.overlay = ScreenOverlay::Nothing;
+        }
         state.say(format!("llama-warden was started again: it is process {pid} now"), WARN);
     }
     state.rates.update_rates(at, &mut picture.rows);
@@ -99,6 +105,8 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
     }
     match state.overlay.clone() {
         ScreenOverlay::Nothing => return press_in_view(state, key.code),
+        // What another key would do cannot be seen.
+        ScreenOverlay::TooSmall => return (key.code == KeyCode::Char('q')).then_some(ScreenEffect::Quit),
         ScreenOverlay::Help => state.overlay = ScreenOverlay::Nothing,
         ScreenOverlay::Filter => edit_filter(state, key.code),
         ScreenOverlay::Sort(line) => {
@@ -119,8 +127,8 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
                 state.overlay = ScreenOverlay::Nothing;
                 return Some(ScreenEffect::Act(action, model));
             }
-            KeyCode::Char('n' | 'N' | 'q') | KeyCode::Esc => state.overlay = ScreenOverlay::Nothing,
-            _ => {}
+            // Also any other key: pasted text must not reach a `y` in its midst.
+            _ => state.overlay = ScreenOverlay::Nothing,
         },
     }
     None

@@ -198,9 +198,6 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let loaded = args.config.load(&machine, Vec::new())?;
         let dirs = loaded.dirs(&machine)?;
         let store = Store::new(&dirs.data);
-        if args.plan {
-            return plan_rollback(&store);
-        }
         let _only = only_one(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
@@ -209,6 +206,9 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let left =
             store.moving().filter(|moving| moving.back).and_then(|moving| store.binary(&moving.build).ok());
         let late = live::using(&dirs, &machine, left.as_slice(), &pinned, false).await?;
+        if args.plan {
+            return plan_rollback(&store, late.len());
+        }
         let (instances, back) = match in_use {
             Some(in_use) if !late.is_empty() => {
                 out::line(&format!("build {} is in use already; not all run it yet", in_use.id))?;
@@ -238,14 +238,13 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
     })?
 }
 
-/// Prints which build a rollback would choose.
-fn plan_rollback(store: &Store) -> Result<(), Failure> {
+/// Prints which build a rollback would choose. `late`: instances that do not run the build in use, after a rollback that
+/// was broken off.
+fn plan_rollback(store: &Store, late: usize) -> Result<(), Failure> {
     let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
     let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
-    if store.moving().is_some_and(|moving| moving.back) {
-        out::line(&format!(
-            "build {in_use} is in use already; instances that do not run it yet would change to it"
-        ))?;
+    if late > 0 {
+        out::line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
         return Ok(());
     }
     let back = store.build_before(&in_use)?;

@@ -149,6 +149,8 @@ impl Between<'_> {
                 kept.path().display()
             ));
         }
+        // Builds that another search has made stay. Those that a search finds when it continues are its own.
+        let others = if used == 0 { self.builds() } else { Vec::new() };
         let spec = SoloSpec {
             command: model.command.clone(),
             oom_score_adj: model.oom_score_adj,
@@ -204,7 +206,7 @@ impl Between<'_> {
             }
         };
         drop(sockets);
-        self.tidy(&report.conclusion, &in_use);
+        self.tidy(&report.conclusion, &others, &in_use);
         written?;
         if stop.is_cancelled() {
             return Err(Failure::INTERRUPTED);
