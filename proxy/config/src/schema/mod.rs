@@ -5,7 +5,7 @@
 //! [`crate::settings`]. The validation walks this same schema and the tables of docs/configuration.md are printed from it, so
 //! that what is published is what is checked.
 //!
-//! Keys that are not public are in no schema but that of `[internal]`: see [`compiled_in`].
+//! Keys that are not public are in no schema but that of `[internal]`: see `compiled_in`.
 
 pub(crate) mod compiled_in;
 pub mod markdown;

@@ -25,8 +25,6 @@ pub(super) struct Handle {
 pub(super) struct Roster {
     handles: Vec<Arc<Handle>>,
     by_name: QuickMap<String, usize>,
-    /// Names and aliases of all models of clients, in configured order.
-    names: Vec<String>,
     /// By their own names, which mean nothing to clients.
     canaries: QuickMap<ModelName, Arc<Handle>>,
     any_name: bool,
@@ -39,16 +37,11 @@ impl Roster {
         handles: Vec<Arc<Handle>>,
         canaries: QuickMap<ModelName, Arc<Handle>>,
     ) -> Self {
-        let mut by_name = QuickMap::default();
-        let mut listed = Vec::new();
-        for (index, (name, aliases)) in names(config).enumerate() {
-            for name in std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str)) {
-                if by_name.insert(name.to_owned(), index).is_none() {
-                    listed.push(name.to_owned());
-                }
-            }
-        }
-        Self { by_name, names: listed, handles, canaries, any_name: config.any_name }
+        let by_name = names(config).enumerate().flat_map(|(index, (name, aliases))| {
+            let names = std::iter::once(name.as_str()).chain(aliases.iter().map(String::as_str));
+            names.map(move |name| (name.to_owned(), index))
+        });
+        Self { by_name: by_name.collect(), handles, canaries, any_name: config.any_name }
     }
 
     pub(super) fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
@@ -63,10 +56,20 @@ impl Roster {
         found.map(|handle| handle.leases.name().clone()).ok_or_else(|| {
             let known = self.handles.iter().map(|handle| handle.leases.name().to_string()).collect();
             match name {
-                Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.names.clone() },
+                Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.all_names() },
                 None => ResolveError::Missing { known },
             }
         })
+    }
+
+    /// The names of all models in configured order, each with its aliases after it. Put together where it is asked for:
+    /// of a thousand models it would take memory all the time.
+    fn all_names(&self) -> Vec<String> {
+        let own = |index: usize| self.handles.get(index).map(|handle| handle.leases.name().as_str());
+        let mut names: Vec<(usize, bool, &String)> =
+            self.by_name.iter().map(|(name, index)| (*index, own(*index) != Some(name), name)).collect();
+        names.sort_unstable();
+        names.into_iter().map(|(.., name)| name.clone()).collect()
     }
 
     /// Whether every name means the only model.
