@@ -35,7 +35,7 @@ pub use self::record::AppliedSet;
 /// A llama.cpp in a folder that patches are written into.
 pub struct Target {
     /// The folder, locked against a second run as long as this lives.
-    _lock: File,
+    _lock: FolderLock,
     tree: FolderTree,
     record: Option<PatchRecord>,
 }
@@ -68,6 +68,30 @@ enum FileState {
     Edited(Option<Vec<u8>>),
 }
 
+/// The lock of a folder. Given back by name: a child of another thread, between its fork and its exec, holds the file, too.
+struct FolderLock(File);
+
+impl FolderLock {
+    fn take(root: &Path) -> Result<Self> {
+        let folder = File::open(root).map_err(io_error("opening", root))?;
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            // Some network filesystems have no locks.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => Ok(Self(folder)),
+            Err(_held) => Err(refused(
+                root,
+                "another run reads or writes patches here".to_owned(),
+                "wait until it has ended, and try again",
+            )),
+        }
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        let _unlocked = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 impl Target {
     /// Takes the llama.cpp whose root is this folder.
     ///
@@ -75,18 +99,7 @@ impl Target {
     ///
     /// Another run holds the folder, or the record of applied patches is damaged.
     pub fn open(root: &Path, revision: Revision) -> Result<Self> {
-        let lock = File::open(root).map_err(io_error("opening", root))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            // Some network filesystems have no locks.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => {}
-            Err(_held) => {
-                return Err(refused(
-                    root,
-                    "another run reads or writes patches here".to_owned(),
-                    "wait until it has ended, and try again",
-                ));
-            }
-        }
+        let lock = FolderLock::take(root)?;
         Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
 
