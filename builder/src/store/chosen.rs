@@ -203,7 +203,7 @@ impl Store {
         self.step_back(&mut self.choices()?, left)
     }
 
-    /// Drops the choices after the last usable one that is not `left`, and returns that one.
+    /// Drops the choices that come after the last usable build other than `left`, and returns that build.
     fn step_back(&self, choices: &mut Choices, left: &BuildId) -> Result<BuildId> {
         let usable = |one: &Decided| self.show(&one.build).is_ok();
         let last = choices.chosen.iter().rposition(usable);

@@ -15,8 +15,9 @@ mod record;
 mod tests;
 mod write;
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -68,20 +69,21 @@ enum FileState {
     Edited(Option<Vec<u8>>),
 }
 
-/// The lock of a folder. Given back by name: a child of another thread, between its fork and its exec, holds the file, too.
+/// The lock of a folder. Dropping it unlocks the folder instead of only closing the file: a child that another thread has forked and that
+/// has not called exec yet holds the file, too.
 struct FolderLock(File);
 
 impl FolderLock {
     fn take(root: &Path) -> Result<Self> {
         let folder = File::open(root).map_err(io_error("opening", root))?;
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            // Some network filesystems have no locks.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF) => Ok(Self(folder)),
-            Err(_held) => Err(refused(
+            Err(Errno::WOULDBLOCK) => Err(refused(
                 root,
                 "another run reads or writes patches here".to_owned(),
                 "wait until it has ended, and try again",
             )),
+            // Some network filesystems have no locks.
+            Ok(()) | Err(_) => Ok(Self(folder)),
         }
     }
 }
@@ -158,7 +160,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// A patched file was edited since and our lines cannot be told from the edits, or writing failed.
+    /// The owner edited a patched file since, so that its patched lines cannot be separated from the edits; or writing failed.
     pub fn reverse(&mut self) -> Result<Reversed> {
         let Some(record) = &self.record else {
             return Ok(Reversed { sets: Vec::new(), files: Vec::new() });
@@ -183,11 +185,10 @@ impl Target {
         self.refuse_edited(&edited)?;
         write_all(self.root(), &changes)?;
         // After a power cut the record must be there as long as one original is not.
-        for change in &changes {
-            let path = self.root().join(&change.path);
-            let folder = path.ancestors().skip(1).find(|folder| folder.is_dir()).unwrap_or(self.root());
-            sync_folder(folder)?;
-        }
+        let paths: Vec<PathBuf> = changes.iter().map(|change| self.root().join(&change.path)).collect();
+        let folders: BTreeSet<&Path> =
+            paths.iter().filter_map(|path| path.ancestors().skip(1).find(|folder| folder.is_dir())).collect();
+        folders.into_iter().try_for_each(sync_folder)?;
         PatchRecord::remove(self.root())?;
         let sets = record.sets.clone();
         self.record = None;

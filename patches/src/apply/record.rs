@@ -116,7 +116,7 @@ fn damaged(root: &Path, why: impl fmt::Display) -> crate::Error {
     refused(
         &root.join(RECORD),
         format!("the record of the applied patches cannot be used: {why}"),
-        "copy edits of your own, restore the patched files from where they came from (lines of patches end with `// llama-warden:`), then remove \
-         the record",
+        "copy edits of your own, restore the patched files from where they came from (lines of patches end with \
+         `// llama-warden:`), then remove the record",
     )
 }

@@ -40,6 +40,11 @@ fn without<'a>(files: &[(&'a str, &'a str)], gone: &str) -> Vec<(&'a str, &'a st
     files.iter().copied().filter(|(name, _)| *name != gone).collect()
 }
 
+/// [`UI`] with another text in one of its files.
+fn ui_with(changed: &str, text: &'static str) -> Vec<(&'static str, &'static str)> {
+    UI.iter().map(|(name, own)| (*name, if *name == changed { text } else { own })).collect()
+}
+
 #[test]
 fn what_a_source_offers_is_seen_by_its_files() {
     let list = "set(PUBLIC_ASSETS\n    index.html.gz # the page\n    loading.html\n)\nforeach(x)";
@@ -63,10 +68,7 @@ fn what_a_source_offers_is_seen_by_its_files() {
     let found = offers(&UI, "tools/server");
     assert_eq!(found, Offers { page: Page::Npm, fetches: Fetches::OpenSsl, ..Offers::default() });
     let either = "if(LLAMA_BUILD_WEBUI OR LLAMA_BUILD_UI)\n  add_executable(e embed.cpp)\nendif()";
-    let both: Vec<_> = UI
-        .iter()
-        .map(|(name, text)| (*name, if *name == "tools/ui/CMakeLists.txt" { either } else { text }))
-        .collect();
+    let both = ui_with("tools/ui/CMakeLists.txt", either);
     let found = offers(&both, "tools/server");
     assert_eq!((&found.page, found.old_switch), (&Page::Npm, true), "either name makes the page there");
     let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };
@@ -110,12 +112,7 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
 
 #[test]
 fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
-    let broken: Vec<_> = UI
-        .iter()
-        .map(|(name, text)| {
-            (*name, if *name == "tools/ui/embed.cpp" { "std::string asset_dir = argv[3];" } else { text })
-        })
-        .collect();
+    let broken = ui_with("tools/ui/embed.cpp", "std::string asset_dir = argv[3];");
     let found = offers(&broken, "tools/server");
     assert_eq!((&found.page, found.stand_in, found.needs_page), (&Page::Npm, false, true));
     let none = Tools { npm: Err("npm is not here".into()), openssl: None, curl: None };

@@ -17,7 +17,7 @@ pub(super) trait Judge: Debug + Send {
     /// Begins to judge a revision, or judges it at once by what its processes as an end showed. `again`: by new processes alone.
     fn begin(&mut self, revision: usize, again: bool) -> Heard;
 
-    /// Whether no group of processes is incomplete that have to run one after the other.
+    /// Whether no round of processes is incomplete.
     fn is_whole(&self) -> bool {
         true
     }

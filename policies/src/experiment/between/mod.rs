@@ -213,7 +213,7 @@ impl Search {
         self.symptom.is_some() && self.places.ill == 0
     }
 
-    /// Whether no group of processes is incomplete that have to run one after the other: a resumed search begins such a group anew.
+    /// Whether no round is incomplete. Its processes run one after the other, so a resumed search repeats such a round.
     pub fn is_whole(&self) -> bool {
         self.judge.is_whole()
     }

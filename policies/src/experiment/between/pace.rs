@@ -85,8 +85,9 @@ struct OpenRevision {
 }
 
 impl OpenRevision {
-    /// Which process is next. The first round begins with the revision, because it may have to be built: else its round would take an hour.
-    /// After that the revision is between the ends, so that a machine that becomes slower is held against nobody.
+    /// The next process of a round. The first round begins with the revision, whose build may take an hour: between two
+    /// ends it would separate them by that time. Later rounds have it between the ends, so that a machine that slows down
+    /// affects no revision more than the others.
     fn turn(&self) -> usize {
         let order = match self.rounds.len() {
             0 => [OWN, GOOD, BAD],
@@ -99,12 +100,12 @@ impl OpenRevision {
 
 /// How much processes of one build differ, from many small groups of them.
 #[derive(Clone, Copy, Debug, Default)]
-struct Scatter {
+struct ProcessScatter {
     squares: f64,
     freedom: f64,
 }
 
-impl Scatter {
+impl ProcessScatter {
     /// With these values, whose variance is so many times that of one process.
     fn with(mut self, values: &[f64], times: f64) -> Self {
         let (_, variance, freedom) = moments(values);
@@ -127,7 +128,7 @@ struct PaceTest {
     /// How far the ends are apart in these rounds.
     spans: Vec<f64>,
     /// By these rounds and all before them.
-    scatter: Scatter,
+    scatter: ProcessScatter,
 }
 
 /// See the module.
@@ -141,7 +142,7 @@ pub(super) struct ByPace {
     older: Vec<Visit>,
     newer: Vec<Visit>,
     known: Option<EndsDiffer>,
-    scatter: Scatter,
+    scatter: ProcessScatter,
     /// Visits of the ends, in a row, that failed while a revision was judged.
     failed: u32,
     open: Option<OpenRevision>,
@@ -250,7 +251,7 @@ impl ByPace {
             older: Vec::new(),
             newer: Vec::new(),
             known: None,
-            scatter: Scatter::default(),
+            scatter: ProcessScatter::default(),
             failed: 0,
             open: None,
         }

@@ -52,7 +52,7 @@ impl Places {
             self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
         };
         let healthy = all(Standing::Healthy).max_by_key(away)?;
-        // One that lies before a healthy one was ill for another reason, that ended.
+        // An ill revision before a healthy one had another cause, which ended.
         let ill = all(Standing::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
         Some((healthy, ill))
     }

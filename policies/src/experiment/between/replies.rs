@@ -19,10 +19,10 @@ use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
 
-/// So often an end is asked in any case: only a second answer shows whether it repeats itself.
+/// Times that each end is asked, at least: only a second answer shows whether an end repeats itself.
 const TWICE: usize = 2;
-/// So often where an end said otherwise the second time: a question that is answered so or so in equal parts is then taken for
-/// one that tells once in five hundred times.
+/// Times where an end answered differently the second time: chance alone then makes a question with two equally likely
+/// answers look like a difference once in five hundred times.
 const OFTEN: usize = 5;
 /// So often a revision is asked there before it is judged.
 const SOME: usize = 3;
@@ -160,7 +160,7 @@ impl ByReplies {
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
     }
 
-    /// Which questions tell the ends apart, once both were asked as often.
+    /// Finds the questions to which the ends answer differently, once both ends were asked equally often.
     fn look_at_ends(&mut self) -> Heard {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < TWICE {

@@ -19,7 +19,8 @@ fn rules() -> Rules<'static> {
     Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
-/// Runs a search to its end. Asked twice it asks the same, and taken up again from what was told it says the same.
+/// Runs a search to its end. The same question twice gets the same answer, and a search that is resumed from its results
+/// ends with the same conclusion.
 fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
     let mut search = Search::new(rules(), aim, last);
     let mut told: Vec<(Ask, Seen)> = Vec::new();

@@ -13,12 +13,12 @@ use crate::growth::Interval;
 
 /// What the processes of a revision did: legs where growth is looked for, runs where a crash is.
 #[derive(Clone, Debug, Default)]
-struct Processes {
+struct RevisionProcesses {
     legs: Vec<Leg>,
     runs: Vec<Run>,
 }
 
-impl Processes {
+impl RevisionProcesses {
     /// Takes in one more; an error says why it shows nothing.
     fn add(&mut self, symptom: &Symptom, seen: Seen) -> Result<(), String> {
         let found = findings(seen)?;
@@ -60,13 +60,13 @@ pub(super) struct ByWork {
     /// The end that has it.
     ill: usize,
     /// Its processes.
-    baseline: Processes,
+    baseline: RevisionProcesses,
     /// Processes of it in a row that showed nothing.
     failed: u32,
     /// Processes of others since the last one of the ill end.
     since: u32,
     /// The revision that is being judged.
-    open: Option<(usize, Processes)>,
+    open: Option<(usize, RevisionProcesses)>,
 }
 
 impl Judge for ByWork {
@@ -107,7 +107,7 @@ impl Judge for ByWork {
     }
 
     fn begin(&mut self, revision: usize, again: bool) -> Heard {
-        self.open = Some((revision, Processes::default()));
+        self.open = Some((revision, RevisionProcesses::default()));
         match self.symptom.clone() {
             // A survivor counts by its requests, and an experiment ends early: it says nothing of a crash.
             Some(symptom @ Symptom::Growth { .. }) if revision.abs_diff(self.ill) == self.last && !again => {
@@ -138,7 +138,7 @@ impl ByWork {
             older: Vec::new(),
             symptom: None,
             ill: 0,
-            baseline: Processes::default(),
+            baseline: RevisionProcesses::default(),
             failed: 0,
             since: 0,
             open: None,
@@ -215,7 +215,7 @@ impl ByWork {
     }
 
     /// Its growth compared with that of the ill end; `None` where a crash is looked for, and without a process that worked.
-    fn judgement(&self, own: &Processes) -> Option<Judgement> {
+    fn judgement(&self, own: &RevisionProcesses) -> Option<Judgement> {
         let Some(Symptom::Growth { track, .. }) = self.symptom else { return None };
         let without = self.baseline.rates(track);
         let kept = without.len().saturating_sub(self.cure.baseline_kept);
@@ -228,7 +228,7 @@ impl ByWork {
         Heard::Stands(Box::new(self.judged(revision, standing, &own)))
     }
 
-    fn judged(&self, revision: usize, standing: Standing, own: &Processes) -> Judged {
+    fn judged(&self, revision: usize, standing: Standing, own: &RevisionProcesses) -> Judged {
         let (judgement, runs) = (self.judgement(own), own.runs.clone());
         Judged { judgement, runs, ..Judged::new(revision, standing, own.legs.len()) }
     }

@@ -53,17 +53,18 @@ impl Roster {
             },
             None => only(),
         };
-        found.map(|handle| handle.leases.name().clone()).ok_or_else(|| {
-            let known = self.handles.iter().map(|handle| handle.leases.name().to_string()).collect();
-            match name {
-                Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.all_names() },
-                None => ResolveError::Missing { known },
-            }
+        found.map(|handle| handle.leases.name().clone()).ok_or_else(|| match name {
+            Some(name) => ResolveError::Unknown { name: name.to_owned(), known: self.all_names() },
+            None => ResolveError::Missing { known: self.own_names() },
         })
     }
 
-    /// The names of all models in configured order, each with its aliases after it. Put together where it is asked for:
-    /// of a thousand models it would take memory all the time.
+    fn own_names(&self) -> Vec<String> {
+        self.handles.iter().map(|handle| handle.leases.name().to_string()).collect()
+    }
+
+    /// The names of all models in configured order, each with its aliases after it. Built for a refusal
+    /// alone: kept, the list would take memory for each of a thousand models.
     fn all_names(&self) -> Vec<String> {
         let own = |index: usize| self.handles.get(index).map(|handle| handle.leases.name().as_str());
         let mut names: Vec<(usize, bool, &String)> =

@@ -202,26 +202,23 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
         let numbers = &loaded.settings.update;
         let pinned = pinned(&args.config, &loaded, &machine)?;
         // One that was broken off, or was not heard by everybody: its instances still run what was left, and it goes no further back.
-        let in_use = store.in_use()?;
+        let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
+        let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
         let left =
             store.moving().filter(|moving| moving.back).and_then(|moving| store.binary(&moving.build).ok());
         let late = live::using(&dirs, &machine, left.as_slice(), &pinned, false).await?;
         if args.plan {
-            return plan_rollback(&store, late.len());
+            return plan_rollback(&store, &in_use, late.len());
         }
-        let (instances, back) = match in_use {
-            Some(in_use) if !late.is_empty() => {
-                out::line(&format!("build {} is in use already; not all run it yet", in_use.id))?;
-                (late, in_use.id)
-            }
-            Some(in_use) => {
-                let binary = store.binary(&in_use.id).ok();
-                let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
-                let back = store.go_back(&in_use.id, Some("it was taken back by hand"))?;
-                out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
-                (instances, back)
-            }
-            None => return Err(warden_builder::Error::NoWayBack { store: store.root().to_owned() }.into()),
+        let (instances, back) = if late.is_empty() {
+            let binary = store.binary(&in_use).ok();
+            let instances = live::using(&dirs, &machine, binary.as_slice(), &pinned, false).await?;
+            let back = store.go_back(&in_use, Some("it was taken back by hand"))?;
+            out::line(&format!("build {back} is in use{}", described(&store, &back)))?;
+            (instances, back)
+        } else {
+            out::line(&format!("build {in_use} is in use already; not all run it yet"))?;
+            (late, in_use)
         };
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
@@ -240,15 +237,13 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), Failure> {
 
 /// Prints which build a rollback would choose. `late`: instances that do not run the build in use, after a rollback that
 /// was broken off.
-fn plan_rollback(store: &Store, late: usize) -> Result<(), Failure> {
-    let no_way_back = || warden_builder::Error::NoWayBack { store: store.root().to_owned() };
-    let in_use = store.in_use()?.ok_or_else(no_way_back)?.id;
+fn plan_rollback(store: &Store, in_use: &BuildId, late: usize) -> Result<(), Failure> {
     if late > 0 {
         out::line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
         return Ok(());
     }
-    let back = store.build_before(&in_use)?;
-    out::line(&format!("from build {in_use}{}", described(store, &in_use)))?;
+    let back = store.build_before(in_use)?;
+    out::line(&format!("from build {in_use}{}", described(store, in_use)))?;
     out::line(&format!("back to build {back}{}", described(store, &back)))?;
     Ok(())
 }

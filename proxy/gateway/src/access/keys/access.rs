@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use warden_policies::ModelName;
-use warden_supervisor::ResolveError;
+use warden_supervisor::{FleetView, ModelView, ResolveError};
 
 use super::{Key, Keys, Limit, Pass};
 use crate::backend::backends::Backends;
@@ -84,17 +84,17 @@ impl Access {
         self.key.as_ref().is_none_or(|key| key.may_use(model))
     }
 
-    /// The names of the models that there are for this client.
+    /// The names of the models that this client may use.
     pub(crate) fn known(&self, backends: &dyn Backends) -> Vec<String> {
-        let view = backends.view();
-        let shown = view.models.iter().filter(|model| self.may_use(&model.name));
-        shown.map(|model| model.name.to_string()).collect()
+        self.shown(&backends.view()).map(|model| model.name.to_string()).collect()
     }
 
-    /// The same models with their aliases: all that this client may ask for.
+    /// The same names with the aliases of each model.
     pub(crate) fn names(&self, backends: &dyn Backends) -> Vec<String> {
-        let view = backends.view();
-        let shown = view.models.iter().filter(|model| self.may_use(&model.name));
-        shown.flat_map(|model| model.names().map(str::to_owned)).collect()
+        self.shown(&backends.view()).flat_map(|model| model.names().map(str::to_owned)).collect()
+    }
+
+    fn shown<'a>(&'a self, view: &'a FleetView) -> impl Iterator<Item = &'a ModelView> {
+        view.models.iter().map(|model| &**model).filter(|model| self.may_use(&model.name))
     }
 }

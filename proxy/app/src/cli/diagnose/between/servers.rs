@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
-use warden_builder::{BuildId, Error, Kind, Request, Source};
+use warden_builder::{Error, Kind, Provenance, Request, Source};
 use warden_diagnose::between::NoServer;
 use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
 
@@ -51,15 +51,14 @@ impl Between<'_> {
     }
 
     /// All builds in the store of searches.
-    pub(super) fn builds(&self) -> Vec<BuildId> {
-        let listing = self.builder.store().list();
-        listing.map(|listing| listing.builds).unwrap_or_default().into_iter().map(|build| build.id).collect()
+    pub(super) fn builds(&self) -> Vec<Provenance> {
+        self.builder.store().list().map(|listing| listing.builds).unwrap_or_default()
     }
 
     /// Removes the builds of all commits that were judged but the two neighbours, once there is an answer. `others`
     /// are of earlier searches and stay. A search that can continue with more readings keeps all builds, and so does
     /// one while another search runs.
-    pub(super) fn tidy(&self, conclusion: &Conclusion, others: &[BuildId], in_use: &File) {
+    pub(super) fn tidy(&self, conclusion: &Conclusion, others: &[Provenance], in_use: &File) {
         let is_told =
             matches!(conclusion.outcome, Ended::Found { .. } | Ended::Among { .. } | Ended::Unsteady { .. });
         if !is_told || rustix::fs::flock(in_use, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -73,8 +72,8 @@ impl Between<'_> {
             })
         };
         let store = self.builder.store();
-        for build in store.list().map(|listing| listing.builds).unwrap_or_default() {
-            if !others.contains(&build.id)
+        for build in self.builds() {
+            if !others.iter().any(|other| other.id == build.id)
                 && build.plan.source.revision.commit.as_deref().is_some_and(is_done)
                 && let Err(error) = store.remove(&build.id)
             {
