@@ -260,17 +260,24 @@ proptest! {
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
     const THREADS: usize = 4;
-    const EACH: u64 = 2000;
+    const AT_LEAST: u64 = 2000;
+    // A thread that starts late must find the storm: it goes on until both watchers saw it.
+    const AT_MOST: u64 = 2_000_000;
     let requests = Requests::of(2, SIZES);
     let over = AtomicBool::new(false);
     let (told, taken) = (Mutex::new(HashSet::new()), Mutex::new(HashSet::new()));
     let (lists, left) = (AtomicUsize::new(0), AtomicUsize::new(THREADS));
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (requests, taken, left, over) = (&requests, &taken, &left, &over);
+            let (requests, told, taken) = (&requests, &told, &taken);
+            let (lists, left, over) = (&lists, &left, &over);
             scope.spawn(move || {
                 let conn = ConnState::new();
-                for n in 0..EACH {
+                for n in 0..AT_MOST {
+                    let watched = lists.load(Ordering::SeqCst) > 0 && !told.lock().unwrap().is_empty();
+                    if n >= AT_LEAST && watched {
+                        break;
+                    }
                     let busy = conn.begin();
                     let id = format!("{thread}-{n}");
                     // Two threads share a shard, so that its lock is fought for.
