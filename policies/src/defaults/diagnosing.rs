@@ -7,8 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{Key, Section, Takes};
-use crate::experiment::proof::Strictness;
 use crate::units::ByteSize;
+
+/// Differences between the answers of two builds that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strictness {
+    /// Differences larger than another order of floating-point additions causes.
+    #[default]
+    Near,
+    /// All differences.
+    Equal,
+    /// No difference counts; the report lists them.
+    Any,
+}
 
 section!(
     /// Experiments with fresh servers.

@@ -63,7 +63,7 @@ mod trying;
 mod updating;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
-pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Strictness, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{Key, Section, Takes};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};

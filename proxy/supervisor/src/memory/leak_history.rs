@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::book::Measured;
 use warden_policies::book::held::{self, Held};
-use warden_policies::experiment::headroom::Learnt;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::health::Offload;
 use warden_policies::start_search::StartFinding;
@@ -40,7 +40,7 @@ struct Known {
     #[serde(default)]
     priors: Vec<Prior>,
     #[serde(flatten)]
-    measured: Learnt,
+    measured: MeasuredNeeds,
     /// What the best of them had on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<Offload>,
@@ -77,7 +77,7 @@ pub struct KnownMemory {
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
     Priors(Vec<Prior>),
-    Measured(Learnt),
+    Measured(MeasuredNeeds),
     Offload(Offload),
     Held(Vec<Held>),
     Start(StartFinding),
@@ -112,7 +112,7 @@ impl Pending {
             key: self.key,
             model: self.model,
             priors: Vec::new(),
-            measured: Learnt::default(),
+            measured: MeasuredNeeds::default(),
             offload: None,
             held: Vec::new(),
             start: None,
@@ -168,7 +168,7 @@ impl LeakHistory {
     }
 
     /// What a diagnosis measured of such a process.
-    pub(crate) fn measured(&self, key: &str) -> Learnt {
+    pub(crate) fn measured(&self, key: &str) -> MeasuredNeeds {
         self.get(key, |known| known.measured.clone()).unwrap_or_default()
     }
 
@@ -312,7 +312,7 @@ pub fn remember(
     state_dir: &Path,
     model: &ModelName,
     command: &Command,
-    measured: Learnt,
+    measured: MeasuredNeeds,
     keep: usize,
 ) -> io::Result<()> {
     write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
@@ -541,7 +541,7 @@ mod tests {
         let (name, key) = (ModelName::new("m"), key(&command));
         let serving = LeakHistory::open(directory.path(), None);
         let price = Price { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
-        let measured = Learnt { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
+        let measured = MeasuredNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
         remember(directory.path(), &name, &command, measured.clone(), 9).unwrap();
         // The run that began before the diagnosis does not overwrite it.
         let leaking = [growth(MemoryKind::Host, Verdict::Leaking)];
@@ -553,7 +553,7 @@ mod tests {
         next.learn(&key, &name, &[], &[growth(MemoryKind::Host, Verdict::Steady)], 9);
         let last = LeakHistory::open(directory.path(), None);
         assert_eq!((last.measured(&key), last.of(&key)), (measured, Vec::new()));
-        assert_eq!(last.measured("other"), Learnt::default());
+        assert_eq!(last.measured("other"), MeasuredNeeds::default());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use warden_diagnose::proof::{Pair, Proving, side};
 use warden_diagnose::report::ProofReport;
 use warden_diagnose::{Experiment, Lab};
 use warden_policies::defaults::Proof;
-use warden_policies::experiment::proof::{Ruling, Side};
+use warden_experiment::proof::{Ruling, Side};
 use warden_policies::server_flags::FlagList;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;

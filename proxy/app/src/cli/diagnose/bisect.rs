@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::{Added, CureReport};
 use warden_diagnose::{Experiment, Lab, Outcome};
-use warden_policies::experiment::bisect::{Conclusion, Outcome as Ended};
-use warden_policies::experiment::{Finding, Workload};
+use warden_experiment::bisect::{Conclusion, Outcome as Ended};
+use warden_experiment::{Finding, Workload};
 
 use super::candidates::{Candidates, Purpose};
 use super::target::Target;
@@ -151,7 +151,7 @@ fn list(items: &[String]) -> String {
 mod tests {
     use super::*;
     use warden_diagnose::report::{NotTried, Switch};
-    use warden_policies::experiment::bisect::Track;
+    use warden_experiment::bisect::Track;
 
     #[test]
     fn a_cure_is_told_with_the_lines_to_write_and_what_was_not_tried() {

@@ -16,7 +16,7 @@ use warden_diagnose::report::{NotTried, Switch};
 use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
-use warden_policies::experiment::Finding;
+use warden_experiment::Finding;
 use warden_policies::growth::Blame;
 
 use crate::advice::Server;

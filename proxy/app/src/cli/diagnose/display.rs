@@ -1,7 +1,7 @@
 //! What goes on, while it goes on: one line that changes on a terminal, a line for each leg elsewhere.
 
 use warden_diagnose::Progress;
-use warden_policies::experiment::Finding;
+use warden_experiment::Finding;
 use warden_policies::growth::{Growth, Verdict};
 use warden_policies::sample::Sample;
 use warden_policies::units::exact;

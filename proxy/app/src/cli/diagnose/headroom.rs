@@ -5,7 +5,7 @@ use tokio_util::sync::CancellationToken;
 use warden_diagnose::headroom::{Touch, Touched, Touching, less_context, touch};
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
-use warden_policies::experiment::headroom::{Learnt, grouped};
+use warden_experiment::headroom::{MeasuredNeeds, grouped};
 use warden_policies::units::scale;
 use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{Command, SoloSpec};
@@ -105,7 +105,7 @@ fn prompts(tokens: u64, together: u32) -> String {
 }
 
 /// Leaves what was measured for the next process of this command.
-pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<Learnt, Failure> {
+pub(super) fn remember(target: &Target, report: &HeadroomReport) -> Result<MeasuredNeeds, Failure> {
     let mut learnt = report.learnt();
     // What does not fit is no size to grow to.
     let fits = |series: MemoryKind| {

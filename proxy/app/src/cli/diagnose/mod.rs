@@ -35,7 +35,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{DiagnoseError, Experiment, Lab, Outcome, Recording, Report};
-use warden_policies::experiment::{Finding, Workload, fewest_readings};
+use warden_experiment::{Finding, Workload, fewest_readings};
 use warden_policies::start_search::StartOutcome;
 use warden_supervisor::Starter;
 use warden_supervisor::nursery::NurseryHandle;

@@ -4,9 +4,9 @@ use tokio_util::sync::CancellationToken;
 use warden_diagnose::cure::{SwitchTrials, Trying};
 use warden_diagnose::report::SurvivalReport;
 use warden_diagnose::{Experiment, Lab, Outcome, without_prompt_cache};
-use warden_policies::experiment::Finding;
-use warden_policies::experiment::bisect::Arm;
-use warden_policies::experiment::crash::Crash;
+use warden_experiment::Finding;
+use warden_experiment::bisect::Arm;
+use warden_experiment::crash::Crash;
 
 use super::candidates::{Candidates, Purpose};
 use super::target::Target;

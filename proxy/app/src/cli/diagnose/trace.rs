@@ -17,7 +17,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 use warden_diagnose::{Outcome, Progress};
 use warden_policies::MemoryKind;
-use warden_policies::experiment::{Attribution, Finding, Settles, Trace, Workload};
+use warden_experiment::{Attribution, Finding, Settles, Trace, Workload};
 use warden_policies::growth::Verdict;
 use warden_policies::sample::{HostMemory, Sample};
 use warden_supervisor::Command;

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use warden_diagnose::Outcome;
 use warden_diagnose::cure::Trying;
 use warden_diagnose::report::{Added, NotTried};
-use warden_policies::experiment::Finding;
-use warden_policies::experiment::bisect::Arm;
+use warden_experiment::Finding;
+use warden_experiment::bisect::Arm;
 use warden_supervisor::SoloSpec;
 
 use super::candidates::{self, Candidates, Purpose};

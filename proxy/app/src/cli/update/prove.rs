@@ -6,7 +6,7 @@ use warden_builder::sample_model::{self, Options};
 use warden_builder::{Backend, Provenance};
 use warden_diagnose::report::ProofReport;
 use warden_policies::defaults::Proof;
-use warden_policies::experiment::proof::Side;
+use warden_experiment::proof::Side;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::UpdateArgs;

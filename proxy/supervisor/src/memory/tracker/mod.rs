@@ -18,7 +18,7 @@ use warden_policies::GpuIndex;
 use warden_policies::admission::PromptCost;
 use warden_policies::book::held::{self, Held};
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::experiment::headroom::Learnt;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::growth::{Growth, Monitor, Prior, Verdict, VerdictChange};
 use warden_policies::health::Offload;
 use warden_policies::reclaim::Parts;
@@ -93,7 +93,7 @@ pub(crate) struct MemoryTracker {
     pub(crate) totals: Option<HostTotals>,
     pub(crate) group: Option<CgroupMemory>,
     /// What an experiment measured of such a process.
-    measured: Learnt,
+    measured: MeasuredNeeds,
     /// What it was seen to hold.
     held: Vec<Held>,
     /// The facts of the last judgement.
@@ -135,7 +135,7 @@ impl MemoryTracker {
             devices: None,
             totals: None,
             group: None,
-            measured: Learnt::default(),
+            measured: MeasuredNeeds::default(),
             held: Vec::new(),
             facts: None,
             confirmed: None,
@@ -151,7 +151,7 @@ impl MemoryTracker {
     }
 
     /// What an experiment measured of such a process: prices of prompts, and how much the largest take.
-    pub(crate) fn told(&mut self, measured: Learnt) {
+    pub(crate) fn told(&mut self, measured: MeasuredNeeds) {
         for price in &measured.prices {
             self.cost.told(*price);
         }

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use warden_builder::BackendWish;
-use warden_policies::experiment::Workload;
-use warden_policies::experiment::between::Aim;
+use warden_experiment::Workload;
+use warden_experiment::between::Aim;
 
 use crate::cli::build;
 use crate::cli::diagnose::DiagnoseArgs;

@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
-    use warden_policies::experiment::between::{Aim, Ask, Seen};
+    use warden_experiment::between::{Aim, Ask, Seen};
 
     fn record(revision: usize) -> ProcessRecord {
         let aim = Aim::Growth;

@@ -6,7 +6,7 @@ use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
 use warden_builder::{Error, Kind, Provenance, Request, Source};
 use warden_diagnose::between::NoServer;
-use warden_policies::experiment::between::{Conclusion, Outcome as Ended};
+use warden_experiment::between::{Conclusion, Outcome as Ended};
 
 use super::{Between, DiagnoseArgs};
 use crate::cli::builds_between;

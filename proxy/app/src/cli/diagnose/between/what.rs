@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sha2::{Digest as _, Sha256};
-use warden_policies::experiment::Workload;
+use warden_experiment::Workload;
 
 use super::Between;
 use crate::exit::Failure;

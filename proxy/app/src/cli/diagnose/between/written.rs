@@ -7,7 +7,7 @@ use warden_diagnose::between::NoServer;
 use warden_diagnose::proof::{self, Lengths, Sent};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{Experiment, Lab, Outcome, Report, without_prompt_cache};
-use warden_policies::experiment::between::Symptom;
+use warden_experiment::between::Symptom;
 use warden_supervisor::SoloSpec;
 
 use super::Between;

@@ -1,6 +1,6 @@
 //! What a leg's call sites did, in words.
 
-use warden_policies::experiment::Attribution;
+use warden_experiment::Attribution;
 use warden_policies::units::{Amount, exact};
 use warden_tracer_reader::{Kind, Memory, Place};
 
@@ -155,7 +155,7 @@ fn chain(place: &Place) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::experiment::{Follows, Workload};
+    use warden_experiment::{Follows, Workload};
     use warden_tracer_reader::Frame;
 
     fn place(memory: Memory, function: &str, module: &str, called_in: &str) -> Place {
