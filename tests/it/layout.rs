@@ -51,7 +51,14 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
     ),
     (
         "warden-tests",
-        &["warden-policies", "warden-sensors", "warden-patches", "warden-builder", "warden-tracer-reader"],
+        &[
+            "warden-policies",
+            "warden-experiment",
+            "warden-sensors",
+            "warden-patches",
+            "warden-builder",
+            "warden-tracer-reader",
+        ],
     ),
 ];
 
