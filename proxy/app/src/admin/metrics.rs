@@ -59,7 +59,7 @@ families! {
         connections: Gauge = "connections", "Client connections open.";
         limited: Family<LimitLabel, Counter>
             = "limited",
-            "Connections that were refused or closed by a limit. See [below](#what-limits-do-to-connections).";
+            "Connections that were refused or closed by a limit. See [below](#connection-limits).";
         tls_not_after: Gauge
             = "tls_certificate_expiry_timestamp" in Unit::Seconds,
             "When the certificate in use ends, in seconds since 1970; 0 without TLS.";

@@ -173,7 +173,12 @@ mod tests {
             matches!(error, GatewayError::InUse { address } if address == taken.local_addr().unwrap()),
             "{error}"
         );
-        TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+        // Another test may have been given the same port of this address by chance, and gives it back.
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+        while let Err(error) = TcpListener::bind(("127.0.0.2", port)).await {
+            assert!(tokio::time::Instant::now() < deadline, "{error}");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
         let error = Listener::open("127.0.0.1,", 0).await.unwrap_err();
         assert!(matches!(error, GatewayError::Resolve { .. }), "{error}");
     }
