@@ -222,7 +222,11 @@ fn pure_crates_name_no_clock_no_file_and_no_future() -> Outcome {
         "tokio",
     ];
     let files = |folder: &str| rust_files(&root().join(folder));
-    for file in files("policies/src")?.into_iter().chain(files("lab/experiment/src")?).chain(files("proxy/pages/src")?) {
+    for file in files("policies/src")?
+        .into_iter()
+        .chain(files("lab/experiment/src")?)
+        .chain(files("proxy/pages/src")?)
+    {
         let text = std::fs::read_to_string(&file)?;
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         for (number, line) in code.enumerate() {

@@ -43,7 +43,8 @@ impl StyleCount {
             let shown = places.iter().rev().take(40).map(|place| format!("\n  {place}")).collect::<String>();
             return Some(format!("{name}: {found}, more than the bound of {bound}; among them:{shown}"));
         }
-        (found + slack < *bound).then(|| format!("{name}: {found}; lower the bound of {bound} in tests/it/style.rs"))
+        (found + slack < *bound)
+            .then(|| format!("{name}: {found}; lower the bound of {bound} in tests/it/style.rs"))
     }
 }
 
@@ -119,7 +120,8 @@ fn names_words_and_sizes_only_improve() -> Outcome {
             }
             names.entry(found[2].to_owned()).or_default().push(place());
             let has_fields = &found[1] == "struct" && line.trim_end().ends_with('{');
-            let is_key_section = file.starts_with("policies/src/defaults/") || file.contains("config/src/settings");
+            let is_key_section =
+                file.starts_with("policies/src/defaults/") || file.contains("config/src/settings");
             if has_fields && !is_key_section {
                 let end = end_of(&lines, at).unwrap_or(at);
                 if lines[at..end].iter().filter(|line| field.is_match(line)).count() > MOST_FIELDS {
@@ -150,5 +152,11 @@ struct StyleBounds {
     large_structs: usize,
 }
 
-const BOUNDS: StyleBounds =
-    StyleBounds { one_word: 1604, shared: 1004, private_voice: 3897, wide: 1727, long_functions: 17, large_structs: 60 };
+const BOUNDS: StyleBounds = StyleBounds {
+    one_word: 1604,
+    shared: 1004,
+    private_voice: 3897,
+    wide: 1727,
+    long_functions: 17,
+    large_structs: 60,
+};

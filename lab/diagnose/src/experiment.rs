@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
-use warden_policies::MemoryKind;
 use warden_experiment::crash::{self, Again, Crash};
 use warden_experiment::{Ended, Reading, Workload, blame_across};
+use warden_policies::MemoryKind;
 use warden_policies::growth::{Blame, Verdict};
 use warden_supervisor::SoloSpec;
 

@@ -1,7 +1,7 @@
 //! What all legs share: where processes come from, and by which numbers they are judged.
 
-use warden_policies::defaults::{Diagnose, Proof};
 use warden_experiment::between::Rules;
+use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::Starter;
 

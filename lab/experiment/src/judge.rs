@@ -1,9 +1,7 @@
 //! Judges one leg: from readings to a finding, and whether more of them would tell more.
 
+use crate::{Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload};
 use warden_policies::defaults::Diagnose;
-use crate::{
-    Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload,
-};
 use warden_policies::growth::stats::median;
 use warden_policies::growth::{Growth, GrowthPolicy, Interval, Level, Monitor, Verdict, slope};
 use warden_policies::sample::{MemoryKind, Sample, Work};

@@ -52,8 +52,8 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_policies::sample::{Edge, HostMemory, Sample, Work};
     use std::time::Duration;
+    use warden_policies::sample::{Edge, HostMemory, Sample, Work};
 
     fn readings(bytes: impl Fn(u64) -> u64) -> Vec<Reading> {
         let reading = |n: u64| {
@@ -98,7 +98,7 @@ mod tests {
         let slope = Interval { value: 1.0, low: 0.0, high: 2.0 };
         let all = readings(|_| 5);
         assert_eq!(Line::through(MemoryKind::Host, &all[..1], slope), None);
-        assert_eq!(Line::through(MemoryKind::Vram(crate::GpuIndex(0)), &all, slope), None);
+        assert_eq!(Line::through(MemoryKind::Vram(warden_policies::GpuIndex(0)), &all, slope), None);
         assert_eq!(Line::through(MemoryKind::Host, &[], slope), None);
     }
 }

@@ -31,11 +31,11 @@ mod forecast;
 mod monitor;
 mod series;
 mod shape;
-pub(crate) mod stats;
+pub mod stats;
 mod stretches;
 
 pub use monitor::Monitor;
-pub(crate) use stretches::blame_of;
+pub use stretches::blame_of;
 pub use stretches::{Level, slope};
 
 /// What a series says.

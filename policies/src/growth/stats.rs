@@ -13,7 +13,7 @@ pub(super) fn size(length: usize) -> f64 {
 }
 
 /// The middle value, the mean of the two middle ones for an even number of values; `None` for none. Reorders them.
-pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
+pub fn median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len() / 2;
     if values.is_empty() {
         return None;
@@ -154,7 +154,7 @@ fn nth(values: &mut [f64], rank: f64) -> Option<&mut f64> {
 
 /// How far points are from a line of a given slope: the median distance from the median line, scaled so that it is the
 /// standard deviation of normal noise.
-pub(crate) fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
+pub fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
     let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
     let Some(middle) = median(&mut rests) else { return 0.0 };
     for rest in &mut rests {

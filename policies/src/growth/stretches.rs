@@ -44,7 +44,7 @@ pub fn slope(levels: &[Level], policy: &GrowthPolicy) -> Option<Interval> {
 const MOST_AT_ONCE: usize = 8;
 
 /// Which unit of work pays for the growth of these processes, each with its readings in order.
-pub(crate) fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
+pub fn blame_of(processes: &[Vec<Level>], policy: &GrowthPolicy) -> Blame {
     // A pool of a GPU grows by pieces that are larger than what one request takes: from reading to reading it mostly stands
     // still, and a fit that holds out against outliers would call the growth one. So no more points than it takes.
     let all: usize = processes.iter().map(Vec::len).sum();

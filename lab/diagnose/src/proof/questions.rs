@@ -1,8 +1,8 @@
 //! What both builds are asked, and how their answers are read. All of it at temperature 0, and nothing from a cache.
 
 use serde_json::{Value, json};
-use warden_policies::defaults::{Diagnose, Proof};
 use warden_experiment::proof::{Reply, Token};
+use warden_policies::defaults::{Diagnose, Proof};
 use warden_supervisor::SoloProps;
 
 use crate::client::{Ask, AskError};

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 use tokio::time::Instant;
-use warden_policies::MemoryKind;
 use warden_experiment::proof::{Metric, Reply, Visit};
+use warden_policies::MemoryKind;
 use warden_policies::sample::{Edge, Work};
 use warden_policies::units::{exact, scale};
 use warden_supervisor::{Solo, SoloReading, SoloSpec};

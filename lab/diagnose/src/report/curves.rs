@@ -1,10 +1,10 @@
 //! What one memory did in a leg, as a plot: the readings, the law with its band, what the server is told to keep, budgets, and what
 //! happened.
 
+use warden_experiment::{Ended, Line, Reading, SeriesFinding, Settles};
 use warden_pages::plot::{
     Area, AreaKind, Curve, CurveKind, Law, Level, Limit, LimitKind, Mark, MarkKind, Plot,
 };
-use warden_experiment::{Ended, Line, Reading, SeriesFinding, Settles};
 use warden_policies::recycle::Budget;
 use warden_policies::units::exact;
 use warden_policies::{ByteSize, MemoryKind, Sample, phrases, secrets};

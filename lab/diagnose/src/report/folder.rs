@@ -12,8 +12,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use warden_policies::defaults::Diagnose;
 use warden_experiment::crash::Again;
+use warden_policies::defaults::Diagnose;
 use warden_policies::growth::Verdict;
 use warden_policies::secrets;
 

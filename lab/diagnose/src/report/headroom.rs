@@ -1,7 +1,8 @@
 //! What the largest prompts took, and whether the worst case fits: for programs, as a table, and in sentences.
 
 use serde::{Deserialize, Serialize};
-use warden_experiment::headroom::{MeasuredNeeds, Verdict, grouped, judge};
+use warden_experiment::headroom::{Verdict, grouped, judge};
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::{ByteSize, MemoryKind};
 
 use crate::headroom::Touched;

@@ -1,8 +1,8 @@
 //! The page: what was found, the table, what there is to say beside it, a plot for each memory of each leg, and sections for
 //! a cure, the largest prompts and call sites where those were asked for.
 
-use warden_pages::{Html, badge, style, words};
 use warden_experiment::{Finding, SeriesFinding};
+use warden_pages::{Html, badge, style, words};
 use warden_policies::growth::Verdict;
 use warden_policies::{ByteSize, phrases};
 

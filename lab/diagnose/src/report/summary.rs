@@ -1,8 +1,8 @@
 //! What came out, in a sentence or two: for the top of a page. It says no more than was measured.
 
-use warden_pages::Tone;
 use warden_experiment::between::Aim;
 use warden_experiment::{Ended, Finding, SeriesFinding};
+use warden_pages::Tone;
 use warden_policies::growth::Verdict;
 use warden_policies::phrases::grows;
 

@@ -1,7 +1,7 @@
 //! The table, the same on a terminal and on the page, and the notes beneath it. Findings in, text out.
 
-use warden_policies::MemoryKind;
 use warden_experiment::{Ended, Finding, SeriesFinding, Settles};
+use warden_policies::MemoryKind;
 use warden_policies::growth::{Blame, Interval, Verdict};
 use warden_policies::phrases::grows;
 use warden_policies::units;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use warden_policies::defaults::Diagnose;
 use warden_experiment::Workload;
+use warden_policies::defaults::Diagnose;
 use warden_policies::world::SplitMix;
 
 use self::conversation::Conversation;

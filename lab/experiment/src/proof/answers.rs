@@ -9,6 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use warden_policies::defaults::Strictness;
+
 use super::{ProofPolicy, Ruling};
 
 /// What one request was answered.

@@ -79,11 +79,7 @@ pub(crate) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f
 }
 
 /// One metric, by these rounds; `None` for none.
-pub(crate) fn of_pairs(
-    policy: &ProofPolicy,
-    metric: Metric,
-    pairs: &[(f64, f64)],
-) -> Option<Ratio> {
+pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<Ratio> {
     if pairs.is_empty() {
         return None;
     }

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::book::Measured;
 use warden_policies::book::held::{self, Held};
-use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::growth::{Growth, Prior, Verdict};
 use warden_policies::health::Offload;
+use warden_policies::measured_needs::MeasuredNeeds;
 use warden_policies::start_search::StartFinding;
 use warden_policies::{MemoryKind, ModelName};
 

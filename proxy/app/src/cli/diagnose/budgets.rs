@@ -2,11 +2,11 @@
 
 use warden_diagnose::Report;
 use warden_diagnose::report::SeriesBudget;
+use warden_experiment::Finding;
 use warden_experiment::SeriesFinding;
+use warden_policies::MemoryKind;
 use warden_policies::growth::Growth;
 use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
-use warden_experiment::Finding;
-use warden_policies::MemoryKind;
 
 use super::target::Target;
 use crate::config::machine::Machine;

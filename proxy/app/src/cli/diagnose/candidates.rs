@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 
 use warden_diagnose::report::{NotTried, Switch};
+use warden_experiment::Finding;
 use warden_patches::mitigation::{Action, Advice, Catalogue, Memory, Mitigation, Seen};
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
-use warden_experiment::Finding;
 use warden_policies::growth::Blame;
 
 use crate::advice::Server;

@@ -24,9 +24,9 @@ use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{BackendWish, BuildId, Builder, Provenance, Request, Store};
-use warden_patches::Sets;
 use warden_experiment::Workload;
 use warden_experiment::proof::Ruling;
+use warden_patches::Sets;
 use warden_supervisor::nursery::NurseryHandle;
 
 pub(crate) use self::bring::rollback;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use warden_builder::sample_model::{self, Options};
 use warden_builder::{Backend, Provenance};
 use warden_diagnose::report::ProofReport;
-use warden_policies::defaults::Proof;
 use warden_experiment::proof::Side;
+use warden_policies::defaults::Proof;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::UpdateArgs;

@@ -21,9 +21,9 @@ use warden_builder::{Builder, Request, Source};
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resumed};
 use warden_diagnose::report::{BetweenReport, Revision};
 use warden_diagnose::{Experiment, Lab, Recording};
-use warden_patches::{Catalogue, Selection, Sets};
 use warden_experiment::Workload;
 use warden_experiment::between::{Ask, Conclusion, Outcome as Ended};
+use warden_patches::{Catalogue, Selection, Sets};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{SoloSpec, Starter};
 
