@@ -1,4 +1,5 @@
-//! Runs the processes that a [`Search`] asks for, until one revision is found that brought a symptom, or ended it.
+//! Runs the processes that a [`Search`] requests, until it finds the one revision that introduced or ended
+//! a symptom.
 //!
 //! ```text
 //!   Search ── Ask ──> the server of the revision ──> an experiment (an end), one leg, or a visit ──> Seen ──> Search ── … ──> Conclusion
@@ -31,21 +32,21 @@ pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoSe
 pub enum NoServer<E> {
     /// The revision cannot be built, or cannot be run as requested, in words.
     Cannot(String),
-    /// No revision is to blame, and the search cannot continue.
+    /// The search cannot continue, and no revision is the cause.
     Stop(E),
-    /// The user asked for an end.
+    /// The user interrupted the search.
     Interrupted,
 }
 
-/// A line of revisions.
+/// A sequence of revisions to search.
 pub struct RevisionLine<'a, E> {
-    /// The work, and how much of it. The server in it is not used.
+    /// The experiment to run. The server in it is not used.
     pub base: Experiment,
-    /// The place of the newest revision; the oldest one is 0.
+    /// The index of the newest revision; the oldest one is 0.
     pub last: usize,
     /// Ends as soon as it is known that only the older end has the symptom.
     pub newer_only: bool,
-    /// Lengths of the requests that processes are timed and asked with; the first process sets them.
+    /// Lengths of the requests that time or question a process; the first process sets them.
     pub lengths: &'a OnceLock<Lengths>,
     /// The servers. No process of the search runs while the search waits for one.
     pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
@@ -60,14 +61,15 @@ impl<E> std::fmt::Debug for RevisionLine<'_, E> {
     }
 }
 
-/// One process of a search: the question and its result.
+/// Question and result of a process of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRecord {
-    /// What the search asked for.
+    /// The question of the search.
     pub ask: Ask,
-    /// What came of it.
+    /// The result.
     pub seen: Seen,
-    /// How long its requests were, if it was timed or asked: later processes get requests of the same lengths.
+    /// Lengths of its requests, if it was timed or questioned: later processes get requests of the same
+    /// lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<Lengths>,
 }
@@ -75,24 +77,25 @@ pub struct ProcessRecord {
 /// Progress of a search.
 #[derive(Debug)]
 pub enum SearchEvent<'a> {
-    /// A process comes next; so many revisions may be the one, as soon as that is known.
+    /// A process follows; the number of revisions still suspected, once known.
     Next(Ask, Option<usize>),
     /// Progress of its work.
     Leg(Progress<'a>),
-    /// The process did not start, or something else ended it, and it is tried once more.
+    /// The process did not start, or was ended from outside, and is tried again.
     OnceMore(&'a str),
-    /// The process is over; a later run needs no other.
+    /// The process is finished, and a later run need not repeat it.
     Record(&'a ProcessRecord),
 }
 
 impl ProcessRecord {
-    /// Whether it only says that an end could not be run just then. It is not kept: an end may run the next time.
+    /// Returns true if the record only says that an end could not be run just then. Such a record is not
+    /// kept: the end may run the next time.
     fn is_passing(&self, last: usize) -> bool {
         let is_end = self.ask.revision == 0 || self.ask.revision == last;
         is_end
             && match &self.seen {
                 Seen::Cannot(_) => true,
-                // The experiment with an end counts however it ended; a single process of it is run again.
+                // An experiment with an end counts however it ended; a single process of it is run again.
                 Seen::Findings(all) => {
                     !self.ask.is_end && all.iter().any(|one| matches!(one.ended, Ended::Killed { .. }))
                 }
@@ -101,8 +104,8 @@ impl ProcessRecord {
     }
 }
 
-/// A search that has taken in these records, and how many of them it could use. A record that answers another question ends the use, and so
-/// does a round that is not complete.
+/// A search that has used these records, and the number of used ones. Use stops at a record of another
+/// question and at an incomplete round.
 pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord]) -> (Search, usize) {
     let mut search = Search::new(rules, aim, last);
     let (mut used, mut whole) = (0, 0);
@@ -119,22 +122,24 @@ pub fn resumed(rules: Rules<'_>, aim: Aim, last: usize, known: &[ProcessRecord])
     if whole < used { resumed(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
-/// So many times a process is tried that does not start, or that something else ends: another program may hold the memory for a moment.
+/// Attempts of a process that does not start or is ended from outside: another program may hold the memory
+/// for a moment.
 const TRIES: u32 = 3;
 
-/// What one try of a process gave.
+/// Result of one attempt.
 enum Attempt {
     Seen(Seen),
-    /// It may go better the next time; what it says if it does not.
+    /// Another attempt may succeed; the reason, and the result if none does.
     Failed(String, Seen),
     Interrupted,
 }
 
 impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
-    /// Runs the search to its end. Cancel `stop` for an early one, with a conclusion from what is known by then.
+    /// Runs the search to its end. Cancelling `stop` ends it early, with a conclusion from the results so
+    /// far.
     ///
     /// # Errors
-    /// Nothing that a server is to blame for.
+    /// Only errors that are not a server's fault.
     pub async fn run(
         &self,
         lab: &Lab,
@@ -168,7 +173,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         }
     }
 
-    /// Runs one process, several times if it fails for what may be over soon; `None` if the user asked for an end.
+    /// Runs one process, with retries after failures that may pass; `None` if the user interrupted it.
     async fn see(
         &self,
         lab: &Lab,
@@ -198,7 +203,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         Ok(None)
     }
 
-    /// A process that works.
+    /// Runs a process under a workload.
     async fn work(
         &self,
         lab: &Lab,
@@ -239,7 +244,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         }
     }
 
-    /// A process that is timed or asked questions.
+    /// Runs a process that is timed or questioned.
     async fn visit(
         &self,
         lab: &Lab,
@@ -264,7 +269,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 }
 
-/// Why a process ended, if not by itself: another program ended it, or the machine had no memory left.
+/// Why a process was ended from outside, if it was: by another program, or for lack of memory.
 fn ended_from_outside(findings: &[Finding]) -> Option<String> {
     findings.iter().find_map(|finding| match &finding.ended {
         Ended::Killed { why } | Ended::OutOfMemory { why } => Some(why.clone()),
@@ -277,7 +282,7 @@ mod tests {
     use super::*;
     use warden_experiment::proof::{Metric, Visit};
 
-    /// All answers that a search was given, in the order of its questions; `seen` gives them, until it has none.
+    /// All records of a search, in order; `seen` answers its questions until it returns `None`.
     fn told(aim: Aim, last: usize, seen: &mut dyn FnMut(Ask) -> Option<Seen>) -> Vec<ProcessRecord> {
         let all = warden_policies::defaults();
         let rules = Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof };
@@ -298,7 +303,7 @@ mod tests {
         resumed(rules, aim, last, known)
     }
 
-    /// The newer half takes a third more; a process of its own differs by a little.
+    /// The newer half takes a third more time; single processes differ slightly.
     fn timed(ask: Ask, count: usize) -> Seen {
         let own = if ask.revision >= 8 { 0.0266 } else { 0.02 };
         let by = [1.0, 1.003, 0.998, 1.001][count % 4];
@@ -323,7 +328,7 @@ mod tests {
         let (mut search, used) = again(Aim::Slowdown, 16, kept);
         assert!(used > 0 && used <= kept.len());
         assert!(matches!(search.next(), Step::Run(ask) if !ask.is_end), "{:?}", search.next());
-        // What cannot be told of others stays.
+        // The same result of another revision is kept.
         let ask = Ask { revision: 7, ..all[0].ask };
         assert!(!ProcessRecord { ask, seen: Seen::Cannot(String::new()), lengths: None }.is_passing(16));
     }

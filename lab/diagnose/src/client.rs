@@ -1,7 +1,7 @@
-//! One request to the server under test and its answer, over its Unix socket.
+//! Sends one request to the server under test, over its Unix socket, and reads the answer.
 //!
-//! Nothing is sent twice and nothing is kept alive: what a leg counts is what the server did. Answers are read as they
-//! come, so that the first token has a time.
+//! No request is retried and no connection is kept alive, so that a leg counts only the server's own work.
+//! Answers are read as they arrive, to time the first token.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use warden_supervisor::{Endpoint, Solo};
 
 use crate::error::DiagnoseError;
 
-/// A request to be sent.
+/// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ask {
     pub(crate) method: Method,
     pub(crate) path: String,
-    /// JSON, or nothing.
+    /// JSON, or none.
     pub(crate) body: Option<Value>,
     pub(crate) images: u64,
-    /// Audio clips in it.
+    /// Number of audio clips.
     pub(crate) audio: u64,
 }
 
@@ -31,20 +31,20 @@ impl Ask {
     }
 }
 
-/// What came back.
+/// An answer, as far as it was read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
-    /// Prompt tokens that were evaluated, without those from a cache.
+    /// Evaluated prompt tokens, without those from a cache.
     pub(crate) prompt_tokens: u64,
     /// Tokens of the whole prompt, cached or not.
     pub(crate) prompt_size: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub(crate) output_tokens: u64,
-    /// Time for them, as the server tells it.
+    /// Time for the generated tokens, as reported by the server.
     pub(crate) output_ms: Option<f64>,
-    /// Time for the prompt tokens that were evaluated, likewise.
+    /// Time for the evaluated prompt tokens, as reported by the server.
     pub(crate) prompt_ms: Option<f64>,
-    /// From sending to the first token.
+    /// Time from sending to the first token.
     pub(crate) first_token: Option<Duration>,
     pub(crate) text: String,
 }
@@ -52,13 +52,13 @@ pub(crate) struct Answer {
 /// Why there is no whole answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
-    /// The server said no.
+    /// The server refused.
     #[error("{status}: {message}")]
     Refused { status: u16, message: String },
     /// The connection broke: most likely the server has ended.
     #[error("the connection broke: {0}")]
     Broken(String),
-    /// It took too long.
+    /// No answer within the limit.
     #[error("no answer within {} s", .0.as_secs())]
     Late(Duration),
 }
@@ -83,7 +83,7 @@ impl Client {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
-            // llama-server waits for open connections when it is told to stop.
+            // llama-server waits for open connections when it is stopped.
             .pool_max_idle_per_host(0)
             .build();
         let http =
@@ -99,7 +99,7 @@ impl Client {
         }
     }
 
-    /// Sends a request whose answer is one piece of JSON.
+    /// Sends a request whose answer is one JSON value.
     pub(crate) async fn json(&self, ask: &Ask, limit: Duration) -> Result<Value, AskError> {
         let exchange = async {
             let response = self.accepted(ask).await?;
@@ -108,18 +108,18 @@ impl Client {
         tokio::time::timeout(limit, exchange).await.unwrap_or(Err(AskError::Late(limit)))
     }
 
-    /// Sends a request and waits for the head of its answer; the rest is not read.
+    /// Sends a request and reads only the head of its answer.
     pub(crate) async fn head(&self, ask: &Ask, limit: Duration) -> Result<(), AskError> {
         let accepted = tokio::time::timeout(limit, self.accepted(ask)).await;
         accepted.unwrap_or(Err(AskError::Late(limit))).map(drop)
     }
 
-    /// How many tokens a text has; `None` if the server does not say.
+    /// Number of tokens of a text; `None` if the server does not report it.
     pub(crate) async fn tokens(&self, text: &str, limit: Duration) -> Option<u32> {
         self.count(text, limit).await.ok().filter(|count| *count > 0)
     }
 
-    /// How many tokens a text has, and why that is not known; 0 where the answer has none.
+    /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
     pub(crate) async fn count(&self, text: &str, limit: Duration) -> Result<u32, AskError> {
         let body = serde_json::json!({ "content": text });
         let json = self.json(&Ask::post("/tokenize", body), limit).await?;
@@ -130,8 +130,8 @@ impl Client {
     fn request(&self, ask: &Ask) -> reqwest::RequestBuilder {
         let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
-            // Recorded bodies are a client's text: a server that answers without reading one must not read it as a
-            // request.
+            // Recorded bodies are a client's text: on a kept connection, a server that answers without
+            // reading the body would parse it as a request.
             request = request.json(body).header(reqwest::header::CONNECTION, "close");
         }
         if let Some(key) = &self.key {
@@ -140,7 +140,7 @@ impl Client {
         request
     }
 
-    /// An answer that is no refusal.
+    /// Sends a request; a refusal is an error.
     async fn accepted(&self, ask: &Ask) -> Result<reqwest::Response, AskError> {
         let response = self.request(ask).send().await.map_err(|error| AskError::Broken(chain(&error)))?;
         let status = response.status();
@@ -186,14 +186,14 @@ impl Client {
 }
 
 impl Answer {
-    /// Takes an event or a whole answer in; true if it brought output.
+    /// Adds an event or a whole answer; `true` if it contained output.
     fn take(&mut self, json: &Value) -> bool {
         let number = |value: &Value| value.as_u64();
-        // Anthropic's messages and OpenAI's responses tell it of what the event is about.
+        // Anthropic's messages and OpenAI's responses nest the usage in the object of the event.
         let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
         let usage = about.chain([&json["usage"]]).find(|usage| usage.is_object()).unwrap_or(&Value::Null);
         if let Some(tokens) = number(&usage["input_tokens"]) {
-            // Anthropic's are without those from a cache, OpenAI's with them.
+            // Anthropic's counts are without tokens from a cache, OpenAI's include them.
             let read = number(&usage["cache_read_input_tokens"]).unwrap_or(0);
             let cached = number(&usage["input_tokens_details"]["cached_tokens"]).unwrap_or(0);
             (self.prompt_size, self.prompt_tokens) = (tokens + read, tokens.saturating_sub(cached));
@@ -236,11 +236,11 @@ impl Answer {
     }
 }
 
-/// Server-sent events from pieces of a body.
+/// Parses server-sent events from pieces of a body.
 #[derive(Debug, Default)]
 struct Events {
     rest: Vec<u8>,
-    /// The end was announced: `[DONE]`, or the last event of a native completion.
+    /// True if the end was announced: `[DONE]`, or the last event of a native completion.
     done: bool,
 }
 
@@ -275,7 +275,7 @@ fn message(text: &str) -> String {
     said.map_or_else(|| text.trim().chars().take(200).collect(), str::to_owned)
 }
 
-/// An error with its causes: reqwest keeps the interesting part for itself.
+/// An error with its causes: reqwest's own text leaves out the cause.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,11 +1,11 @@
-//! Runs processes with switches and without, by turns, until it is known which switches stop the growth, or a crash.
+//! Runs processes with switches and without, in turns, to find the switches that stop the growth, or a crash.
 //!
 //! ```text
 //!   Planner ── Arm ──> spec of the arm ──> Experiment: the workloads that leak ──> findings ──> Planner ── … ──> Conclusion
 //!   Search  ── Arm ──> spec of the arm ──> one leg of the workload that crashes ──> died or not ──> Search ── … ──> Conclusion
 //! ```
 //!
-//! The caller knows what a switch is, in flags and variables.
+//! The caller turns a switch into flags and variables.
 
 use tokio_util::sync::CancellationToken;
 use warden_experiment::bisect::{self, Arm, Planner};
@@ -19,15 +19,15 @@ use crate::experiment::Experiment;
 use crate::lab::Lab;
 use crate::leg::{Progress, run_leg, told};
 
-/// Which switches to try on which server.
+/// Switches to try on a server.
 pub struct SwitchTrials<'a> {
-    /// The work under which the server leaks or crashes. The server in it is not used.
+    /// The workloads under which the server leaks or crashes. The server in it is not used.
     pub base: Experiment,
-    /// How many switches there are, the cheapest and likeliest first.
+    /// Number of switches, ordered by cost and likelihood: the cheapest and likeliest first.
     pub switches: usize,
-    /// Pairs that cannot be used together.
+    /// Pairs of switches that cannot be used together.
     pub clashes: Vec<[usize; 2]>,
-    /// The server with some of them, or why there is none.
+    /// The server with the switches of an arm, or why there is none.
     pub with: &'a (dyn Fn(&Arm) -> Result<SoloSpec, String> + Sync),
 }
 
@@ -43,25 +43,27 @@ impl std::fmt::Debug for SwitchTrials<'_> {
 /// Progress of the trials.
 #[derive(Clone, Copy, Debug)]
 pub enum Trying<'a> {
-    /// A process with these switches comes next.
+    /// A process with these switches follows.
     Next {
         /// The switches.
         arm: &'a Arm,
-        /// Trials that are over.
+        /// Trials that are finished.
         done: usize,
-        /// Trials that there will be at most, as far as can be told.
+        /// Estimated limit of trials.
         of: usize,
     },
-    /// What it does.
+    /// Progress of the process.
     Leg(Progress<'a>),
 }
 
 impl SwitchTrials<'_> {
-    /// Which switches stop the growth. `known`: what the server without switches has just done with these workloads, which saves that
-    /// process; may be empty. Cancel `stop` for an early end, with a conclusion from what is known by then.
+    /// Finds switches that stop the growth. `known`: findings of the server without switches under these
+    /// workloads, which save that process; may be empty. Cancelling `stop` ends the trials early, with a
+    /// conclusion from the results so far.
     ///
     /// # Errors
-    /// Nothing that a server is to blame for. One that does not start, or dies, is part of the conclusion.
+    /// Only errors that are not a server's fault. A server that does not start, or dies, is part of the
+    /// conclusion.
     pub async fn stop_growth(
         &self,
         lab: &Lab,
@@ -86,10 +88,11 @@ impl SwitchTrials<'_> {
         }
     }
 
-    /// Which switches stop a crash under a workload. Cancel `stop` as above.
+    /// Finds switches that stop a crash under a workload. Cancelling `stop` works as in
+    /// [`Self::stop_growth`].
     ///
     /// # Errors
-    /// Nothing that a server is to blame for.
+    /// Only errors that are not a server's fault.
     pub async fn stop_crash(
         &self,
         lab: &Lab,
@@ -111,8 +114,8 @@ impl SwitchTrials<'_> {
         }
     }
 
-    /// Runs one process, under all workloads or under one alone to its end. An inner error says why it showed nothing; `None`: the user
-    /// asked for an end.
+    /// Runs one process, under all workloads or under only one. An inner error is the reason why it showed
+    /// nothing; `None`: the user interrupted it.
     async fn run(
         &self,
         lab: &Lab,
@@ -154,7 +157,7 @@ impl SwitchTrials<'_> {
     }
 }
 
-/// What a process shows of a crash.
+/// Classifies a process by its survival of the workload that crashes.
 fn survival(shown: Result<Vec<Finding>, String>) -> Seen {
     let finding = match shown.map(|findings| findings.into_iter().next()) {
         Ok(Some(finding)) => finding,

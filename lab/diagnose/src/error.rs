@@ -1,4 +1,4 @@
-//! Why a leg could not be run, or a file not be read.
+//! Errors of legs and of recordings.
 
 use std::path::PathBuf;
 
@@ -9,49 +9,49 @@ use warden_supervisor::Failure;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum DiagnoseError {
-    /// The server did not get ready.
+    /// The server did not become ready.
     #[error("the server did not start: {}", .0.message)]
     Start(Box<Failure>),
-    /// The server has not what the workload needs.
+    /// The server lacks a capability that the workload needs.
     #[error("{workload}: {why}")]
     CannotDo {
         workload: Workload,
         why: String,
-        /// All workloads of its kind, which need the same.
+        /// The capability, shared by all workloads of its kind.
         kind: Kind,
     },
-    /// Somebody asked for an end before there was anything to tell.
+    /// The user interrupted it before there was a result.
     #[error("it was interrupted before the server was ready")]
     Interrupted,
-    /// No client could be made, or no picture be encoded: nothing that a server could be blamed for.
+    /// A client could not be created, or a picture not be encoded: not the server's fault.
     #[error("{what}: {why}")]
     Own { what: &'static str, why: String },
     /// A file of recorded requests cannot be used.
     #[error("{}: {what}", .path.display())]
     Recording {
         path: PathBuf,
-        /// What is wrong with it, and where.
+        /// The error and its place.
         what: String,
     },
 }
 
-/// What a workload needs of a server.
+/// A capability of a server that a workload needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// To chat.
+    /// Chat.
     Text,
-    /// To see.
+    /// Image input.
     Vision,
-    /// To hear.
+    /// Audio input.
     Audio,
-    /// To embed.
+    /// Embeddings.
     Embeddings,
-    /// Whatever was recorded.
+    /// Any: the requests were recorded.
     Any,
 }
 
 impl Kind {
-    /// What a workload needs.
+    /// The capability that a workload needs.
     pub const fn of(workload: Workload) -> Self {
         match workload {
             Workload::ShortText
@@ -67,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// What is said of a server that has not got it.
+    /// Describes a server that lacks the capability.
     pub(crate) const fn missing(self) -> &'static str {
         match self {
             Self::Vision => "the server takes no images: it has no vision projector (--mmproj)",
@@ -80,7 +80,7 @@ impl Kind {
 }
 
 impl DiagnoseError {
-    /// What can be done about it, if that can be told.
+    /// Advice on the error, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Start(failure) if !failure.lines.is_empty() => {

@@ -1,4 +1,4 @@
-//! Leg after leg with one command line, and what the legs say together.
+//! Runs legs one after the other with one command line, and combines their findings.
 
 use std::sync::Arc;
 
@@ -14,82 +14,82 @@ use crate::lab::Lab;
 use crate::leg::{Leg, LegResult, Progress, run_leg};
 use crate::replay::Recording;
 
-/// What to find out about which server.
+/// The server and the workloads of an experiment.
 #[derive(Clone, Debug)]
 pub struct Experiment {
     /// The server.
     pub spec: SoloSpec,
-    /// The work, in this order.
+    /// The workloads, in this order.
     pub workloads: Vec<Workload>,
-    /// Readings of a leg, at most.
+    /// Limit of readings per leg.
     pub steps: u64,
-    /// End legs as soon as more readings would tell nothing new.
+    /// True if a leg ends as soon as more readings would not change its result.
     pub early: bool,
-    /// For [`Workload::Replay`].
+    /// Requests for [`Workload::Replay`].
     pub replay: Option<Arc<Recording>>,
 }
 
-/// What an experiment found.
+/// Result of an experiment.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The legs that were run.
+    /// The finished legs.
     pub legs: Vec<LegResult>,
-    /// Those that were not.
+    /// The skipped workloads.
     pub skipped: Vec<Skipped>,
-    /// Somebody asked for an end before all were run.
+    /// True if the user interrupted it before all legs were run.
     pub interrupted: bool,
-    /// A server did not start for one of them, although it did for another.
+    /// True if a server did not start for one leg, although it did for another.
     pub failed: bool,
 }
 
 /// A workload that the server cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Skipped {
-    /// Which.
+    /// The workload.
     pub workload: Workload,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
 impl Outcome {
-    /// Whether any leg found a leak.
+    /// Returns true if any leg found a leak.
     pub fn leaks(&self) -> bool {
         self.legs.iter().any(|leg| leg.finding.leaks())
     }
 
-    /// Whether any leg ended because the server did.
+    /// Returns true if any leg ended because the server crashed.
     pub fn crashed(&self) -> bool {
         self.legs.iter().any(|leg| leg.finding.crash.is_some())
     }
 
-    /// Whether any leg ended because the server did not work, or because somebody ended it.
+    /// Returns true if any leg ended because the server did not work, or was killed from outside.
     pub fn broke(&self) -> bool {
         self.legs.iter().any(|leg| matches!(leg.finding.ended, Ended::Failed { .. } | Ended::Killed { .. }))
     }
 
-    /// Whether every leg was too short to say anything.
+    /// Returns true if every leg was too short for a verdict.
     pub fn tells_nothing(&self) -> bool {
         !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
     }
 
-    /// Whether a memory may leak, and none is known to.
+    /// Returns true if a memory may leak, and none is known to.
     pub fn is_in_doubt(&self) -> bool {
         !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(Verdict::grows))
     }
 }
 
 impl Experiment {
-    /// One of its legs, with this server.
+    /// A leg of this experiment with this server.
     pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> Leg {
         Leg { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
     }
 
-    /// Runs the legs. Cancel `stop` for an early end: what is known by then is the outcome. An error only where nothing is
-    /// known: the server does not start, or not even the first leg was begun.
+    /// Runs the legs. Cancelling `stop` ends them early, with the results so far. Fails only without any
+    /// result.
     ///
     /// # Errors
     ///
-    /// The server does not start, or it was interrupted before the first leg began.
+    /// The server does not start, or the experiment was interrupted before the first leg began.
     pub async fn run(
         &self,
         lab: &Lab,
@@ -139,7 +139,7 @@ impl Experiment {
                     missing.push((kind, why));
                 }
                 Err(DiagnoseError::Interrupted) if !outcome.legs.is_empty() => outcome.interrupted = true,
-                // What earlier legs found is not lost by it.
+                // Keeps the findings of earlier legs.
                 Err(error) if !outcome.legs.is_empty() => {
                     let why = error.to_string();
                     watch(Progress::Skipped(workload, &why));
@@ -154,7 +154,7 @@ impl Experiment {
     }
 }
 
-/// The same leg in fresh processes, until it is known whether it crashes again.
+/// Repeats a leg in fresh processes until it is known whether it crashes again.
 async fn repeat(
     lab: &Lab,
     leg: &Leg,
@@ -165,7 +165,7 @@ async fn repeat(
     let leg = Leg { early: false, ..leg.clone() };
     while crash.again == Again::Undecided && !stop.is_cancelled() {
         watch(Progress::Again(leg.workload, crash));
-        // That it cannot be run takes nothing from what is known.
+        // A failure to run takes nothing from the findings.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
         let Some(run) = result.finding.survived() else { return };
         crash.runs.push(run);
@@ -173,7 +173,7 @@ async fn repeat(
     }
 }
 
-/// The same leg without the prompt cache. That it cannot be run takes nothing from what is known.
+/// Repeats a leg without the prompt cache. A failure to run takes nothing from the findings.
 async fn control(
     lab: &Lab,
     mut leg: Leg,
@@ -194,13 +194,13 @@ async fn control(
     }
 }
 
-/// The same server without its prompt cache.
+/// Switches the prompt cache off.
 pub fn without_prompt_cache(spec: &mut SoloSpec) {
-    // The last one counts.
+    // The last occurrence of a flag counts.
     spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
 }
 
-/// Legs of different work tell together who pays.
+/// Assigns growth to units of work, by comparing legs with different workloads.
 fn blame(legs: &mut [LegResult], lab: &Lab) {
     let suspected =
         |leg: &LegResult, series| leg.finding.of(series).is_some_and(|found| found.verdict.grows());

@@ -1,12 +1,13 @@
-//! Touches the worst case before production does: prompts of growing length up to the context of a slot, then all slots
-//! full at once, with the memory read all the while.
+//! Measures the worst case before production meets it: prompts of growing length up to the context of a
+//! slot, then all slots full at once, while the memory is read.
 //!
 //! ```text
 //!   start ─ ready ─ idle reading ─┬─ one prompt of a length ── readings every few ms ─┬─ all slots at once ─ stop
 //!                                 └─────────────────────<───────────────────────────┘
 //! ```
 //!
-//! What the figures mean is [`warden_experiment::headroom`]'s business. A server that dies of a prompt is a result.
+//! [`warden_experiment::headroom`] interprets the figures. A server that dies of a prompt is a
+//! result, too.
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -28,95 +29,95 @@ mod context;
 
 pub use self::context::{LessContext, less_context};
 
-/// What to touch.
+/// Server and prompts to measure.
 #[derive(Clone, Debug)]
 pub struct Touch {
     /// The server.
     pub spec: SoloSpec,
-    /// `-c` as it was given; `None` if it was not.
+    /// The given `-c`, if any.
     pub context: Option<u64>,
-    /// `-ub` as it was given; `None` if it was not.
+    /// The given `-ub`, if any.
     pub ubatch: Option<u64>,
     /// Lengths of prompts as shares of the context of a slot, in ascending order.
     pub lengths: Vec<f64>,
 }
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Touched {
-    /// How the server was set up.
+    /// Slots, contexts and micro-batch of the server.
     pub setup: Setup,
-    /// Memory by memory, the host first.
+    /// Measurements by memory, the host first.
     pub series: Vec<TouchedSeries>,
     /// Why the longest prompts are missing, if they are: the server ended, or refused them.
     pub broke: Option<Broke>,
-    /// Somebody asked for an end before all was measured.
+    /// True if the user interrupted it before all was measured.
     pub interrupted: bool,
-    /// The same before any prompt with a smaller context, where the worst case did not fit.
+    /// Idle memory with a smaller context, measured where the worst case did not fit.
     #[serde(default)]
     pub less_context: Option<LessContext>,
 }
 
-/// What was measured of one memory.
+/// Measurements of one memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TouchedSeries {
-    /// Which.
+    /// The memory.
     pub series: MemoryKind,
     /// Bytes of the process when it was ready, before any prompt.
     pub idle: u64,
-    /// Bytes that were free beside it then; `None` if not known.
+    /// Bytes that were free at that time; `None` if unknown.
     pub free: Option<u64>,
-    /// Prompts and what they took.
+    /// Prompts and their peaks.
     pub peaks: Vec<Peak>,
 }
 
-/// Where it broke.
+/// Prompts that were not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broke {
     /// Tokens of each prompt.
     pub tokens: u64,
-    /// Prompts at a time.
+    /// Concurrent prompts.
     pub together: u32,
-    /// What happened.
+    /// The reason.
     pub why: String,
 }
 
-/// What happens, for whoever watches.
+/// Progress of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub enum Touching<'a> {
     /// A process starts.
     Starting,
-    /// So many prompts of so many tokens are sent.
+    /// Prompts are sent.
     Sending {
-        /// Tokens of each.
+        /// Tokens of each prompt.
         tokens: u64,
-        /// At a time.
+        /// Concurrent prompts.
         together: u32,
     },
-    /// They are answered; the most bytes meanwhile.
+    /// The prompts are answered.
     Took {
-        /// Tokens of each.
+        /// Tokens of each prompt.
         tokens: u64,
-        /// At a time.
+        /// Concurrent prompts.
         together: u32,
-        /// Memory by memory.
+        /// Most bytes held meanwhile, by memory.
         peaks: &'a [(MemoryKind, u64)],
     },
 }
 
 impl TouchedSeries {
-    /// The curve through it; `None` if not even one prompt was measured.
+    /// The curve through the measurements; `None` without any prompt.
     pub fn curve(&self, setup: &Setup) -> Option<Curve> {
         Curve::of(self.series, self.idle, &self.peaks, setup)
     }
 
-    /// The most bytes that the process may hold, if `reserve` bytes are to stay free.
+    /// The most bytes that the process may hold if `reserve` bytes are to stay free.
     pub fn limit(&self, reserve: u64) -> Option<u64> {
         self.free.map(|free| self.idle.saturating_add(free).saturating_sub(reserve))
     }
 }
 
-/// Measures. Cancel `stop` to end it with what there is.
+/// Runs a measurement. Cancelling `stop` ends it with the results so far.
 ///
 /// # Errors
 /// The server does not start, or does not complete texts.
@@ -205,12 +206,12 @@ async fn drive(
     Ok(touched)
 }
 
-/// llama-server's micro-batch where nothing else is said.
+/// llama-server's default micro-batch.
 const UBATCH: u64 = 512;
-/// llama-server's context where nothing else is known.
+/// llama-server's context where the real one is unknown.
 const CONTEXT: u64 = 4096;
 
-/// How the server is set up: as it says at the start, else as it was told to.
+/// Setup of the server: as it logs at the start, else as configured.
 fn setup(what: &Touch, solo: &Solo) -> Setup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
@@ -223,20 +224,20 @@ fn setup(what: &Touch, solo: &Solo) -> Setup {
         context: all.max(slot),
         slots,
         slot_context: slot,
-        // Its older name.
+        // Older builds log it under the second name.
         sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
         ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(UBATCH),
     }
 }
 
-/// `llama_context: n_ctx         = 4096`.
+/// Parses `llama_context: n_ctx         = 4096`.
 fn number_of(line: &str, name: &str) -> Option<u64> {
     let (_, rest) = line.split_once("llama_context: ")?;
     let (own, value) = rest.split_once('=')?;
     (own.trim() == name).then(|| value.trim().parse().ok()).flatten()
 }
 
-/// The memories that can be read, and what is free beside the process.
+/// The readable memories, with the bytes that are free.
 fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
     let mut all = Vec::new();
     for (series, bytes) in charged(&idle.sample) {
@@ -251,8 +252,9 @@ fn series(idle: &SoloReading) -> Vec<TouchedSeries> {
     all
 }
 
-/// Bytes of each memory. On the host without what fills measured pools: a cache of prompts is no price of a prompt. On a GPU
-/// all of it: what a backend's pool takes for a prompt and keeps is just that price, and has to fit beside everything else.
+/// Bytes of each memory. On the host without the content of measured pools: a cache of prompts is no cost
+/// of a prompt. On a GPU including pools: bytes that a backend's pool takes for a prompt and keeps are such
+/// a cost, and have to fit as well.
 fn charged(sample: &Sample) -> Vec<(MemoryKind, u64)> {
     let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
@@ -266,14 +268,14 @@ struct Sender<'a> {
     solo: &'a Solo,
     client: Client,
     words: Words,
-    /// No text is sent twice: a cache would answer.
+    /// Seed of the last text: no text is sent twice, because a cache would answer.
     which: u64,
     largest: u64,
     work: Work,
 }
 
 impl Sender<'_> {
-    /// So many prompts of so many tokens at once. The length as the server counted it, and the most that was held.
+    /// Sends concurrent prompts. Returns the length as the server counted it, and the most bytes held.
     async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(MemoryKind, u64)>), String> {
         let mut tokens = tokens;
         let mut refused = String::new();

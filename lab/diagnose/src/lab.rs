@@ -1,31 +1,31 @@
-//! What all legs share: where processes come from, and by which numbers they are judged.
+//! Everything that legs share: the starter of processes, and the numbers for verdicts.
 
 use warden_experiment::between::Rules;
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::Starter;
 
-/// See the module.
+/// Starter and numbers for experiments.
 #[derive(Clone, Debug)]
 pub struct Lab {
-    /// Where processes come from.
+    /// Starts processes.
     pub starter: Starter,
-    /// The numbers of the detector.
+    /// Numbers of the detector.
     pub growth: GrowthPolicy,
-    /// The numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
+    /// Numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
     pub numbers: Diagnose,
-    /// When a build may take the place of another. Reasons: `defaults.toml`, section `[proof]`.
+    /// Numbers for comparing builds. Reasons: `defaults.toml`, section `[proof]`.
     pub proof: Proof,
 }
 
 impl Lab {
-    /// With the numbers of the product.
+    /// A lab with the default numbers.
     pub fn new(starter: Starter, growth: GrowthPolicy) -> Self {
         let defaults = warden_policies::defaults();
         Self { starter, growth, numbers: defaults.diagnose.clone(), proof: defaults.proof.clone() }
     }
 
-    /// Those for revisions of a line.
+    /// The numbers for a search in a line of revisions.
     pub const fn rules(&self) -> Rules<'_> {
         Rules { cure: &self.numbers.cure, crash: &self.numbers.crash, proof: &self.proof }
     }

@@ -1,4 +1,4 @@
-//! One leg: a fresh process, one workload, readings between the requests, an end.
+//! Runs a leg: a fresh process, one workload, readings between the requests, an end.
 //!
 //! ```text
 //!   start ─ ready ─ warm-up ─┬─ step: request(s) ─ settle ─ reading ─┬─ stop
@@ -6,8 +6,8 @@
 //!   ends: all steps sent · decided · out of time · hardly any memory left · interrupted · the server ended
 //! ```
 //!
-//! Whatever ends it, what was read until then is judged and the process is stopped. Nothing is waited for without a
-//! deadline, and everything ends at once when somebody asks for an end: a server that hangs holds up nobody.
+//! However it ends, the readings so far are judged and the process is stopped. Every wait has a deadline
+//! and ends at an interrupt, so that a server that hangs delays nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,94 +30,94 @@ use crate::lab::Lab;
 use crate::replay::Recording;
 use crate::workload::{Facts, SAMPLE_WORDS, Script, Words};
 
-/// What to run.
+/// A leg to run.
 #[derive(Clone, Debug)]
 pub struct Leg {
     /// The server.
     pub spec: SoloSpec,
-    /// The work.
+    /// The workload.
     pub workload: Workload,
-    /// Readings at most.
+    /// Limit of readings.
     pub steps: u64,
-    /// End as soon as more readings would tell nothing new, and go on for some more than `steps` while something is merely
-    /// suspected.
+    /// True to end as soon as more readings would not change the result, and to continue for some more than
+    /// `steps` while growth is only suspected.
     pub early: bool,
-    /// For [`Workload::Replay`].
+    /// Requests for [`Workload::Replay`].
     pub replay: Option<Arc<Recording>>,
 }
 
-/// What a leg left.
+/// Result of a leg.
 #[derive(Clone, Debug)]
 pub struct LegResult {
-    /// What it found.
+    /// Verdicts and figures.
     pub finding: Finding,
     /// All readings.
     pub readings: Vec<Reading>,
-    /// What the server said of itself.
+    /// Properties that the server reported.
     pub props: SoloProps,
-    /// What the server is told to keep, in sentences.
+    /// Declared caches of the server, in sentences.
     pub allowance: Vec<String>,
-    /// From the spawn until it was ready.
+    /// Time from the spawn until the server was ready.
     pub ready_after: Duration,
-    /// Why VRAM is not known, if it should be.
+    /// Why VRAM is unknown, if it should be known.
     pub vram_unknown: Option<String>,
     /// The GPUs, as of the last reading.
     pub devices: Vec<DeviceView>,
     /// The server's last lines of output.
     pub lines: Vec<String>,
-    /// What was said after it was told to end; a tool around it says there what it found, and where that is.
+    /// Lines after the stop signal; a tool around the server reports its results there.
     pub last_words: Vec<String>,
-    /// Why it takes no embeddings, if it was asked and does not.
+    /// Why it computes no embeddings, if it was asked and does not.
     pub no_embeddings: Option<String>,
-    /// Requests that it refused, if it did.
+    /// Requests that it refused, if any.
     pub refused: Option<Refused>,
-    /// Tokens for each of our words; 0 if that is not known.
+    /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
 }
 
 /// Requests that a server refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Refused {
-    /// How many.
+    /// Number of refused requests.
     pub requests: u64,
-    /// What it said to the last one.
+    /// Reason of the last refusal.
     pub why: String,
 }
 
-/// What happens, for whoever watches.
+/// Progress of a leg.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// A process starts.
     Starting(Workload),
-    /// It is ready, so much later.
+    /// The process is ready, after this time.
     Ready(Workload, Duration),
     /// A reading was taken.
     Step {
-        /// Of which workload.
+        /// The workload.
         workload: Workload,
         /// Readings so far.
         done: u64,
-        /// Readings at most.
+        /// Limit of readings.
         of: u64,
         /// The first reading.
         first: &'a Sample,
         /// The latest reading.
         now: &'a Sample,
-        /// What the detector says.
+        /// Growth according to the detector.
         growth: &'a [Growth],
     },
-    /// The same once more without the prompt cache: what grew may have been that.
+    /// The workload is repeated without the prompt cache, which may have caused the growth.
     Control(Workload),
-    /// The server crashed: the same once more in a fresh process, to see whether it does so again. These repetitions show
-    /// nothing else.
+    /// The server crashed, and the workload is repeated in a fresh process to see whether it crashes again.
+    /// These repetitions report nothing else.
     Again(Workload, &'a Crash),
     /// The leg is over.
     Ended(&'a Finding),
-    /// It cannot be run, and why.
+    /// The workload cannot be run, with the reason.
     Skipped(Workload, &'a str),
 }
 
-/// Runs a leg. Cancel `stop` to end it with what there is.
+/// Runs a leg. Cancelling `stop` ends it with the results so far.
 ///
 /// # Errors
 ///
@@ -163,7 +163,7 @@ pub(crate) async fn run_leg(
     solo.stop().await;
     let last_words = output.since(heard);
     let mut finding = judge.finding(times.speed(), ended?);
-    // Also what was answered after the last reading.
+    // Includes requests that were answered after the last reading.
     (finding.requests, finding.work) = (work.requests, work);
     if let Ended::Crashed { why } = &finding.ended {
         let kept = lines.len().saturating_sub(lab.numbers.crash.lines);
@@ -194,7 +194,7 @@ pub(crate) async fn run_leg(
     })
 }
 
-/// A leg under way.
+/// A running leg.
 struct Run<'a> {
     lab: &'a Lab,
     leg: &'a Leg,
@@ -208,11 +208,11 @@ struct Run<'a> {
     watch: &'a mut (dyn FnMut(Progress<'_>) + Send),
 }
 
-/// How a step went.
+/// Outcome of a step.
 enum Step {
     /// At least one request was answered.
     Answered,
-    /// All were refused.
+    /// All requests were refused.
     Refused(String),
 }
 
@@ -231,7 +231,7 @@ impl Run<'_> {
         let recording = self.leg.replay.clone();
         let mut script = Script::new(workload, &self.lab.numbers, facts, recording)?;
         let mut refused = 0;
-        // One round of recorded requests at least: those of one kind may come one after the other.
+        // At least one round of recorded requests: those of one kind may come one after the other.
         let round =
             self.leg.replay.iter().map(|recording| recording.len()).find(|_| workload == Workload::Replay);
         let patience = round.map_or(self.lab.numbers.failures, |round| {
@@ -245,8 +245,8 @@ impl Run<'_> {
             };
             match sent {
                 Ok(Step::Answered) => refused = 0,
-                // The first one is a warm-up, and says whether the server can do this at all; of recorded ones, which are of
-                // many kinds, it does not.
+                // The first request is a warm-up, and shows whether the server can do this at all. Recorded
+                // requests are of many kinds, so their first one does not show that.
                 Ok(Step::Refused(why))
                     if self.work.requests == 0
                         && (workload != Workload::Replay || refused + 1 >= patience) =>
@@ -285,7 +285,7 @@ impl Run<'_> {
         u64::try_from(self.judge.readings().len()).unwrap_or(u64::MAX)
     }
 
-    /// Sends the requests of one step at the same time and waits for all.
+    /// Sends the requests of one step concurrently and waits for all.
     async fn step(&mut self, client: &Client, script: &mut Script) -> Result<Step, AskError> {
         let asks = script.next();
         let limit = self.lab.numbers.request_limit;
@@ -325,13 +325,13 @@ impl Run<'_> {
             audio: ask.audio,
         };
         self.largest = self.largest.max(answer.prompt_size);
-        // The first one waits for whatever is made at first use.
+        // The first request waits for everything that is created at first use.
         if self.work.requests > 1 {
             self.times.take(answer);
         }
     }
 
-    /// Reads the memory; an end if there is a reason for one.
+    /// Reads the memory; returns an end if there is a reason for one.
     async fn read(&mut self, solo: &Solo) -> Option<Ended> {
         let reading = solo.sample(Edge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
@@ -360,7 +360,7 @@ impl Run<'_> {
     }
 }
 
-/// What ends a leg in the middle of whatever it waits for.
+/// Waits for a reason to cut a leg short.
 async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended {
     tokio::select! {
         biased;
@@ -371,7 +371,7 @@ async fn cut(solo: &Solo, stop: &CancellationToken, deadline: Instant) -> Ended 
     }
 }
 
-/// What has to be known to make requests of the right size.
+/// Facts that are needed to make requests of the right size.
 pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Facts {
     let props = solo.props();
     let tokens = client.tokens(&Words::sample(), limit).await;
@@ -379,7 +379,7 @@ pub(crate) async fn facts(solo: &Solo, client: &Client, limit: Duration) -> Fact
     Facts { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word: per_word }
 }
 
-/// A broken connection mostly is the end of the server, which is noticed a moment later.
+/// A broken connection mostly means that the server has ended, which is noticed a moment later.
 async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
     match tokio::time::timeout(noticed, solo.exited()).await {
         Ok((exit, failure)) => death(exit, &failure),
@@ -387,18 +387,18 @@ async fn broken(solo: &Solo, error: &AskError, noticed: Duration) -> Ended {
     }
 }
 
-/// Whose doing the end was: what somebody else ended is no crash, and nothing could stop it.
+/// Distinguishes a crash from an end that was caused from outside.
 fn death(exit: Exit, failure: &Failure) -> Ended {
     let why = told(failure);
     if exit.is_from_outside() { Ended::Killed { why } } else { Ended::Crashed { why } }
 }
 
-/// What is said of a process that crashed and did not end.
+/// Describes a process that crashed but did not end.
 pub(crate) fn stays(line: &str) -> String {
     format!("it crashed, but its process did not end by itself; it logged: {line}")
 }
 
-/// How it ended, with its last words.
+/// Describes the end of a process, with its last line.
 pub(crate) fn told(failure: &Failure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
@@ -406,7 +406,7 @@ pub(crate) fn told(failure: &Failure) -> String {
     }
 }
 
-/// What is known before anything is asked.
+/// Fails if the server's properties show that it cannot do this workload.
 fn cannot(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
     let kind = Kind::of(workload);
@@ -418,7 +418,8 @@ fn cannot(workload: Workload, props: &SoloProps) -> Result<(), DiagnoseError> {
     if has { Ok(()) } else { Err(DiagnoseError::CannotDo { workload, why: kind.missing().to_owned(), kind }) }
 }
 
-/// Why a server takes no embeddings; `None` if it does. Asked when a leg is over, so that none is started only to be told.
+/// Why a server computes no embeddings; `None` if it does. Asked at the end of a leg, which saves a process
+/// for that question.
 async fn embeds(solo: &Solo, limit: Duration) -> Option<String> {
     let client = Client::new(solo).ok()?;
     match client.send(&Ask::post("/v1/embeddings", json!({ "input": "one" })), limit).await {

@@ -1,32 +1,32 @@
-//! Experiments with fresh llama-servers: one process, one kind of work, and what its memory does.
+//! Experiments with fresh llama-servers: one process, one kind of work, and the verdict on its memory.
 //!
 //! ```text
 //!   Experiment ── leg by leg ──> run_leg ── Starter ──> a fresh process
 //!                                   │ workload ──> requests ──> client ──> answers
 //!                                   │ idle ──> reading ──> Judge
 //!                                   └──> LegResult ──┐
-//!   Outcome <── who pays, over all legs together <───┘──> report: JSON, HTML
+//!   Outcome <── blame, over all legs together <──────┘──> report: JSON, HTML
 //! ```
 //!
-//! It starts processes through [`warden_supervisor::solo`], leaves every judgement to [`warden_policies::experiment`], and
-//! shows nothing: whoever runs it is told of its progress.
+//! Processes are started through [`warden_supervisor::solo`], and verdicts come from
+//! [`warden_experiment`]. Nothing is printed: the caller receives the progress.
 //!
 //! | module | part |
 //! |---|---|
-//! | [`lab`] | what all legs share |
+//! | [`lab`] | everything that legs share |
 //! | [`leg`] | one leg, from start to stop |
-//! | [`experiment`] | leg after leg, and what they say together |
-//! | [`cure`] | the same with switches and without, until it is known which ones stop the growth, or a crash |
-//! | [`between`] | the same for the revisions of a line: which one brought it |
-//! | [`proof`] | whether one build may take the place of another |
-//! | [`headroom`] | prompts up to the context, and what they take |
-//! | `workload` | what is asked: texts, pictures, sounds, conversations |
+//! | [`experiment`] | several legs and their combined result |
+//! | [`cure`] | the same with switches and without, to find those that stop the growth, or a crash |
+//! | [`between`] | the same for a line of revisions, to find the one that introduced it |
+//! | [`proof`] | whether one build may replace another |
+//! | [`headroom`] | prompts up to the context, and their memory |
+//! | `workload` | content of requests: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
-//! | [`redact`] | requests without what they say, for recordings |
+//! | [`redact`] | requests without their texts, for recordings |
 //! | `client` | one request and its answer |
-//! | [`report`] | what is kept of an experiment: JSON, and a page with plots |
+//! | [`report`] | reports of an experiment: JSON, and a page with plots |
 //! | [`shell`] | words of a command line |
-//! | [`error`] | why a leg could not be run |
+//! | [`error`] | errors of legs |
 
 pub mod between;
 pub mod cure;

@@ -4,7 +4,8 @@
 //! {"method": "POST", "path": "/v1/chat/completions", "body": {"messages": [ … ], "stream": true}}
 //! ```
 //!
-//! `method` is `POST` if absent. Other fields are passed over. A file is read whole and checked before anything is started.
+//! `method` is `POST` if absent. Other fields are ignored. A file is read whole and checked before any
+//! process is started.
 
 use std::path::Path;
 
@@ -49,27 +50,27 @@ impl Recording {
         Ok(Self { asks, torn })
     }
 
-    /// Lines that are the beginning of one, as a recorder leaves them that was killed while it wrote. They are passed over.
+    /// Number of torn lines, which a killed recorder leaves behind. They are skipped.
     pub fn torn(&self) -> usize {
         self.torn
     }
 
-    /// How many requests it has.
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.asks.len()
     }
 
-    /// Whether it has no requests. [`Self::read`] refuses such a file, so this is always false.
+    /// Returns true if there are no requests. [`Self::read`] refuses such a file, so this is always false.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
     }
 
-    /// All of them, in their order.
+    /// All requests in their order.
     pub(crate) fn asks(&self) -> &[Ask] {
         &self.asks
     }
 
-    /// The request of a step; after the last comes the first again.
+    /// The request of a step; the first follows the last.
     pub(crate) fn at(&self, step: u64) -> Option<&Ask> {
         let count = u64::try_from(self.asks.len()).ok()?;
         self.asks.get(usize::try_from(step.checked_rem(count)?).ok()?)
@@ -99,7 +100,7 @@ fn ask(mut value: Value) -> Result<Ask, String> {
     Ok(Ask { method, path, body, images, audio })
 }
 
-/// Parts of messages that are of one of these types.
+/// Number of parts of messages that are of one of these types.
 fn parts(value: &Value, kinds: &[&str]) -> u64 {
     match value {
         Value::Array(items) => items.iter().map(|item| parts(item, kinds)).sum(),

@@ -1,6 +1,6 @@
-//! Words of a command line as a POSIX shell reads and writes them.
+//! Quotes and splits the words of a POSIX shell's command line.
 
-/// A word as a shell takes it. A shell has no NUL; it is left out.
+/// Quotes a word for a shell. NUL has no quoted form and is left out.
 pub fn quoted(word: &str) -> String {
     let word = word.replace('\0', "");
     match shlex::try_quote(&word) {
@@ -9,7 +9,7 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
-/// The words of a command line; `None` where a quote is not closed.
+/// Splits a command line into words; `None` if a quote is not closed.
 pub fn words(line: &str) -> Option<Vec<String>> {
     shlex::split(line)
 }

@@ -1,15 +1,15 @@
-//! Who pays, over all legs of an experiment together.
+//! Blames a unit of work over all legs of an experiment together.
 //!
-//! In one leg every request brings much the same, so a leak for each request, for each image and for each token look
-//! alike. Legs of different work tell them apart: what does not grow with text is not paid by requests.
+//! Within one leg every request brings much the same, so leaks per request, per image and per token look
+//! alike. Legs with different work separate them: a leak that text does not cause is not paid per request.
 
 use crate::Reading;
 use crate::judge::{after_start, levels};
 use warden_policies::growth::{Blame, GrowthPolicy, blame_of};
 use warden_policies::sample::MemoryKind;
 
-/// Who pays for the growth of one memory. `legs`: each leg's readings in order. The start of each leg is left out, and so
-/// is what went into measured pools.
+/// Finds the unit of work that pays for the growth of one memory. `legs` holds each leg's readings in
+/// order. The start of each leg and growth into measured pools are left out.
 pub fn blame_across(series: MemoryKind, legs: &[&[Reading]], policy: &GrowthPolicy) -> Blame {
     let without_start = |readings: &&[Reading]| after_start(&levels(series, readings, false)).to_vec();
     let processes: Vec<_> = legs.iter().map(without_start).collect();

@@ -1,8 +1,8 @@
-//! What of a memory's growth is known by the places that asked for it, and what the rest goes along with.
+//! Attributes a memory's growth to counted allocations, and the rest to handles that grow with it.
 //!
-//! A tracer counts allocations; the kernel and the driver say how much memory there is. Where the second grows and the first
-//! does not, the memory belongs to something that is not asked for by size: a driver keeps it for its handles. Then what
-//! counts is which handles became more along with it. The numbers are in `[diagnose.attribution]` of the defaults.
+//! A tracer counts allocations; the kernel and the driver measure memory. Growth that is not allocated by
+//! size is kept by a driver for its handles, so handles that grow in step explain it. Settings:
+//! `[diagnose.attribution]` of the defaults.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,53 +11,54 @@ use warden_policies::growth::Verdict;
 use warden_policies::growth::stats::median;
 use warden_policies::units::exact;
 
-/// Caches fill in the first third, as everywhere in a leg.
+/// Caches fill in the first third of a leg.
 const WARM_UP_SHARE: f64 = 0.3333;
 
-/// One moment of a leg.
+/// Traced moment of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// Requests answered by then.
     pub requests: u64,
-    /// Bytes of the memory, as measured from outside.
+    /// Bytes of the memory, measured from outside.
     pub measured: u64,
-    /// Bytes of it that live by the count of allocations.
+    /// Bytes of live counted allocations.
     pub counted: i64,
-    /// Handles that live, of each kind in the order that the caller chose.
+    /// Live handles of each kind, in the caller's order.
     pub handles: [f64; 2],
 }
 
-/// Handles that a memory grows along with.
+/// Handles that grow in step with a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Follows {
-    /// Which kind, by its place in [`Trace::handles`].
+    /// Kind, as an index into [`Trace::handles`].
     pub kind: usize,
-    /// More of them per request.
+    /// Growth of the handle count per request.
     pub per_request: f64,
-    /// Bytes that are not counted elsewhere for each.
+    /// Bytes per handle that no counted allocation explains.
     pub bytes_each: f64,
-    /// How closely, from 0 to 1.
+    /// Correlation, 0 to 1.
     pub correlation: f64,
 }
 
-/// What became of the growth of one memory in a leg.
+/// Attribution of one memory's growth in a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attribution {
-    /// Bytes per request, measured.
+    /// Measured bytes per request.
     pub measured: f64,
-    /// Bytes per request that counted allocations make up.
+    /// Bytes per request in counted allocations.
     pub counted: f64,
-    /// What the rest follows; `None` where little is left or nothing goes along with it.
+    /// Handles that explain the rest; `None` if little is left or no handles grow with it.
     pub follows: Option<Follows>,
-    /// Handles that become more with the requests and with which the whole memory rises, reading by reading.
+    /// Handles that grow with the requests, and with which the whole memory rises reading by reading.
     pub along: Option<Follows>,
-    /// Counted allocations become more with every request to the end, make up the growth, and the memory rises with them.
+    /// Counted allocations grow with every request to the end, make up the growth, and the memory rises
+    /// with them.
     #[serde(default)]
     pub retained: bool,
 }
 
 impl Attribution {
-    /// From the readings of a leg; `None` with too few.
+    /// Attributes the growth in a leg's readings; `None` with too few.
     pub fn of(readings: &[Trace]) -> Option<Self> {
         let numbers = numbers();
         #[expect(
@@ -73,7 +74,7 @@ impl Attribution {
         let counted: Vec<f64> = readings.iter().map(|reading| signed(reading.counted)).collect();
         let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
-        // The kind of handles that these bytes rise along with, if one does so closely enough.
+        // Finds the kind of handles that correlates best with these bytes, if closely enough.
         let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
             let along = |kind: usize| {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
@@ -98,19 +99,19 @@ impl Attribution {
         Some(Self { measured: measured_slope, counted: counted_slope, follows, along, retained })
     }
 
-    /// What becomes of the detector's verdict. It sees bytes alone, and where those leave it in doubt, handles or allocations that
-    /// become more with every request and take the memory with them leave none: nothing gives them back.
+    /// Turns a suspected leak into a certain one if handles or allocations grow with every request and the
+    /// memory rises with them. The detector itself sees only bytes.
     pub fn testifies(&self, verdict: Verdict) -> Verdict {
         let proven = self.along.is_some() || self.retained;
         if verdict == Verdict::Suspected && proven { Verdict::Leaking } else { verdict }
     }
 
-    /// The part of the growth that counted allocations explain, from 0 to 1; 1 where nothing grows.
+    /// Returns the part of the growth that counted allocations explain, 0 to 1; 1 without growth.
     pub fn explained(&self) -> f64 {
         if self.measured <= 0.0 { 1.0 } else { (self.counted / self.measured).clamp(0.0, 1.0) }
     }
 
-    /// Whether counted allocations explain the growth.
+    /// Returns true if counted allocations explain the growth.
     pub fn is_explained(&self) -> bool {
         self.explained() >= numbers().explained
     }
@@ -125,7 +126,7 @@ fn signed(number: i64) -> f64 {
     number as f64
 }
 
-/// The median of the slopes of all pairs (Theil and Sen); `None` where nothing moves along.
+/// Median slope of all pairs (Theil and Sen); `None` if x never changes.
 fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (index, (from, low)) in along.iter().zip(values).enumerate() {
@@ -138,14 +139,15 @@ fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
     median(&mut slopes)
 }
 
-/// Whether values rise in the last third as they do in all, or nearly: what fills has slowed down by then.
+/// Returns true if values rise in the last third nearly as fast as overall; caches that fill have slowed
+/// down by then.
 fn goes_on(along: &[f64], values: &[f64]) -> bool {
     let third = along.len() - along.len() / 3;
     let rises = slope(along, values).zip(slope(&along[third..], &values[third..]));
     rises.is_some_and(|(all, last)| all > 0.0 && last >= numbers().goes_on * all)
 }
 
-/// Pearson's; 0 where one of the two does not move.
+/// Pearson's correlation; 0 if either side is constant.
 fn correlation(one: &[f64], other: &[f64]) -> f64 {
     let count = one.len().min(other.len());
     let number = exact(count as u64);
@@ -168,7 +170,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A leg in which each request adds this to what is measured, to what is counted, and to the handles.
+    /// Creates a leg in which each request adds these amounts to measured bytes, counted bytes and handles.
     fn leg(measured: u64, counted: u64, handles: [f64; 2]) -> Vec<Trace> {
         (0..30_u64)
             .map(|requests| Trace {
@@ -200,11 +202,12 @@ mod tests {
         let found = Attribution::of(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
         assert_eq!(found.testifies(Verdict::Suspected), Verdict::Leaking);
-        // Declared caches and still memories are left as they are.
+        // Declared caches and constant memories stay unchanged.
         for verdict in [Verdict::Warming, Verdict::Steady, Verdict::Bounded, Verdict::Leaking] {
             assert_eq!(found.testifies(verdict), verdict);
         }
-        // Allocations of each request that live on are as good, where they are what grows and go on to the end.
+        // Allocations kept by each request are equal evidence, if they make up the growth and continue to
+        // the end.
         let kept = Attribution::of(&leg(900_000, 890_000, [0.0; 2])).unwrap();
         assert!(kept.retained && kept.testifies(Verdict::Suspected) == Verdict::Leaking, "{kept:?}");
         let mut fills = leg(900_000, 890_000, [0.0; 2]);
@@ -215,7 +218,7 @@ mod tests {
         for found in [Attribution::of(&fills).unwrap(), part] {
             assert_eq!(found.testifies(Verdict::Suspected), Verdict::Suspected, "{found:?}");
         }
-        // As many handles as before, or a memory that goes its own way: no evidence.
+        // Constant handles, or memory that does not follow them, are no evidence.
         let still = Attribution::of(&leg(900_000, 0, [0.0; 2])).unwrap();
         let mut apart = leg(0, 0, [3.0, 0.0]);
         for reading in &mut apart {

@@ -1,27 +1,28 @@
-//! Which switches stop the growth: what to run next, and what follows from it.
+//! Finds the switches that stop a leak: decides the next process and draws the conclusion.
 //!
 //! ```text
 //!  baseline ── no leak ──────────────────────────────────────────────> nothing to cure
 //!     │ leaks
 //!     v
-//!  each switch alone ── one stops everything ────────────────────────> that one (the cheapest, if the first is dear)
+//!  each switch alone ── one stops everything ────────────────────────> that one (the cheapest, if the first is costly)
 //!     │ none does
 //!     v
 //!  all together ── they stop nothing ────────────────────────────────> no cure
-//!     │ they stop some memories: those are the targets
+//!     │ they stop some memories: these are the targets
 //!     v
-//!  small sets, by size, that can do it by what each did alone ── one does ──> that set
+//!  small sets, by size, plausible by the switches' own results ──────> the first set that works
 //!     │ none
 //!     v
-//!  all together, less one after the other ───────────────────────────> what is left
+//!  all together, minus one after the other ──────────────────────────> the rest
 //! ```
 //!
-//! Every trial alternates with the baseline, so that what changes on the machine meanwhile changes both, and ends as soon
-//! as [`judge`](super::sequential::judge) has decided. Two things are taken for granted, and used to leave trials out:
-//! more switches never stop less, and what two do together is at most what they do alone, added up. Where the second does
-//! not hold, taking away one by one still finds a set of which nothing can be spared.
+//! Trials alternate with the baseline, so that drift of the machine affects both. A trial ends once
+//! [`judge`](super::sequential::judge) has decided. Two assumptions save trials: more switches never stop
+//! less, and two switches together do at most the sum of their effects. Where the second one fails,
+//! removing switches one by one still finds a minimal set.
 //!
-//! It never runs anything: whoever has it asks [`Planner::next`], runs that, and tells [`Planner::observe`].
+//! The planner runs nothing: the caller calls [`Planner::next`], runs the process, and reports to
+//! [`Planner::observe`].
 
 use super::sequential::CurePolicy;
 use super::trial::{Leg, Trial};
@@ -35,29 +36,29 @@ mod sets;
 pub use self::conclusion::{Conclusion, Outcome};
 pub use super::trial::{Arm, Beside, Cost, Track, TrialReport};
 
-/// What to do next.
+/// Next step of a bisection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Start a fresh process with these switches, do all the work, and tell what was found.
+    /// Run a fresh process with these switches through all the work, and report the findings.
     Run(Arm),
-    /// Nothing more.
+    /// The bisection is over.
     Done(Conclusion),
 }
 
-/// What is tried at present.
+/// Phase of a bisection.
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
     Baseline,
     Alone,
     Together,
-    /// Sets to try, the next one last, of this size.
+    /// Set size, and the sets still to try, the next one last.
     Sets(usize, Vec<Vec<usize>>),
-    /// A set that does it, and what has not been taken away yet for a try, the next one last.
+    /// A set that works, and the switches still to remove, the next ones last.
     Reduce(Vec<usize>, Vec<Vec<usize>>),
     Over(Outcome),
 }
 
-/// The state machine. See the module.
+/// State machine of the bisection.
 #[derive(Clone, Debug)]
 pub struct Planner {
     policy: CurePolicy,
@@ -65,12 +66,12 @@ pub struct Planner {
     clashes: Vec<[usize; 2]>,
     phase: Phase,
     baseline: Vec<Leg>,
-    /// Baseline legs that failed in a row.
+    /// Consecutive failed baseline legs.
     failed: u32,
-    /// Legs with switches since the last baseline.
+    /// Legs with switches since the last baseline leg.
     since: u32,
     leaking: Vec<Track>,
-    /// What something can stop; everything that leaks until that is known.
+    /// Memories that some switch can stop; all leaking ones until that is known.
     targets: Vec<Track>,
     trials: Vec<Trial>,
     sets: u32,
@@ -79,7 +80,8 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// For so many switches, the cheapest and likeliest first; `clashes` are pairs that cannot be used together.
+    /// Creates a planner for switches ordered by cost and likelihood, best first. `clashes` lists pairs
+    /// that cannot be combined.
     pub fn new(policy: &CurePolicy, switches: usize, clashes: Vec<[usize; 2]>) -> Self {
         Self {
             policy: policy.clone(),
@@ -98,7 +100,7 @@ impl Planner {
         }
     }
 
-    /// What to run now. Asking again without telling anything gives the same.
+    /// Returns the next step; repeated calls without an observation return the same.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -118,7 +120,7 @@ impl Planner {
         }
     }
 
-    /// Takes in what a fresh process with these switches did: one finding for each workload.
+    /// Adds the findings of a fresh process with these switches, one per workload.
     pub fn observe(&mut self, arm: &Arm, findings: &[Finding]) {
         let ended = findings.iter().find_map(|finding| match &finding.ended {
             Ended::Crashed { why } | Ended::Killed { why } | Ended::Failed { why } => Some(why.clone()),
@@ -127,7 +129,7 @@ impl Planner {
         self.take(arm, ended.map_or_else(|| Ok(Leg::of(findings)), Err));
     }
 
-    /// Takes in that there is no process with these switches, and why.
+    /// Records that there is no process with these switches, and the reason.
     pub fn observe_failure(&mut self, arm: &Arm, why: String) {
         self.take(arm, Err(why));
     }
@@ -163,7 +165,7 @@ impl Planner {
         self.look();
     }
 
-    /// What is known if nothing more is run.
+    /// Returns the conclusion so far.
     pub fn interrupt(&self) -> Conclusion {
         match &self.phase {
             Phase::Over(outcome) => self.conclude(outcome.clone()),
@@ -171,8 +173,7 @@ impl Planner {
         }
     }
 
-    /// How far it is, for a display: trials that are over, and trials that there will be at most in this phase and
-    /// the earlier ones.
+    /// Returns the progress for a display: finished trials, and the most trials up to the end of this phase.
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
@@ -188,12 +189,12 @@ impl Planner {
         match self.baseline.len() {
             0 => return true,
             1 if self.phase == Phase::Baseline && self.unclear() => return true,
-            // Before the first switch: without knowing how much processes differ nothing is said of any.
+            // Before the first switch: nothing can be judged before the scatter between processes is known.
             few if self.phase != Phase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
         }
         match self.trials.last() {
-            // Each leg with a switch that left something open is followed by one without.
+            // Each inconclusive leg with a switch is followed by a baseline leg.
             Some(open) if !open.closed => !open.legs.is_empty() && self.since > 0,
             _ => self.phase != Phase::Baseline && self.since >= self.policy.baseline_every,
         }

@@ -1,4 +1,4 @@
-//! The planner on made-up servers whose cures are known.
+//! Tests the planner with simulated servers whose cures are known.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 const SERIES: [MemoryKind; 3] =
     [MemoryKind::Host, MemoryKind::Vram(GpuIndex(0)), MemoryKind::Vram(GpuIndex(1))];
 
-/// One leak: which memory, how fast, and the switches of which each one alone stops it (none: nothing does).
+/// A leak: its memory, its rate, and the switches that each stop it alone (none: it cannot be stopped).
 #[derive(Clone, Debug)]
 struct OneLeak {
     series: usize,
@@ -27,11 +27,11 @@ struct Server {
     switches: usize,
     leaks: Vec<OneLeak>,
     clashes: Vec<[usize; 2]>,
-    /// Switches with which it does not start.
+    /// Switches with which the server does not start.
     crash: Vec<usize>,
     /// Tokens per second with each switch, as a share.
     speed: Vec<(usize, f64)>,
-    /// It leaks unless all of these are on.
+    /// The server leaks unless all of these are on.
     only_together: Vec<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Server {
         finding(series, 100.0 * slower, ended)
     }
 
-    /// The size of the smallest set that stops every memory that all switches together stop, and those memories.
+    /// Returns the size of the smallest set that stops all memories that can be stopped, and those memories.
     fn smallest(&self) -> (usize, Vec<usize>) {
         let leaking = |series: usize| self.leaks.iter().any(|leak| leak.series == series);
         let curable = |series: usize| {
@@ -125,7 +125,7 @@ fn numbers() -> CurePolicy {
     warden_policies::defaults().diagnose.cure.clone()
 }
 
-/// The conclusion, and the arms in the order in which they were run.
+/// Returns the conclusion, and the sets in running order.
 fn cure(server: &Server, policy: &CurePolicy) -> (Conclusion, Vec<Arm>) {
     let mut planner = Planner::new(policy, server.switches, server.clashes.clone());
     let mut arms = Vec::new();
@@ -281,7 +281,7 @@ fn a_suspicion_is_looked_at_twice() {
     assert!(matches!(again.next(), Step::Done(conclusion) if conclusion.outcome == Outcome::NothingToCure));
 }
 
-/// A leg in which these memories have these verdicts.
+/// Creates a leg with these verdicts.
 fn leg(verdicts: &[(MemoryKind, Verdict)]) -> Finding {
     let one = |(series, verdict): &(MemoryKind, Verdict)| {
         let rate = if *verdict >= Verdict::Suspected { MIB } else { 0.0 };
@@ -348,7 +348,7 @@ fn an_interruption_tells_what_is_known() {
 
 #[test]
 fn what_is_known_to_be_no_cure_takes_no_more_processes_however_close_to_a_limit_it_is() {
-    // Three leaks of a kind: each switch alone leaves about two thirds, and two of them about a third.
+    // Three similar leaks: each switch alone leaves about two thirds, and two of them about a third.
     let sized = |bytes: f64, cured_by: &[usize]| OneLeak { series: 1, bytes, cured_by: cured_by.to_vec() };
     let leaks = vec![sized(5_391_621.0, &[0, 2]), sized(4_913_028.0, &[1, 4]), sized(4_554_770.0, &[3])];
     let (conclusion, arms) = cure(&Server { switches: 5, leaks, ..Server::default() }, &numbers());
@@ -409,7 +409,7 @@ proptest! {
             prop_assert_eq!(seen.of(track.series).unwrap().verdict, Verdict::Steady);
         }
         prop_assert!(conclusion.cure.iter().all(|one| !server.crash.contains(one)));
-        // Nothing can be spared.
+        // No switch of the cure can be removed.
         for spared in &conclusion.cure {
             let less: Vec<usize> = conclusion.cure.iter().copied().filter(|one| one != spared).collect();
             let rest = server.finding(&Arm { switches: less });

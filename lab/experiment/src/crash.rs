@@ -1,81 +1,81 @@
-//! Whether a crash comes again, and whether a switch stops it.
+//! Judges if a crash recurs, and if a switch stops it.
 //!
 //! ```text
 //!  the same work in fresh processes ──> died, survived, died, … ──> Always | Sometimes | NotAgain
-//!  with a switch: one that dies ─────> Nothing
+//!  with a switch: a death ───────────> Nothing
 //!                 survivors ─────────> Stops, once a switch without effect would hardly have shown as much
 //! ```
 //!
-//! Both are sequential tests with declared errors:
+//! Both are sequential tests with declared error rates:
 //!
-//! - **Again** is Wald's test between a chance of `seldom` and one of `always` that a process dies. Beyond the largest number
-//!   of processes it is `Sometimes`.
-//! - **Stops** holds two explanations against what was seen, and both have to fail. Either each process dies with some chance,
-//!   whatever the switch; or each request kills with some chance, whatever the switch. Of the first, the worst chance is
-//!   taken: that of so many deaths without and none with it. Of the second, the deaths would fall on the requests with it and
-//!   without it in proportion to their numbers. So a survivor counts by the requests that it survived.
+//! - **Recurrence**: Wald's test between death probabilities `seldom` and `always`. A mixed result at the
+//!   largest number of processes is `Sometimes`.
+//! - **Stops**: two null hypotheses must both be rejected. Each process dies with some probability, or each
+//!   request kills with some probability, both independent of the switch. The first is tested at its worst
+//!   probability. Under the second, deaths divide in proportion to the requests with and without the
+//!   switch, so a survivor counts by its requests.
 //!
-//! Nothing here runs anything.
+//! This module runs nothing.
 
 use serde::{Deserialize, Serialize};
 
 use super::sequential::Does;
 use warden_policies::units::exact;
 
-/// Ten processes that each do all of the work take as long as one search for a cure.
+/// Largest number of repetitions: ten full workloads take as long as one search for a cure.
 const REPETITION_LIMIT: usize = 10;
 
-/// The numbers. Reasons: `defaults.toml`, section `[diagnose.crash]`.
+/// Settings of the crash tests. `defaults.toml`, section `[diagnose.crash]`, gives the reasons.
 pub type CrashPolicy = warden_policies::defaults::Crash;
 
-/// What one fresh process did.
+/// Result of one fresh process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// The request at which it died, or all that it answered.
+    /// Request at which it died, or the number of answered requests.
     pub requests: u64,
-    /// Whether it died.
+    /// The process died.
     pub died: bool,
 }
 
-/// Whether a crash comes again.
+/// Recurrence of a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Again {
-    /// More processes are needed to say.
+    /// More processes are needed.
     #[default]
     Undecided,
-    /// It comes (nearly) every time.
+    /// The crash recurs (nearly) every time.
     Always,
-    /// It came again, but not each time.
+    /// The crash recurred, but not every time.
     Sometimes,
-    /// It did not come again.
+    /// The crash did not recur.
     NotAgain,
 }
 
-/// A server that ended by itself under a workload.
+/// A server that ended on its own under a workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crash {
-    /// The request at which it died, from 1.
+    /// Request at which it died, from 1.
     pub at_request: u64,
-    /// How it ended.
+    /// Exit status or signal, in words.
     pub why: String,
-    /// Its last lines of output, oldest first.
+    /// Last lines of its output, oldest first.
     pub lines: Vec<String>,
-    /// The same again in fresh processes, in order.
+    /// Repetitions in fresh processes, in order.
     pub runs: Vec<Run>,
-    /// What those say.
+    /// Recurrence according to `runs`.
     pub again: Again,
 }
 
 impl Crash {
-    /// The first one and all that were the same.
+    /// Returns the first crash and all repetitions.
     pub fn all(&self) -> Vec<Run> {
         let first = Run { requests: self.at_request, died: true };
         std::iter::once(first).chain(self.runs.iter().copied()).collect()
     }
 }
 
-/// Judges repetitions. The crash that they repeat is none of them: it was what made somebody look.
+/// Judges repetitions. The first crash does not count, because it caused the test.
 pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
     let died = runs.iter().filter(|run| run.died).count();
     let (always, seldom) = (policy.always, policy.seldom);
@@ -92,16 +92,18 @@ pub fn again(policy: &CrashPolicy, runs: &[Run]) -> Again {
     }
 }
 
-/// Judges a switch by processes without it and with it.
+/// Judges a switch by processes without and with it.
 pub fn judge(policy: &CrashPolicy, without: &[Run], with: &[Run]) -> Does {
     if with.iter().any(|run| run.died) {
         return Does::Nothing;
     }
-    // There is more than one course that ends so: with all dead without it, and with some that survived.
+    // Two courses end here, with and without survivors among the processes without the switch; each gets
+    // half of the error rate.
     if doubt(without, with) <= policy.false_cure / 2.0 { Does::Stops } else { Does::Undecided }
 }
 
-/// The greatest chance of at least so many deaths without a switch and none with it, were it without effect.
+/// Returns the greatest probability of at least as many deaths without a switch, and none with it, if it
+/// has no effect.
 pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
     let died = without.iter().filter(|run| run.died).count();
     if died == 0 || with.is_empty() {
@@ -119,10 +121,10 @@ pub fn doubt(without: &[Run], with: &[Run]) -> f64 {
     per_process.max(per_request)
 }
 
-/// The chance of so many hits or more in so many tries.
+/// Binomial probability of at least `hits` in `tries`.
 fn at_least(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
-    // Of exactly `count` hits; begun with none.
+    // Probability of exactly `count` hits, starting with 0.
     let mut one = (1.0 - chance).powf(size(tries));
     for count in 0..=tries {
         if count >= hits {

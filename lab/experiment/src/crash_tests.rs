@@ -1,4 +1,4 @@
-//! The declared errors, by going through everything that can happen.
+//! Checks the declared error rates by enumerating all courses.
 
 use super::*;
 
@@ -14,7 +14,7 @@ const fn survived(requests: u64) -> Run {
     Run { requests, died: false }
 }
 
-/// The chance of each verdict about a crash that comes with this chance, over all courses.
+/// Adds up the probability of each verdict for a crash with this death probability, over all courses.
 fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<Run>, weight: f64, found: &mut [f64; 3]) {
     let place = match again(policy, runs) {
         Again::Undecided => {
@@ -45,7 +45,8 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
         course(&policy, chance, &mut Vec::new(), 1.0, &mut found);
         assert!((found.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{found:?}");
         assert!(found[0] <= always_most && found[0] >= always_least, "{chance}: {found:?}");
-        // Wald's bounds are for tests without a limit of processes: what is cut off by it is `Sometimes`.
+        // Wald's bounds are for tests without a limit of processes; a test cut off by the limit gives
+        // `Sometimes`.
         if chance >= policy.always {
             assert!(found[2] <= policy.false_seldom, "{chance}: {found:?}");
         }
@@ -53,8 +54,8 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
     assert_eq!(again(&policy, &[]), Again::Undecided);
 }
 
-/// The chance that a switch without effect is called a cure: first repetitions until those are judged, then processes with
-/// it and without by turns.
+/// Returns the probability that a switch without effect is called a cure: first repetitions until judged,
+/// then alternating processes with and without it.
 fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
     fn repeat(policy: &CrashPolicy, chance: f64, runs: &mut Vec<Run>, weight: f64) -> f64 {
         if weight < 1e-8 {
@@ -81,7 +82,7 @@ fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
         if weight < 1e-8 || with.len() >= policy.runs_most {
             return 0.0;
         }
-        // It dies with the switch: no cure.
+        // A death with the switch: no cure.
         let weight = weight * (1.0 - chance);
         with.push(survived(180));
         let mut all = 0.0;

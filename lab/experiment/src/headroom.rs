@@ -1,4 +1,4 @@
-//! Whether the largest prompts fit: what prompts of some lengths took, what the worst case will take, what would fit.
+//! Predicts if the largest prompts fit into memory, from prompts of several lengths.
 //!
 //! ```text
 //!  bytes above idle                          . ' predicted worst case: all slots full
@@ -10,10 +10,10 @@
 //!           ubatch                     slot's context
 //! ```
 //!
-//! llama-server takes buffers for the largest prompt so far and keeps them, so the highest figure so far is what a prompt
-//! of a length takes. Between measured lengths the curve is a line. Beyond the longest it goes on as steeply as the upper
-//! half of what was measured, or, where that explains the measurements far better, like a pool that keeps every buffer that
-//! became too small. Nothing here measures.
+//! llama-server allocates buffers for the largest prompt so far and keeps them, so a length costs the
+//! highest figure so far. The curve is linear between measured lengths. Beyond the longest it continues
+//! with the slope of the upper half. If that explains the measurements far better, it continues like a pool
+//! that keeps every outgrown buffer. This module measures nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,73 +25,75 @@ use warden_policies::defaults;
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::{ByteSize, exact, whole};
 
-/// Below this prefill is hardly faster than decoding.
+/// Smallest micro-batch; below it prefill is hardly faster than decoding.
 const MIN_UBATCH: u64 = 32;
 
-/// What prompts of one length took of one memory.
+/// Peak of one memory with prompts of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peak {
     /// Tokens of each prompt.
     pub tokens: u64,
-    /// Prompts at a time.
+    /// Number of concurrent prompts.
     pub together: u32,
-    /// The most bytes that the process held meanwhile.
+    /// Peak bytes of the process.
     pub bytes: u64,
 }
 
-/// How the server was set up while that was measured.
+/// Server settings during the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    /// `-c`: tokens of context in all slots together.
+    /// `-c`: tokens of context of all slots together.
     pub context: u64,
-    /// Slots.
+    /// Number of slots.
     pub slots: u32,
-    /// The longest prompt of one slot, in tokens.
+    /// Longest prompt of one slot, in tokens.
     pub slot_context: u64,
-    /// What `-c` gives to one prompt; a slot's context is less where the model was trained on less. `None` if not told.
+    /// Context that `-c` gives to one prompt; a slot has less if the model was trained on less. `None` if
+    /// not reported.
     #[serde(default)]
     pub sequence_context: Option<u64>,
-    /// `-ub`: tokens of a micro-batch.
+    /// `-ub`: tokens per micro-batch.
     pub ubatch: u64,
 }
 
 impl Setup {
-    /// Tokens of each prompt when all slots are as full as they can be at the same time.
+    /// Returns the tokens per prompt when all slots are full at the same time.
     pub fn full_slot(&self) -> u64 {
         (self.context / u64::from(self.slots.max(1))).min(self.slot_context)
     }
 
-    /// The longest prompt of one slot with another `-c`, in tokens. What the model was trained on stays a limit.
+    /// Returns the longest prompt of one slot with another `-c`, in tokens. The training context stays a
+    /// limit.
     fn slot_context_with(&self, context: u64) -> u64 {
         let Self { slot_context: slot, context: all, .. } = *self;
         match self.sequence_context {
             _ if all == 0 => context,
             Some(sequence) => slot.min(scaled(sequence, context, all)),
             None if slot >= all => context,
-            // A share, a limit, or both: the larger of what it may become.
+            // Unknown if the slot's context is a share or a limit: take the larger possibility.
             None => slot.min(context),
         }
     }
 }
 
-/// What prompts take of one memory, by their length.
+/// Memory needed by prompts, as a function of their length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Which memory.
+    /// Memory that the curve describes.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
-    /// Lengths in ascending order, and the bytes above idle that such a prompt takes, alone.
+    /// Prompt lengths in ascending order, with the bytes above idle for one such prompt.
     points: Vec<(u64, f64)>,
-    /// Bytes more for each further prompt at the same time, and the length at which that was measured.
+    /// Extra bytes per concurrent prompt, and the length at which they were measured.
     more: Option<(u64, f64)>,
     ubatch: u64,
-    /// How it goes on beyond the longest prompt: bytes for each token, and for each token of [`hoarded`].
+    /// Continuation beyond the longest prompt: bytes per token, and per token of [`hoarded`].
     beyond: (f64, f64),
 }
 
 impl Curve {
-    /// From what was measured. `None` if no prompt alone was.
+    /// Builds the curve from peaks; `None` without a peak of a single prompt.
     pub fn of(series: MemoryKind, idle: u64, peaks: &[Peak], setup: &Setup) -> Option<Self> {
         let mut points: Vec<(u64, f64)> = Vec::new();
         let mut alone: Vec<&Peak> = peaks.iter().filter(|peak| peak.together <= 1).collect();
@@ -116,12 +118,12 @@ impl Curve {
         Some(curve)
     }
 
-    /// Lengths of prompts and what they took above idle, in bytes.
+    /// Returns prompt lengths and their bytes above idle.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
 
-    /// The same as if no longer prompt than this had been measured: for holding a prediction against what came.
+    /// Returns the curve without prompts longer than `tokens`, to check a prediction against measurements.
     #[must_use]
     pub fn up_to(&self, tokens: u64) -> Option<Self> {
         let points: Vec<_> = self.points.iter().copied().filter(|(own, _)| *own <= tokens).collect();
@@ -129,16 +131,16 @@ impl Curve {
         Some(Self { points, more: None, beyond, ..self.clone() })
     }
 
-    /// Bytes for each token of a prompt that is a quarter longer than the longest that was measured.
+    /// Returns the bytes per token of a prompt a quarter longer than the longest measured one.
     pub(crate) fn end_slope(&self) -> f64 {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let more = (longest / 4).max(1);
         (self.above_idle(longest + more) - self.above_idle(longest)) / exact(more)
     }
 
-    /// What each token of a prompt beyond the largest so far costs at most, for weighing prompts before they are sent: the
-    /// steepest stretch of a quarter of the length or more, the first micro-batch left out, which the first requests of
-    /// any process pay.
+    /// Returns the highest cost per token beyond the largest prompt so far, for admission: the steepest
+    /// stretch over at least a quarter of the length. The first micro-batch is left out, because the first
+    /// requests of every process pay it.
     pub fn price(&self) -> Price {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let above: Vec<(u64, f64)> =
@@ -151,8 +153,8 @@ impl Curve {
         }
     }
 
-    /// The bytes by which the first prompt of more than one micro-batch is above the last one of a single micro-batch,
-    /// less what its tokens cost; `None` if that was not measured, or there is no such step.
+    /// Returns the extra bytes of the first prompt longer than a micro-batch, less its cost per token.
+    /// `None` if not measured, or without such a step.
     pub fn step(&self) -> Option<u64> {
         let below = self.points.iter().rfind(|(tokens, _)| *tokens <= self.ubatch)?;
         let above = self.points.iter().find(|(tokens, _)| *tokens > self.ubatch)?;
@@ -161,7 +163,7 @@ impl Curve {
         (step > 0.0).then(|| rounded(step))
     }
 
-    /// Bytes above idle that one prompt of this length takes.
+    /// Returns the bytes above idle for one prompt of this length.
     pub(crate) fn above_idle(&self, tokens: u64) -> f64 {
         let mut before = (0, 0.0);
         for point in &self.points {
@@ -177,22 +179,23 @@ impl Curve {
         before.1 + token * exact(tokens - before.0) + buffer * more
     }
 
-    /// Bytes that the process holds with so many prompts of this length at the same time.
+    /// Returns the process's bytes with this many concurrent prompts of this length.
     pub fn at(&self, tokens: u64, together: u32) -> u64 {
         let others = exact(u64::from(together.max(1) - 1));
         let more = self.more.map_or(0.0, |(measured, bytes)| {
-            // What further prompts take is in proportion to their length: their part of the cache that is looked at.
+            // Extra bytes of concurrent prompts are proportional to their length: their part of the
+            // attended cache.
             bytes * exact(tokens) / exact(measured.max(1))
         });
         self.idle.saturating_add(rounded(self.above_idle(tokens) + others * more))
     }
 
-    /// The most bytes that the process can hold: the longest prompt alone, or all slots full.
+    /// Returns the worst case in bytes: the longest prompt alone, or all slots full.
     pub fn worst(&self, setup: &Setup) -> u64 {
         self.at(setup.slot_context, 1).max(self.at(setup.full_slot(), setup.slots))
     }
 
-    /// The worst case with another `-c`.
+    /// Returns the worst case with another `-c`.
     fn worst_with(&self, setup: &Setup, context: u64) -> u64 {
         let slot_context = setup.slot_context_with(context);
         let sequence_context =
@@ -201,40 +204,40 @@ impl Curve {
     }
 }
 
-/// Whether the worst case fits.
+/// Verdict on the worst case of one memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which memory.
+    /// Memory that the verdict is about.
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
-    /// The most bytes that the process can hold.
+    /// Worst case in bytes.
     pub worst: u64,
-    /// The most bytes that it may hold: what it held, and what was free beside it, less the reserve; `None` if not known.
+    /// Limit in bytes: the process's memory plus free memory, less the reserve; `None` if unknown.
     pub limit: Option<u64>,
-    /// Tokens of context with which that worst case is.
+    /// Tokens of context in the worst case.
     pub context: u64,
-    /// The largest `-c` that would fit; `None` if the present one does, or none would.
+    /// Largest `-c` that would fit; `None` if the present one does, or none would.
     pub smaller_context: Option<u64>,
-    /// The largest `-ub` that would fit; likewise, and `None` where smaller micro-batches were not measured.
-    pub smaller_ubatch: Option<u64>,
-    /// Bytes that each token of context takes before any prompt, most of them the KV cache; `None` where that was not
+    /// Largest `-ub` that would fit; `None` if the present one does, none would, or smaller ones were not
     /// measured.
+    pub smaller_ubatch: Option<u64>,
+    /// Bytes per token of context before any prompt, mostly KV cache; `None` if not measured.
     #[serde(default)]
     pub context_token: Option<f64>,
-    /// Bytes for each prompt token.
+    /// Bytes per prompt token.
     pub price: Price,
-    /// Bytes that the second micro-batch of a prompt takes once.
+    /// Extra bytes, once, of the second micro-batch of a prompt.
     pub step: Option<u64>,
 }
 
-/// The numbers. Reasons: `defaults.toml`, section `[diagnose.headroom]`.
+/// Settings of headroom. `defaults.toml`, section `[diagnose.headroom]`, gives the reasons.
 fn numbers() -> &'static defaults::Headroom {
     &defaults().diagnose.headroom
 }
 
-/// Holds the worst case against what may be held. `smaller`: the same measured with smaller micro-batches, and those.
-/// `context_token`: bytes that each token of context takes before any prompt, where that was measured.
+/// Compares the worst case with the limit. `smaller` is the curve measured with smaller micro-batches, and
+/// their size. `context_token` is the measured bytes per token of context before any prompt.
 pub fn judge(
     curve: &Curve,
     setup: &Setup,
@@ -258,7 +261,7 @@ pub fn judge(
     let Some(limit) = limit.filter(|limit| *limit < worst) else { return verdict };
     let step = previous_power_of_two(setup.context / numbers().context_steps).max(numbers().context_grain);
     let mut context = setup.context.saturating_sub(1) / step * step;
-    // A smaller context makes prompts shorter, and what holds it smaller.
+    // A smaller context makes prompts shorter, and its own allocation smaller.
     let with = |context: u64| {
         let saved = context_token.unwrap_or(0.0) * exact(setup.context - context);
         curve.worst_with(setup, context).saturating_sub(rounded(saved))
@@ -270,7 +273,7 @@ pub fn judge(
     if let Some((other, ubatch)) = smaller
         && ubatch < setup.ubatch
     {
-        // Between two measured sizes, and below the smaller one, what a micro-batch takes is in proportion to it.
+        // Between two measured micro-batch sizes, and below the smaller one, memory is linear in the size.
         let (there, here) = (exact(other.worst(setup)), exact(worst));
         let slope = (here - there) / exact(setup.ubatch - ubatch);
         let mut size = previous_power_of_two(setup.ubatch - 1);
@@ -286,17 +289,17 @@ pub fn judge(
 }
 
 impl Verdict {
-    /// Bytes that are missing; 0 if it fits or nothing is known of a limit.
+    /// Returns the missing bytes; 0 if it fits or no limit is known.
     pub fn short(&self) -> u64 {
         self.limit.map_or(0, |limit| self.worst.saturating_sub(limit))
     }
 
-    /// Whether it fits; `None` if nothing is known of a limit.
+    /// Returns true if the worst case fits; `None` if no limit is known.
     pub fn fits(&self) -> Option<bool> {
         self.limit.map(|limit| self.worst <= limit)
     }
 
-    /// All of it in one sentence.
+    /// Returns the verdict as one sentence.
     pub fn sentence(&self) -> String {
         let context = grouped(self.context);
         let worst = ByteSize(self.worst);
@@ -327,7 +330,7 @@ impl Verdict {
     }
 }
 
-/// A number with a comma before every third digit from the end: `57,344`.
+/// Formats a number with thousands separators: `57,344`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -340,7 +343,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes per token between all pairs of points that are at least so many tokens apart.
+/// Bytes per token between all pairs of points at least `apart` tokens apart.
 fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
     let mut slopes = Vec::new();
     for (at, early) in points.iter().enumerate() {
@@ -360,12 +363,12 @@ fn scaled(value: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
-/// The largest power of two that is not above the number; 0 for 0.
+/// Largest power of two up to the number; 0 for 0.
 fn previous_power_of_two(number: u64) -> u64 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// The nearest whole number of bytes; never below zero.
+/// Rounds to whole bytes, never below zero.
 fn rounded(value: f64) -> u64 {
     whole(value.round())
 }

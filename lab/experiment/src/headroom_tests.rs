@@ -1,4 +1,4 @@
-//! Curves from made-up servers, and what is said about them.
+//! Curves of simulated servers, and the verdicts on them.
 
 use super::*;
 use warden_policies::sample::GpuIndex;
@@ -15,7 +15,7 @@ fn alone(lengths: &[u64], bytes: impl Fn(u64) -> u64) -> Vec<Peak> {
     lengths.iter().map(|tokens| Peak { tokens: *tokens, together: 1, bytes: bytes(*tokens) }).collect()
 }
 
-/// A pool that keeps every buffer that became too small and makes each new one a twentieth larger than is needed.
+/// A pool that keeps every outgrown buffer and makes each new one a twentieth larger than needed.
 fn hoard(tokens: u64, ubatch: u64, per_token: u64) -> u64 {
     let (mut held, mut largest, mut seen) = (0, 0, 0);
     while seen < tokens {
@@ -61,7 +61,7 @@ fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its
             let setup = Setup { ubatch, ..setup(context, 1) };
             let tokens = |share: &f64| warden_policies::units::scale(context, *share);
             let all: Vec<u64> = lengths.iter().map(tokens).collect();
-            // A driver counts in pieces of 2 MiB, and the cache grows by the token beside it.
+            // A driver counts in pieces of 2 MiB, and the cache grows by single tokens.
             let real = |tokens: u64| {
                 idle + tokens * 100 + hoard(tokens, ubatch, per_token).next_multiple_of(2 * MIB)
             };
@@ -166,11 +166,11 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
     let idle = 1152 * MIB;
     let peaks = alone(&[512, 2048, 4096, 8192], |tokens| idle + tokens * 65_536);
     let curve = Curve::of(VRAM, idle, &peaks, &setup).unwrap();
-    // Not even the idle server fits: prompts alone say that no context would do.
+    // Even the idle server does not fit, so the prompts' cost alone shows that no context would do.
     let limit = Some(1044 * MIB);
     let blind = judge(&curve, &setup, limit, None, None);
     assert_eq!(blind.smaller_context, None);
-    // 128 KiB for each token of context: 128 MiB are left without any, and 192 KiB a token fit in 916 MiB.
+    // 128 KiB per token of context: 128 MiB remain without context, and 192 KiB per token fit into 916 MiB.
     let seen = judge(&curve, &setup, limit, None, Some(131_072.0));
     assert_eq!(seen.smaller_context, Some(4096));
     let hopeless = judge(&curve, &setup, Some(100 * MIB), None, Some(131_072.0));

@@ -1,4 +1,4 @@
-//! Judges one leg: from readings to a finding, and whether more of them would tell more.
+//! Judges one leg: turns readings into a finding, and decides if more readings would help.
 
 use crate::{Attribution, Ended, Finding, Follows, Reading, SeriesFinding, Settles, Speed, Trace, Workload};
 use warden_policies::defaults::Diagnose;
@@ -9,24 +9,25 @@ use warden_policies::units::{exact, scale};
 
 /// 8 MiB of host memory and 3 MiB of VRAM: a heap moves less in a minute of even work.
 const NEAR_SHARE: f64 = 0.125;
-/// The VRAM of clean servers does not change, and the least of the known leaks is 0.22 MiB a request.
+/// VRAM of clean servers is constant; the smallest known leak is 0.22 MiB per request.
 const STILL_VRAM_BYTES: u64 = 50 << 10;
-/// Clean servers were measured at up to 0.05 MiB a request, and the least of the known leaks at 1.1 MiB.
+/// Clean servers grew by up to 0.05 MiB per request; the smallest known leak is 1.1 MiB.
 const STILL_HOST_BYTES: u64 = 100 << 10;
-/// A leak that chance kept below the last test is found by the next three or four; a cache that fills slowly would take
-/// many times as long, and is not waited for.
+/// Extra readings, as a share of the leg, while a memory is suspected. A leak that chance kept below the
+/// last test is found by the next three or four tests. A slowly filling cache would need many times more,
+/// and is not waited for.
 const DOUBT_SHARE: f64 = 0.5;
 
-/// Whether a leg goes on.
+/// Decision after a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// More readings may tell more.
+    /// More readings may help.
     GoOn,
-    /// The rest would change nothing.
+    /// More readings would change nothing.
     Decided,
 }
 
-/// Takes the readings of one leg.
+/// Judge of one leg.
 #[derive(Clone, Debug)]
 pub struct Judge {
     workload: Workload,
@@ -37,7 +38,7 @@ pub struct Judge {
     readings: Vec<Reading>,
 }
 
-/// Growth in bytes per request that counts as none.
+/// Returns the growth in bytes per request that counts as none.
 fn still_bytes(series: MemoryKind) -> u64 {
     match series {
         MemoryKind::Host => STILL_HOST_BYTES,
@@ -46,8 +47,8 @@ fn still_bytes(series: MemoryKind) -> u64 {
 }
 
 impl Judge {
-    /// For a leg of at most this many readings. `policy`: the detector's numbers; what an experiment changes in them is
-    /// changed here.
+    /// Creates a judge for a leg of at most `steps` readings. `policy` is the detector's; changes for
+    /// experiments are applied here.
     pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
         let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
         Self {
@@ -60,23 +61,23 @@ impl Judge {
         }
     }
 
-    /// All readings so far.
+    /// Returns all readings so far.
     pub fn readings(&self) -> &[Reading] {
         &self.readings
     }
 
-    /// What the detector says now, memory by memory.
+    /// Returns the detector's present state, by memory.
     pub fn growth(&self) -> &[Growth] {
         self.monitor.growth()
     }
 
-    /// Readings of this leg at most: some more than it was given while one memory is suspected, because what may be either is
-    /// an answer to nobody.
+    /// Returns the most readings of this leg. A suspected memory extends the leg, because an undecided
+    /// result is useless.
     pub fn most(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let suspected = self.growth().iter().any(|growth| match growth.verdict {
             Verdict::Suspected => true,
-            // Looked at only where the leg would end.
+            // Computed only at the regular end of the leg.
             Verdict::Steady if taken >= self.steps => {
                 let levels = levels(growth.series, &self.readings, true);
                 self.doubted(growth, &levels) == Verdict::Suspected
@@ -86,14 +87,15 @@ impl Judge {
         self.steps.saturating_add(if suspected { scale(self.steps, DOUBT_SHARE) } else { 0 })
     }
 
-    /// Takes a reading in. `allowed`: bytes of host memory that the server is told to keep and nobody measures. `graphs`:
-    /// captured graphs that it has, by its memory report; `None` where that is not known, or where they are limited.
+    /// Adds a reading. `allowed` is the host memory that the server is configured to cache and that is not
+    /// measured. `graphs` is the number of captured graphs by its memory report; `None` if unknown or
+    /// limited.
     pub fn observe(&mut self, sample: Sample, allowed: u64, graphs: Option<u64>) -> Next {
         self.monitor.allow(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
         self.readings.push(Reading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
-        // Looking at all of them costs some milliseconds.
+        // A full look costs some milliseconds.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
         if look && self.monitor.growth().iter().all(|growth| self.decided(growth)) {
             Next::Decided
@@ -103,14 +105,14 @@ impl Judge {
     }
 
     fn decided(&self, growth: &Growth) -> bool {
-        // Without measured pools: how those fill is known.
+        // Excludes measured pools, because their growth is known.
         let levels = levels(growth.series, &self.readings, false);
         let slope = slope(after_start(&levels), &self.policy);
         match growth.verdict {
             Verdict::Warming | Verdict::Suspected => false,
             Verdict::Leaking => slope
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
-            // Even the high end of the interval could not become a leak in what is left.
+            // Even the upper end of the interval could not become a leak in the rest of the leg.
             Verdict::Steady | Verdict::Bounded => slope.is_some_and(|slope| {
                 let whole = slope.high * exact(self.steps) * requests_per_step(&levels);
                 whole < exact(self.effect(&levels, growth.series)) * self.policy.settle_share
@@ -118,7 +120,7 @@ impl Judge {
         }
     }
 
-    /// The least rise that counts, in bytes.
+    /// Returns the smallest rise that counts, in bytes.
     fn effect(&self, levels: &[Level], series: MemoryKind) -> u64 {
         match series {
             MemoryKind::Host => {
@@ -129,7 +131,7 @@ impl Judge {
         }
     }
 
-    /// What the leg found.
+    /// Returns the finding of the leg.
     pub fn finding(&self, speed: Speed, ended: Ended) -> Finding {
         let work = self.readings.last().map_or_else(Work::default, |reading| reading.sample.work);
         Finding {
@@ -146,8 +148,8 @@ impl Judge {
         }
     }
 
-    /// Readings for a verdict. Who has the fewest that can be enough and knows nothing needs twice as many: the start took longer
-    /// than starts do.
+    /// Returns the readings needed for a verdict. A leg with the least sufficient number and no verdict
+    /// needs twice as many, because its start took unusually long.
     fn enough(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let least = fewest_readings(&self.policy, &self.numbers);
@@ -187,12 +189,12 @@ impl Judge {
         }
     }
 
-    /// What the memory report says of graphs beside a verdict: where bytes alone leave it in doubt, graphs that become more with
-    /// every request and take the memory with them leave none.
+    /// Applies the memory report's graph counts to a verdict. Graphs that grow with every request, together
+    /// with the memory, confirm a suspected leak.
     fn testified(&self, series: MemoryKind, verdict: Verdict) -> (Verdict, Option<Follows>) {
         let trace = |reading: &Reading| {
             let sample = &reading.sample;
-            // Pools that the report measures are no part of what graphs hold.
+            // Measured pools do not belong to graphs.
             let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
             let handles = [exact(reading.graphs?), 0.0];
             Some(Trace { requests: sample.work.requests, measured, counted: 0, handles })
@@ -203,7 +205,8 @@ impl Judge {
         (verdict, found.along.filter(|_| verdict.grows()))
     }
 
-    /// The detector looks at what is not in measured pools; here, growth into them counts as growth within bounds.
+    /// Returns the verdict; the detector ignores measured pools, while here growth into them counts as
+    /// bounded.
     fn verdict(&self, growth: &Growth, levels: &[Level]) -> Verdict {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
@@ -214,8 +217,8 @@ impl Judge {
         if fills && growth.verdict == Verdict::Steady { Verdict::Bounded } else { growth.verdict }
     }
 
-    /// The same, where a memory that rises to the end of the leg is not said to be steady: it rose too little for the detector,
-    /// which has to hold for years, and may be a leak.
+    /// Returns the verdict, but never `Steady` for a memory that rises to the end of the leg. The rise is
+    /// too small for the detector, which has to hold for years, and may be a leak.
     fn doubted(&self, growth: &Growth, levels: &[Level]) -> Verdict {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
@@ -247,15 +250,16 @@ impl Judge {
         let settled = median(&mut last).unwrap_or(0.0) - exact(step);
         let below = levels.iter().rposition(|level| exact(level.bytes) < settled);
         let from = below.map_or(0, |index| index + 1);
-        // What moved within the last third has not been seen to be still.
+        // Movement within the last third leaves no time to see it stop.
         if from > levels.len() - third {
             return Settles::Unknown;
         }
         Settles::Yes { at_request: levels[from].work.requests }
     }
 
-    /// The least slope that the detector can call a leak after as many readings, in bytes per request: a window of floors
-    /// has to rise by the least rise that counts, twice in a row, and all of them together by somewhat more.
+    /// Returns the smallest slope, in bytes per request, that the detector can call a leak after these
+    /// readings. A window of floors has to rise by the least effect twice in a row, and all windows
+    /// together by somewhat more.
     fn sees(&self, levels: &[Level], series: MemoryKind) -> f64 {
         let policy = &self.policy;
         let effect = exact(self.effect(levels, series));
@@ -274,14 +278,14 @@ impl Judge {
     }
 }
 
-/// The fewest readings of a leg that can be enough for a verdict: the start, and a window and one test after it.
+/// Fewest readings that can suffice for a verdict: the start, one window, and one test after it.
 pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
     let window = u64::try_from(policy.window).unwrap_or(u64::MAX);
     let least = (policy.warmup_requests + 1 + policy.test_every).saturating_add(window);
     least.max(numbers.decide_after)
 }
 
-/// The readings of one memory, with or without what was in measured pools.
+/// Readings of one memory, with or without measured pools.
 pub(super) fn levels(series: MemoryKind, readings: &[Reading], with_pools: bool) -> Vec<Level> {
     let level = |reading: &Reading| {
         let sample = &reading.sample;
@@ -292,7 +296,7 @@ pub(super) fn levels(series: MemoryKind, readings: &[Reading], with_pools: bool)
     readings.iter().filter_map(level).collect()
 }
 
-/// What was in measured pools of one memory.
+/// Readings of the measured pools of one memory.
 fn pools(series: MemoryKind, readings: &[Reading]) -> Vec<Level> {
     let level = |reading: &Reading| {
         let sample = &reading.sample;
@@ -301,12 +305,12 @@ fn pools(series: MemoryKind, readings: &[Reading]) -> Vec<Level> {
     readings.iter().filter_map(level).collect()
 }
 
-/// What is left of a leg without its start.
+/// Drops the start of a leg.
 pub(super) fn after_start(levels: &[Level]) -> &[Level] {
     &levels[levels.len() / 3..]
 }
 
-/// Requests from one reading to the next.
+/// Requests between two readings.
 fn requests_per_step(levels: &[Level]) -> f64 {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
     let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);

@@ -1,14 +1,14 @@
-//! What an experiment finds out about a server's memory.
+//! Experiments: measure a server's memory under controlled work.
 //!
 //! ```text
 //!  fresh process ─ ready ─ warm-up ─┬─ request(s) ─ idle ─ reading ─┬─ decided, or the limit ─ stop     one leg
 //!                                   └───────────────<───────────────┘
 //!  readings ──> Judge ──> Finding: verdict, growth per unit of work, whether it settles
-//!  findings ──> across: who pays, over all legs together
+//!  findings ──> across: the unit of work that pays, over all legs together
 //! ```
 //!
-//! The verdicts are the detector's own ([`warden_policies::growth`]): what an experiment calls a leak, the supervisor would have
-//! replaced a backend for. An experiment only sees to it that there is enough of one kind of work, and nothing else.
+//! Verdicts come from the detector ([`warden_policies::growth`]): the supervisor would have replaced a backend for
+//! each leak found here. An experiment only provides enough work of one kind, and no other work.
 
 use std::time::Duration;
 
@@ -38,163 +38,163 @@ pub use judge::{Judge, Next, fewest_readings};
 pub use line::Line;
 pub use workload::{Workload, WorkloadError};
 
-/// One reading of a leg, taken when nothing was in flight.
+/// Reading of a leg, taken with nothing in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// What was read, and the work done by then.
+    /// Sample with the work done by then.
     pub sample: Sample,
-    /// Bytes of host memory that the server is told to keep and that nobody measures, as known at that moment.
+    /// Bytes of host memory that the server is configured to cache and that are not measured, as known then.
     pub allowed: u64,
-    /// Captured graphs that the server has, by its memory report; `None` without a report, or where it limits them.
+    /// Captured graphs by the server's memory report; `None` without a report, or if it limits them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<u64>,
 }
 
-/// How fast a leg was.
+/// Speed of a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// Tokens generated per second of one slot while it generates; `None` where the server does not tell.
+    /// Generated tokens per second of one generating slot; `None` if the server does not report it.
     pub tokens_per_second: Option<f64>,
     /// Median time from sending a request to the first token of its answer.
     #[serde(rename = "first_token_seconds", with = "warden_policies::seconds")]
     pub first_token: Option<Duration>,
-    /// Requests that were measured.
+    /// Number of measured requests.
     pub requests: u64,
 }
 
-/// Whether a memory stops growing.
+/// End of a memory's growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "settles")]
 pub enum Settles {
-    /// It has stopped.
+    /// Growth has stopped.
     Yes {
-        /// From this request on it grew no more.
+        /// Last request at which memory grew.
         at_request: u64,
     },
-    /// It grew to the end.
+    /// Memory grew to the end.
     No,
-    /// Too short to say, or a cache that was still filling.
+    /// Too short to say, or a cache was still filling.
     Unknown,
 }
 
-/// What one memory did in a leg.
+/// Finding on one memory in a leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFinding {
-    /// Which memory.
+    /// Memory in question.
     pub series: MemoryKind,
-    /// What the detector says.
+    /// Verdict of the detector.
     pub verdict: Verdict,
-    /// Bytes per request, after the start of the leg, with the ends of a 95 % interval; `None` with too few readings.
+    /// Bytes per request after the start of the leg, with a 95 % interval; `None` with too few readings.
     pub per_request: Option<Interval>,
-    /// Bytes of that which went into pools that the server keeps on purpose, where those are measured.
+    /// Bytes per request that went into measured pools, which the server keeps on purpose.
     pub pooled_per_request: Option<f64>,
-    /// The same growth for each prompt token evaluated; `None` where there were none.
+    /// The same growth per evaluated prompt token; `None` without any.
     pub per_prompt_token: Option<f64>,
-    /// The same growth for each token generated.
+    /// The same growth per generated token.
     pub per_output_token: Option<f64>,
-    /// The same growth for each image.
+    /// The same growth per image.
     pub per_image: Option<f64>,
-    /// Whether it stops.
+    /// End of the growth.
     pub settles: Settles,
-    /// Which unit of work pays; only where it leaks or may leak.
+    /// Unit of work that pays; only for a leak or a suspected one.
     pub blame: Option<Blame>,
-    /// Bytes at the first reading, after the warm-up.
+    /// Bytes at the first reading after the warm-up.
     pub first: u64,
     /// Bytes at the last reading.
     pub last: u64,
-    /// The most bytes at any reading between requests.
+    /// Most bytes at a reading between requests.
     pub peak: u64,
-    /// The least growth in bytes per request that a leg of this length could have called a leak.
+    /// Smallest growth in bytes per request that a leg of this length could have called a leak.
     pub sees: f64,
-    /// Captured graphs that become more with the requests and that this memory rises with, by the server's memory report.
+    /// Captured graphs that grow with the requests and with this memory, by the server's memory report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<Follows>,
 }
 
-/// A leg that could only have seen more bytes a request than this was too short to see anything.
+/// Detection limit in bytes per request above which a leg was too short to detect anything.
 const MOST_SEEN: f64 = 1e15;
 
 impl SeriesFinding {
-    /// Whether there were too few readings to say anything.
+    /// Returns true if there were too few readings for any statement.
     pub fn is_too_short(&self) -> bool {
         !self.verdict.is_known() || self.sees > MOST_SEEN
     }
 }
 
-/// How a leg ended.
+/// End of a leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Ended {
     /// All requests were sent.
     Complete,
-    /// It was clear before the end.
+    /// The result was clear before the last request.
     Early,
-    /// The time for a leg was over.
+    /// The time limit of a leg was reached.
     OutOfTime,
-    /// The machine had hardly any memory left.
+    /// The machine had almost no memory left.
     OutOfMemory {
-        /// In words.
+        /// Description.
         why: String,
     },
-    /// Somebody asked for an end.
+    /// The operator interrupted the leg.
     Interrupted,
-    /// The server ended by itself.
+    /// The server ended on its own.
     Crashed {
-        /// What happened, with the server's last words.
+        /// Description, with the server's last lines.
         why: String,
     },
-    /// Somebody else ended the server: the kernel for lack of memory, an operator, a limit of time.
+    /// Another party ended the server: the kernel for lack of memory, an operator, a time limit.
     Killed {
-        /// What is known of it.
+        /// Description.
         why: String,
     },
-    /// The server runs and does not work: it answered with errors only, or not at all.
+    /// The server runs but does not work: it answered only with errors, or not at all.
     Failed {
-        /// What happened.
+        /// Description.
         why: String,
     },
 }
 
-/// What a leg found: one fresh process and one workload.
+/// Finding of a leg: one fresh process under one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The work.
+    /// Workload of the leg.
     pub workload: Workload,
-    /// Readings, which is steps of work.
+    /// Number of readings, which is the number of steps.
     pub steps: u64,
-    /// Readings that would be enough for a verdict, as far as can be told.
+    /// Estimated number of readings for a verdict.
     #[serde(default)]
     pub enough: u64,
-    /// Requests that were answered, the warm-up included.
+    /// Answered requests, warm-up included.
     pub requests: u64,
-    /// All work, the warm-up included.
+    /// Work done, warm-up included.
     pub work: Work,
-    /// Memory by memory, the host first.
+    /// Finding by memory, host memory first.
     pub series: Vec<SeriesFinding>,
-    /// How fast it was.
+    /// Speed of the leg.
     pub speed: Speed,
-    /// How it ended.
+    /// End of the leg.
     pub ended: Ended,
-    /// The crash that ended it, if one did.
+    /// Crash that ended the leg, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<crash::Crash>,
-    /// A second leg of the same work without the prompt cache, because with it nobody could tell what grows.
+    /// A repetition without the prompt cache, because with the cache the cause of the growth was ambiguous.
     #[serde(default)]
     pub control: bool,
 }
 
 impl Finding {
-    /// The worst verdict of all memories; `None` if no memory could be read.
+    /// Returns the worst verdict of all memories; `None` if no memory could be read.
     pub fn worst(&self) -> Option<Verdict> {
         self.series.iter().map(|series| series.verdict).max()
     }
 
-    /// What one memory did.
+    /// Returns the finding on one memory.
     pub fn of(&self, series: MemoryKind) -> Option<&SeriesFinding> {
         self.series.iter().find(|found| found.series == series)
     }
 
-    /// Whether host memory grew within what the server is told to keep, and nobody measured whether it was that which grew.
+    /// Returns true if host memory grew within the declared caches, and these are not measured.
     pub fn is_ambiguous(&self) -> bool {
         let host = self.of(MemoryKind::Host);
         host.is_some_and(|host| {
@@ -204,12 +204,12 @@ impl Finding {
         })
     }
 
-    /// Whether it leaves open if a memory leaks: too few readings of it, or no memory that could be read.
+    /// Returns true if the leg cannot show a leak: too few readings of a memory, or none at all.
     pub fn is_too_short(&self) -> bool {
         self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
     }
 
-    /// Whether the server survived this work; `None` where that is not known.
+    /// Returns the leg as a crash run; `None` if unknown whether the server survived.
     pub fn survived(&self) -> Option<crash::Run> {
         if let Some(crash) = &self.crash {
             return Some(crash::Run { requests: crash.at_request, died: true });
@@ -218,7 +218,7 @@ impl Finding {
         whole.then_some(crash::Run { requests: self.requests, died: false })
     }
 
-    /// Whether any memory leaks.
+    /// Returns true if any memory leaks.
     pub fn leaks(&self) -> bool {
         self.worst() == Some(Verdict::Leaking)
     }

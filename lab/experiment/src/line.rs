@@ -1,4 +1,4 @@
-//! The line that a finding sees in the readings of a leg, with the range in which it lies: for plots.
+//! The line fitted to a leg's readings, with its range, for plots.
 
 use crate::Reading;
 use crate::judge::{after_start, levels};
@@ -7,23 +7,23 @@ use warden_policies::growth::stats::{median, scatter};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::exact;
 
-/// A line over requests. Values in, values out.
+/// A line over requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// From which number of requests on it was fitted: what was before is the start of the leg, of which nothing is said.
+    /// First request of the fit; the start of the leg before it is not judged.
     pub from: f64,
-    /// To which one.
+    /// Last request of the fit.
     pub to: f64,
     /// Bytes per request.
     slope: Interval,
-    /// A place in its middle, at which the slope's uncertainty moves nothing.
+    /// Centre point, where the slope's uncertainty has no effect.
     middle: (f64, f64),
-    /// How far readings are from it: bytes, as a standard deviation.
+    /// Scatter of the readings about the line: a standard deviation in bytes.
     scatter: f64,
 }
 
 impl Line {
-    /// Of the growth that a finding has, through the readings that it has it from; `None` of fewer than two.
+    /// Fits the line of a finding's growth through its readings; `None` with fewer than two.
     pub fn through(series: MemoryKind, readings: &[Reading], per_request: Interval) -> Option<Self> {
         let levels = levels(series, readings, true);
         let (xs, ys): (Vec<f64>, Vec<f64>) =
@@ -39,7 +39,8 @@ impl Line {
         Some(Self { from, to, slope: per_request, middle: (center, median(&mut rests)?), scatter })
     }
 
-    /// Where it is when so many requests were answered, in bytes. The range holds what the slope may be, and what readings are beside it.
+    /// Returns the line's bytes at a number of answered requests. The range covers the slope's uncertainty
+    /// and the scatter.
     pub fn at(&self, requests: f64) -> Interval {
         let away = requests - self.middle.0;
         let value = self.middle.1 + self.slope.value * away;
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_line_goes_through_the_readings_after_the_start_and_its_range_holds_them() {
-        // A steep start, of which the line says nothing.
+        // A steep start, which the line excludes.
         let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
         let readings = readings(bytes);
         let slope = Interval { value: 1000.0, low: 990.0, high: 1010.0 };

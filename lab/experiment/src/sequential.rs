@@ -1,54 +1,54 @@
-//! Whether a switch stops the growth of a memory, from as few runs as that takes.
+//! Tests if a switch stops the growth of a memory, with as few processes as possible.
 //!
 //! ```text
-//!  legs without the switch ──> growth per request, and how sure ──┐
-//!                                                                  ├──> share that is left ──> Stops | Halves | Nothing
-//!  legs with it ─────────────> growth per request, and how sure ──┘          \──> Undecided: one more leg of each
+//!  legs without the switch ──> growth per request, uncertainty ──┐
+//!                                                                ├──> remaining share ──> Stops | Halves | Nothing
+//!  legs with it ─────────────> growth per request, uncertainty ──┘      \──> Undecided: one more leg of each
 //!
 //!  share   0 ──────── stops_share ──────── halves_share ──────── 1
 //!            Stops                 Halves               Nothing
 //! ```
 //!
-//! It is a test after Fieller at two limits of the share: at each look the legs so far may prove that the share is below the
-//! first limit, or above one of them, or nothing. What is proven to be no cure is `Halves` or `Nothing` as it was measured: close to the
-//! second limit no further process is spent on the word. How much legs of a kind differ is known from themselves alone, so the limits of the test
-//! are Student's, with Welch's degrees of freedom for legs that differ by other amounts with a switch than without it: few
-//! legs prove little, however close they happen to be. The chance of a wrong proof is divided among all looks that there can be (Bonferroni),
-//! so stopping at the first proof keeps to the declared rates:
+//! Fieller's test at two limits of the share. At each look the legs may prove that the share is below the
+//! first limit, or above one of them. A switch proven to be no cure is `Halves` or `Nothing` by its
+//! measured share; no further process is spent on that word. The scatter of legs is estimated from the
+//! legs, so the limits are Student's with Welch's degrees of freedom: few legs prove little, even if they
+//! agree. Error rates are divided among all possible looks (Bonferroni), so stopping at the first proof
+//! keeps the declared rates:
 //!
-//! - `false_cure`: that a switch which leaves `stops_share` of the growth or more is said to stop it;
-//! - `missed_cure`: that one which leaves less is said to leave more.
+//! - `false_cure`: a switch that leaves `stops_share` of the growth or more is reported to stop it;
+//! - `missed_cure`: a switch that leaves less is reported to leave more.
 //!
-//! How sure a leg is comes from its own interval, widened because readings of a heap hang together, and from how much legs
-//! of the same kind differ, whichever says less. Nothing here runs anything.
+//! The uncertainty of a leg is the larger of two: its own interval, widened for correlated heap readings,
+//! and the scatter between legs of its kind. This module runs nothing.
 
 use serde::{Deserialize, Serialize};
 
 use super::student;
 use warden_policies::growth::Interval;
 
-/// The numbers. Reasons: `defaults.toml`, section `[diagnose.cure]`.
+/// Settings of the cure test. `defaults.toml`, section `[diagnose.cure]`, gives the reasons.
 pub type CurePolicy = warden_policies::defaults::Cure;
 
-/// Deviations in half of a 95 % interval, as legs give it.
+/// Deviations in half of a leg's 95 % interval.
 const INTERVAL_Z: f64 = 1.96;
 
-/// What a switch does to the growth of one memory.
+/// Effect of a switch on the growth of one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Does {
-    /// More legs are needed to say.
+    /// More legs are needed.
     Undecided,
-    /// It ends the growth, but for a small rest.
+    /// The growth ends, but for a small rest.
     Stops,
-    /// It takes about half of it away, or more, but not all.
+    /// About half of the growth or more ends, but not all.
     Halves,
-    /// It leaves most of it.
+    /// Most of the growth remains.
     Nothing,
 }
 
 impl Does {
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Undecided => "undecided",
@@ -59,13 +59,13 @@ impl Does {
     }
 }
 
-/// What the legs so far say.
+/// Judgement by the legs so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// What the switch does.
+    /// Effect of the switch.
     pub does: Does,
-    /// Share of the growth that is left with it, 0 to 1 and beyond, with the ends of the interval that the test uses;
-    /// `None` where one of the two was not measured, or the growth without the switch may be none.
+    /// Share of the growth that remains with it, 0 to 1 and beyond, with the test's interval. `None` if
+    /// either side was not measured, or there may be no growth without the switch.
     pub share: Option<Interval>,
     /// Bytes per request without it.
     pub without: Option<f64>,
@@ -73,22 +73,22 @@ pub struct Judgement {
     pub with: Option<f64>,
 }
 
-/// Growth per request over legs of one kind.
+/// Mean growth per request over legs of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mean {
     value: f64,
     /// Variance of the value.
     var: f64,
-    /// Degrees of freedom of that.
+    /// Degrees of freedom of the variance.
     freedom: f64,
-    /// By what share of their growth the legs differ.
+    /// Scatter of the legs as a share of their growth.
     scatter: f64,
     legs: usize,
 }
 
 impl Mean {
-    /// Over these legs, each with a 95 % interval; `None` for none. One leg alone does not say how much legs differ: it is
-    /// taken to differ by as large a share of itself as those of `like`.
+    /// Averages legs, each with a 95 % interval; `None` without legs. A single leg is assumed to scatter by
+    /// as large a share as the legs of `like`.
     fn of(legs: &[Interval], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
@@ -110,7 +110,7 @@ impl Mean {
     }
 }
 
-/// How far the growth with a switch is from a share of the growth without it.
+/// Distance of the growth with a switch from a share of the growth without it.
 #[derive(Clone, Copy, Debug)]
 struct Distance {
     value: f64,
@@ -127,14 +127,15 @@ impl Distance {
         Self { value: new.value - share * base.value, error: (one + other).sqrt(), freedom }
     }
 
-    /// The chance of such a distance or a larger one where there is none: below for negative ones, above for positive ones.
+    /// Returns the probability of such a distance or a larger one by chance; `below` tests negative
+    /// distances.
     fn chance(self, below: bool) -> f64 {
         let t = self.value / self.error.max(f64::MIN_POSITIVE);
         student::tail(if below { -t } else { t }, self.freedom)
     }
 }
 
-/// Judges a switch by the growth per request of legs without it and with it. It takes two legs without it to say anything.
+/// Judges a switch by the growth per request of legs without and with it. Needs two legs without it.
 pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Judgement {
     let base = Mean::of(without, None, policy);
     let new = Mean::of(with, base.as_ref(), policy);
@@ -156,14 +157,14 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
     judgement.share = Some(Interval { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
     let below = |share: f64| Distance::from(share, &base, &new).chance(true) <= wrong;
     let above = |share: f64| Distance::from(share, &base, &new).chance(false) <= missed;
-    // Legs with a switch may differ more than those without it: what is close to a limit takes two of them.
+    // Legs with a switch may scatter more than those without, so two are needed close to a limit.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {
         Does::Stops
     } else if above(policy.halves_share) {
         Does::Nothing
     } else if own && above(policy.stops_share) {
-        // It is no cure, which is what the test is about: by how much it is none is worth no further process.
+        // Proven to be no cure, which is the question; the exact share is worth no further process.
         partly(ratio, policy)
     } else {
         Does::Undecided
@@ -171,14 +172,14 @@ pub fn judge(policy: &CurePolicy, without: &[Interval], with: &[Interval]) -> Ju
     judgement
 }
 
-/// What a switch does that is known not to stop the growth, by the share that is left with it as it was measured.
+/// Effect of a switch proven not to stop the growth, by the measured remaining share.
 pub(super) fn partly(share: f64, policy: &CurePolicy) -> Does {
     if share < policy.halves_share { Does::Halves } else { Does::Nothing }
 }
 
-/// The chance of a mistake at each look, of those that there can be in one trial.
+/// Error rate per look in one trial.
 fn each(chance: f64, policy: &CurePolicy) -> f64 {
-    // A look after each leg of either kind.
+    // Each leg of either kind is followed by one look.
     chance / f64::from((2 * policy.legs_most).max(1))
 }
 

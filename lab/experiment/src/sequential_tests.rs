@@ -1,4 +1,4 @@
-//! The test of switches on made-up servers: how often it is wrong, beside what it promises.
+//! Tests switches on simulated servers: actual error rates compared with the declared ones.
 
 use super::*;
 use crate::{Ended, Judge, Next, Speed, Workload};
@@ -15,7 +15,8 @@ fn tight(value: f64) -> Interval {
     Interval { value, low: value * 0.99 - 1.0, high: value * 1.01 + 1.0 }
 }
 
-/// Leg after leg, as the planner runs them: with a switch and without by turns. What the switch does, and processes run.
+/// Runs alternating legs with and without a switch, like the planner. Returns the effect and the number of
+/// processes.
 fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval) -> (Does, usize) {
     let policy = policy();
     let (mut base, mut new) = ((0..policy.baseline_least).map(|_| without()).collect::<Vec<_>>(), Vec::new());
@@ -34,7 +35,7 @@ fn run(without: &mut dyn FnMut() -> Interval, with: &mut dyn FnMut() -> Interval
     }
 }
 
-/// What a leg on a made-up server measures, as an experiment measures it.
+/// Measures a leg on a simulated server like an experiment.
 fn leg(world: &World) -> Interval {
     let defaults = warden_policies::defaults();
     let numbers = &defaults.diagnose;
@@ -50,7 +51,7 @@ fn leg(world: &World) -> Interval {
     finding.series[0].per_request.unwrap()
 }
 
-/// A kind of server, by seed and bytes that leak per request.
+/// A kind of server, by seed and leaked bytes per request.
 type Kind = fn(u64, f64) -> World;
 
 fn load() -> Load {
@@ -61,29 +62,29 @@ fn leaking(seed: u64, bytes: f64, noise: Noise) -> World {
     World { leaks: vec![Leak::of(Unit::Request, bytes)], noise, load: load(), ..World::quiet(seed) }
 }
 
-/// A process as the measured ones are: a heap that breathes by 2 MiB.
+/// A process like the measured ones: a heap that varies by 2 MiB.
 fn quiet(seed: u64, bytes: f64) -> World {
     leaking(seed, bytes, Noise { sigma: 2.0 * MIB, phi: 0.7, spikes: 0.02, spike: 20.0 * MIB })
 }
 
-/// The movement of a busy heap, with peaks of 80 MiB.
+/// A busy heap with peaks of 80 MiB.
 fn heap(seed: u64, bytes: f64) -> World {
     leaking(seed, bytes, Noise::HEAP)
 }
 
-/// A heap that fills its arenas ever more slowly, as fresh ones do.
+/// A fresh heap that fills its arenas ever more slowly.
 fn settling(seed: u64, bytes: f64) -> World {
     let ratchet = Background::Ratchet { first: 2.0 * MIB, half: 6.0 };
     World { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
 }
 
-/// One request in three leaks.
+/// Every third request leaks.
 fn uneven(seed: u64, bytes: f64) -> World {
     let leak = Leak { chance: 1.0 / 3.0, ..Leak::of(Unit::Request, 3.0 * bytes) };
     World { leaks: vec![leak], ..quiet(seed, bytes) }
 }
 
-/// How often each answer came, and processes for one answer.
+/// Frequency of each answer, and processes per answer.
 struct Rates {
     stops: f64,
     halves: f64,
@@ -91,7 +92,7 @@ struct Rates {
     legs: f64,
 }
 
-/// Asks about many switches; `legs` makes legs without the switch and with it, from a seed.
+/// Tests many switches; `legs` creates legs without and with the switch from a seed.
 fn rates(runs: u64, legs: impl Fn(u64, bool) -> Interval) -> Rates {
     let (mut counts, mut taken) = ([0_u32; 4], 0);
     for number in 0..runs {
@@ -113,12 +114,12 @@ fn rates(runs: u64, legs: impl Fn(u64, bool) -> Interval) -> Rates {
     Rates { stops, halves, nothing, legs: f64::from(u32::try_from(taken).unwrap()) / count }
 }
 
-/// The same on made-up servers.
+/// Tests many switches on simulated servers.
 fn of_kind(kind: Kind, bytes: f64, share: f64, runs: u64) -> Rates {
     rates(runs, |seed, with| leg(&kind(seed, if with { bytes * share } else { bytes })))
 }
 
-/// The highest share that so many runs show by chance once in a thousand times, where the true one is `rate`.
+/// Highest share that this many runs show by chance once in a thousand times, if the true rate is `rate`.
 fn margin(rate: f64, runs: u64) -> f64 {
     let runs = f64::from(u32::try_from(runs).unwrap());
     rate + 3.1 * (rate * (1.0 - rate) / runs).sqrt() + 1.0 / runs
@@ -127,7 +128,7 @@ fn margin(rate: f64, runs: u64) -> f64 {
 const KINDS: [(&str, Kind); 4] =
     [("quiet", quiet), ("heap", heap), ("settling", settling), ("uneven", uneven)];
 
-/// A leg whose slope is as far off as its interval says, of a process that differs from others of its kind.
+/// A leg with an error as large as its interval says, of a process that differs from others of its kind.
 fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> Interval {
     let mut random = SplitMix::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let rate = rate * (1.0 + scatter * random.normal());
@@ -142,7 +143,7 @@ fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
     let (policy, runs) = (policy(), 800);
     let base = 2.0 * MIB;
     let noise = 0.01 * base;
-    // How much legs differ without the switch, and with it.
+    // Scatter of legs without the switch, and with it.
     for (apart, with_apart) in [(0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.05, 0.4), (0.4, 0.05)] {
         let of = |share: f64| {
             rates(runs, |seed, with| {
@@ -168,7 +169,7 @@ fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
                 "{apart} and {with_apart} apart, {share} left: {missed} missed"
             );
         }
-        // A cure as they were measured is found all the same.
+        // A cure like the measured ones is found anyway.
         let cured = of(0.05);
         assert!(cured.stops > 0.85, "{apart} and {with_apart} apart: {} found", cured.stops);
     }
@@ -192,7 +193,8 @@ fn legs_that_are_less_sure_cost_more_of_them_and_no_more_errors() {
     assert!(sure.stops > 0.99 && sure.legs < 9.0, "{} {}", sure.stops, sure.legs);
 }
 
-/// So many runs at night (`WARDEN_LONG`), a quarter of them always: they are made-up processes of some thousand readings each.
+/// Returns the number of runs: all at night (`WARDEN_LONG`), a quarter otherwise. Each simulates processes
+/// with thousands of readings.
 fn heaps() -> u64 {
     if std::env::var_os("WARDEN_LONG").is_some() { 60 } else { 15 }
 }
@@ -201,7 +203,7 @@ fn heaps() -> u64 {
 fn on_heaps_as_they_are_a_switch_that_leaves_too_much_is_called_a_cure_no_oftener_than_declared() {
     let (policy, runs) = (policy(), heaps());
     for (name, kind) in KINDS {
-        // A tenth beyond the limit: at the limit itself the rates are those of legs that are as sure as they say.
+        // A tenth beyond the limit; at the limit itself the rates are those of ideal legs.
         for (bytes, share) in [(0.6 * MIB, 0.4), (1.2 * MIB, 0.4), (4.4 * MIB, 0.4), (1.2 * MIB, 1.0)] {
             let stops = of_kind(kind, bytes, share, runs).stops;
             let most = margin(policy.false_cure, runs);
@@ -217,7 +219,7 @@ fn on_heaps_as_they_are_a_cure_is_overlooked_no_oftener_than_declared_and_mostly
         let small = of_kind(kind, 1.2 * MIB, 0.0, runs);
         let missed = small.halves + small.nothing;
         assert!(missed <= margin(policy.missed_cure, runs), "{name}: {missed} are overlooked");
-        // The measured leak, and a cure as it was measured.
+        // The measured leak and the measured cure.
         let large = of_kind(kind, 4.4 * MIB, 0.01, runs);
         assert!(large.stops > 0.95, "{name}: only {} are seen", large.stops);
         assert!(large.legs < 10.0, "{name}: {} processes", large.legs);
@@ -263,7 +265,7 @@ fn a_leg_that_jumps_is_not_believed_alone() {
     let base = vec![tight(1.0 * MIB), tight(1.0 * MIB)];
     let jump = Interval { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
     assert_eq!(judge(&policy, &base, &[jump]).does, Does::Undecided);
-    // Legs of the same kind that differ widen the interval by as much, however sure each is of itself.
+    // Legs of one kind that differ widen the interval accordingly, however narrow their own intervals are.
     let apart = judge(&policy, &base, &[tight(0.0), tight(0.5 * MIB)]);
     assert_eq!(apart.does, Does::Undecided);
 }

@@ -1,10 +1,10 @@
-//! Student's distribution: what a mean is worth whose scatter is only known from a few values itself.
+//! Student's distribution: the distribution of a mean whose scatter is estimated from few values.
 //!
-//! By hand: the crate `statrs` has it among 32,000 lines, and asserts what it is given, so that an argument out of range would end the
-//! program. These two functions cut such arguments to their range.
+//! Implemented here because the crate `statrs` has 32,000 lines and panics on arguments out of range, which
+//! would end the program. These functions clamp such arguments.
 
-/// The chance that a number of Student's distribution with `freedom` degrees exceeds `t`. `freedom` need not be whole; below
-/// one it counts as one.
+/// Probability that a Student variable with `freedom` degrees exceeds `t`. `freedom` may be fractional;
+/// below one it counts as one.
 pub(super) fn tail(t: f64, freedom: f64) -> f64 {
     let freedom = freedom.max(1.0);
     if t.is_nan() {
@@ -14,7 +14,7 @@ pub(super) fn tail(t: f64, freedom: f64) -> f64 {
     if t >= 0.0 { half } else { 1.0 - half }
 }
 
-/// What such a number exceeds with this chance, from 0 for one half; right to a millionth of itself.
+/// Value exceeded with this probability, from 0 for one half; relative error at most a millionth.
 pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     let chance = chance.clamp(1e-12, 0.5);
     let (mut low, mut high) = (0.0, 1.0);
@@ -29,7 +29,8 @@ pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// The regularised incomplete beta function. Source: *Numerical Recipes*, 6.4: a continued fraction, after Lentz.
+/// The regularised incomplete beta function. Source: *Numerical Recipes*, 6.4: a continued fraction, after
+/// Lentz.
 fn beta(a: f64, b: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
@@ -68,7 +69,8 @@ fn fraction(a: f64, b: f64, x: f64) -> f64 {
     all
 }
 
-/// The logarithm of the gamma function of a positive number. Source: Lanczos, with Godfrey's coefficients for g = 7.
+/// Logarithm of the gamma function for positive numbers. Source: Lanczos, with Godfrey's coefficients for g
+/// = 7.
 fn ln_gamma(x: f64) -> f64 {
     const PARTS: [f64; 8] = [
         676.520_368_121_885_1,
@@ -97,7 +99,8 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_the_tables() {
-        // One degree: the tangent. Two: (1 - 2p) / sqrt(2p(1 - p)). The others: Abramowitz and Stegun, table 26.10.
+        // One degree: the tangent. Two: (1 - 2p) / sqrt(2p(1 - p)). Others: Abramowitz and Stegun, table
+        // 26.10.
         for (chance, freedom, value) in [
             (0.25, 1.0, 1.0),
             (0.000_625, 1.0, 509.295_5),
@@ -113,7 +116,7 @@ mod tests {
         }
         assert!(quantile(0.5, 3.0).abs() < 1e-6);
         assert!((tail(-1.0, 1.0) - 0.75).abs() < 1e-9);
-        // Between whole numbers it lies between them.
+        // Fractional degrees give values in between.
         let (low, middle, high) = (quantile(0.01, 3.0), quantile(0.01, 2.5), quantile(0.01, 2.0));
         assert!(low < middle && middle < high);
     }

@@ -1,16 +1,16 @@
-//! Which switch stops a crash: what to run next, and what follows from it.
+//! Finds the switch that stops a crash: decides the next process and draws the conclusion.
 //!
 //! ```text
-//!  each switch alone ── one survives as often as is needed ───────> that one
+//!  each switch alone ── one survives as often as needed ──────────> that one
 //!     │ none does
 //!  all together ── they die ──────────────────────────────────────> nothing helps
 //!     │ they survive
-//!  together, less one after the other ── dies? it is needed ──────> what is left
+//!  together, minus one after the other ── dies? it is needed ─────> the rest
 //! ```
 //!
-//! A trial ends with the first death. Each survivor is followed by a process without switches, so that what changes on the
-//! machine meanwhile changes both. It never runs anything: whoever has it asks [`Search::next`], runs that, and tells
-//! [`Search::observe`].
+//! A trial ends with the first death. Each survivor is followed by a process without switches, so that
+//! drift of the machine affects both. The search runs nothing: the caller calls [`Search::next`], runs the
+//! process, and reports to [`Search::observe`].
 
 use serde::{Deserialize, Serialize};
 
@@ -20,64 +20,64 @@ use super::sequential::Does;
 use warden_policies::growth::Verdict;
 use warden_policies::sample::MemoryKind;
 
-/// What to do next.
+/// Next step of the search.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Start a fresh process with these switches, do the work, and tell whether it survived.
+    /// Run a fresh process with these switches through the work, and report its survival.
     Run(Arm),
-    /// Nothing more.
+    /// The search is over.
     Done(Conclusion),
 }
 
-/// How it ended.
+/// Outcome of the search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Outcome {
-    /// A switch stops it, or a set of them.
+    /// A switch or a set of switches stops the crash.
     Cured,
-    /// Nothing that could be tried stops it.
+    /// No usable combination stops it.
     NotCured,
-    /// The crash did not come again, so nobody can see what stops it.
+    /// The crash did not recur, so a cure cannot be shown.
     NotAgain,
-    /// Without any switch it could not be run any more.
+    /// The server cannot be run any more without switches.
     BaselineFailed {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// It was broken off.
+    /// The search was interrupted.
     Interrupted,
 }
 
-/// What a fresh process did.
+/// Result of a fresh process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
-    /// It died, or it did all the work.
+    /// The process died, or completed the work.
     Run {
-        /// After how many requests.
+        /// Requests, and if it died.
         run: Run,
         /// Tokens per second.
         speed: Option<f64>,
-        /// What its memories did.
+        /// Verdict by memory.
         memory: Vec<(MemoryKind, Verdict)>,
     },
-    /// It tells nothing: it did not start, or was ended by somebody else. Why.
+    /// No result, with the reason: the process did not start, or was ended by another party.
     Nothing(String),
 }
 
-/// One set of switches and what it did.
+/// A set of switches and its results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// The switches.
+    /// Indices of the switches.
     pub switches: Vec<usize>,
-    /// Its processes.
+    /// Runs of its processes.
     pub runs: Vec<Run>,
-    /// What they say.
+    /// Effect according to the runs.
     pub does: Does,
-    /// Why there are no more of them, if they told nothing.
+    /// Reason for giving up, if processes brought no result.
     pub failed: Option<String>,
-    /// Tokens per second, the median of its processes.
+    /// Median tokens per second of its processes.
     pub tokens_per_second: Option<f64>,
-    /// What the memories of its last survivor did.
+    /// Verdicts by memory of its last survivor.
     pub memory: Vec<(MemoryKind, Verdict)>,
     #[serde(skip)]
     speeds: Vec<f64>,
@@ -85,22 +85,22 @@ pub struct Trial {
     closed: bool,
 }
 
-/// What was found out.
+/// Result of the search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// How it ended.
+    /// Outcome of the search.
     pub outcome: Outcome,
-    /// What stops it, as indices of the switches.
+    /// Indices of the switches that stop the crash.
     pub cure: Vec<usize>,
-    /// The greatest chance that as much would be seen of switches without effect; `None` without a cure.
+    /// Greatest probability of this result with switches without effect; `None` without a cure.
     pub doubt: Option<f64>,
-    /// Processes without any switch.
+    /// Processes without switches.
     pub without: Vec<Run>,
-    /// Tokens per second without any switch, the median of its processes.
+    /// Median tokens per second without switches.
     pub tokens_per_second: Option<f64>,
-    /// All that was tried, in order.
+    /// Trials in order.
     pub trials: Vec<Trial>,
-    /// Processes that were run for this.
+    /// Number of processes run.
     pub legs: usize,
 }
 
@@ -108,12 +108,12 @@ pub struct Conclusion {
 enum Phase {
     Alone,
     Together,
-    /// A set that survives, and what has not been taken away yet for a try, the next one last.
+    /// A set that survives, and the switches still to remove, the next one last.
     Less(Vec<usize>, Vec<usize>),
     Over(Outcome),
 }
 
-/// The state machine. See the module.
+/// State machine of the search.
 #[derive(Clone, Debug)]
 pub struct Search {
     policy: CrashPolicy,
@@ -122,9 +122,9 @@ pub struct Search {
     phase: Phase,
     without: Vec<Run>,
     speeds: Vec<f64>,
-    /// A survivor came after the latest process without switches.
+    /// A survivor was not yet followed by a process without switches.
     due: bool,
-    /// Processes without switches that told nothing, in a row.
+    /// Consecutive processes without switches that brought no result.
     failed: u32,
     trials: Vec<Trial>,
     cure: Vec<usize>,
@@ -132,8 +132,8 @@ pub struct Search {
 }
 
 impl Search {
-    /// For so many switches, the likeliest first; `clashes` are pairs that cannot be used together. `without`: repetitions of
-    /// the crash that are known.
+    /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs that cannot
+    /// be combined, `without` the known repetitions of the crash.
     pub fn new(policy: &CrashPolicy, switches: usize, clashes: Vec<[usize; 2]>, without: &[Run]) -> Self {
         let phase = match (without.iter().any(|run| run.died), switches) {
             (false, _) => Phase::Over(Outcome::NotAgain),
@@ -159,7 +159,7 @@ impl Search {
         search
     }
 
-    /// What to run now. Asking again without telling anything gives the same.
+    /// Returns the next step; repeated calls without an observation return the same.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -179,7 +179,7 @@ impl Search {
         }
     }
 
-    /// Takes in what a fresh process with these switches did.
+    /// Adds the result of a fresh process with these switches.
     pub fn observe(&mut self, arm: &Arm, seen: Seen) {
         self.legs += 1;
         if arm.is_baseline() {
@@ -219,7 +219,7 @@ impl Search {
         self.look();
     }
 
-    /// What is known if nothing more is run.
+    /// Returns the conclusion so far.
     pub fn interrupt(&self) -> Conclusion {
         match &self.phase {
             Phase::Over(outcome) => self.conclude(outcome.clone()),
@@ -227,7 +227,7 @@ impl Search {
         }
     }
 
-    /// Trials that are over, and how many there will be at most, as far as can be told.
+    /// Returns the finished trials and an estimate of the most trials.
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
@@ -263,7 +263,7 @@ impl Search {
         });
     }
 
-    /// Nothing is open: what comes next.
+    /// Starts the next trial, or ends the search.
     fn advance(&mut self) {
         let stops = self.trials.last().is_some_and(|trial| trial.does == Does::Stops);
         let last = self.trials.last().map(|trial| trial.switches.clone()).unwrap_or_default();
@@ -289,11 +289,11 @@ impl Search {
         }
     }
 
-    /// Takes the next switch away; without one, the set is what it needs.
+    /// Removes the next switch; if none is left, the set is minimal.
     fn less(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
         while let Some(away) = queue.pop() {
             let rest: Vec<usize> = good.iter().copied().filter(|one| *one != away).collect();
-            // One alone is known.
+            // Each single switch was already tried.
             if rest.len() > 1 && rest.len() < good.len() {
                 self.begin(rest);
                 self.phase = Phase::Less(good, queue);
@@ -308,7 +308,7 @@ impl Search {
         self.phase = Phase::Over(Outcome::Cured);
     }
 
-    /// All that start alone and go together, the earlier ones first.
+    /// Returns a compatible set of switches that start alone, earlier ones first.
     fn compatible(&self) -> Vec<usize> {
         let mut all: Vec<usize> = Vec::new();
         for one in 0..self.switches {
@@ -348,7 +348,7 @@ fn middle(values: &[f64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A server that dies at its 22nd request unless one of these sets is on.
+    /// Searches with a server that dies at its 22nd request unless one of these sets is on.
     fn search(switches: usize, cures: &[&[usize]], broken: &[usize]) -> (Conclusion, Vec<Arm>) {
         let policy = warden_policies::defaults().diagnose.crash.clone();
         let known = [Run { requests: 22, died: true }; 5];
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn what_takes_two_is_found_by_taking_away_and_what_nothing_stops_is_told() {
         let (found, _) = search(5, &[&[1, 3]], &[]);
-        // 0 comes before 1, and they clash, so 1 is in no set: nothing is found, and that is what is told.
+        // 0 comes before 1, and they clash, so 1 is in no set: nothing is found and reported.
         assert_eq!((found.outcome, found.cure), (Outcome::NotCured, vec![]));
         let (found, _) = search(5, &[&[2, 4]], &[]);
         assert_eq!((found.outcome, found.cure), (Outcome::Cured, vec![2, 4]));

@@ -1,4 +1,4 @@
-//! Legs made up by `world`: what is said of them, when they end, and who pays.
+//! Simulated legs: their findings, their ends, and the unit of work that pays.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ fn each(workload: Workload) -> Work {
     }
 }
 
-/// Runs a leg as long as the judge wants. `host` and `vram` tell bytes beyond the start by the work done, `pool` those of
-/// them that are in a measured pool.
+/// Runs a leg until the judge ends it. `host` and `vram` return bytes beyond the start for the work done,
+/// `pool` the bytes in a measured pool.
 fn leg(
     workload: Workload,
     steps: u64,
@@ -33,10 +33,10 @@ fn leg(
     while step < judge.most() {
         step += 1;
         work += each(workload);
-        // Pages come in pieces, and heaps breathe.
+        // Pages come in pieces, and heaps vary.
         let noise = (step * 7919) % 61 * 4096;
         let anon = 400 * MIB + host(work) + noise;
-        // A pool of a GPU grows by whole pieces.
+        // A GPU pool grows by whole pieces.
         let bytes = 3000 * MIB + vram(work) / (2 * MIB) * (2 * MIB);
         let sample = Sample {
             at: Duration::from_millis(step * 300),
@@ -139,7 +139,7 @@ fn a_straight_line_to_the_end_of_a_leg_is_never_said_to_be_steady() {
 fn what_a_leg_can_see_it_does_see() {
     for steps in [60, 100, limit()] {
         let blind = leg(Workload::ShortText, steps, |_| 0, |_| 0, None).0;
-        // Those that are steady end early: what matters is the length.
+        // Steady legs end early; only the length matters here.
         let sees =
             leg(Workload::ShortText, steps, |w| w.requests * 200 * 1024, |w| w.requests * 50 * 1024, None);
         assert!(blind.steps <= sees.0.steps);
@@ -176,7 +176,7 @@ fn legs_of_different_work_tell_together_who_pays() {
 #[test]
 fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
     let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage];
-    // Measured: a pool of 2 MiB pieces, and less than half of one for each image.
+    // As measured: a pool with 2 MiB pieces, and less than half of one per image.
     let leak = |work: Work| work.images * 940 * 1024;
     let run: Vec<Vec<Reading>> =
         legs.iter().map(|workload| leg(*workload, limit(), |_| 0, leak, None).1).collect();
@@ -193,7 +193,7 @@ fn a_finding_survives_json() {
     let found = leg(Workload::SameImage, 70, |w| w.images * 4 * MIB, |_| 0, None).0;
     let text = serde_json::to_string(&found).unwrap();
     let read: Finding = serde_json::from_str(&text).unwrap();
-    // The last digit of a fraction may be another one.
+    // The last digit of a fraction may differ.
     assert_eq!((read.steps, &read.work, &read.ended), (found.steps, &found.work, &found.ended));
     assert_eq!(read.series[1], found.series[1]);
     assert!(text.contains(r#""settles":{"settles":"no"}"#), "{text}");
@@ -203,8 +203,8 @@ fn a_finding_survives_json() {
     }
 }
 
-/// The readings of an H200 as they were recorded: image-sizes, 60 requests, nothing set, `--cache-ram 0`. Each request leaves a captured
-/// graph of 967 KiB of VRAM, and 6.1 MiB of host memory that come in pieces which differ.
+/// Recorded readings of an H200: image-sizes, 60 requests, no settings, `--cache-ram 0`. Each request
+/// leaves a captured graph of 967 KiB of VRAM, and 6.1 MiB of host memory in pieces of different sizes.
 fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
     let mut judge = Judge::new(Workload::ImageSizes, 60, &defaults().growth, &defaults().diagnose);
     let (mut work, mut anon) = (Work::default(), 435 * MIB);
@@ -235,26 +235,26 @@ fn sixty_images(graphs: impl Fn(u64) -> Option<u64>) -> Finding {
 fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
     let verdicts =
         |finding: &Finding| -> Vec<Verdict> { finding.series.iter().map(|found| found.verdict).collect() };
-    // By bytes alone, and with as many graphs as ever: the host is suspected, as it was.
+    // By bytes alone, and with a constant number of graphs, the host stays suspected.
     let in_doubt = [Verdict::Suspected, Verdict::Leaking];
     for graphs in [None, Some(3)] {
         let found = sixty_images(|_| graphs);
         assert_eq!(verdicts(&found), in_doubt, "{graphs:?}");
         assert!(found.series.iter().all(|found| found.graphs.is_none()));
     }
-    // Three of the model itself, and one more with each request.
+    // Three graphs of the model itself, and one more with each request.
     let found = sixty_images(|step| Some(3 + step));
     assert_eq!(verdicts(&found), [Verdict::Leaking; 2]);
     let follows = found.of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
     assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
     assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");
-    // A report that began in the middle of the leg says nothing.
+    // A report that began in the middle of the leg is no evidence.
     assert_eq!(verdicts(&sixty_images(|step| (step > 30).then_some(step))), in_doubt);
 }
 
 #[test]
 fn a_leg_that_would_end_with_a_suspicion_goes_on_until_it_knows_and_not_for_ever() {
-    // At 700 KiB a request one test of the four-reading floors has found it by then, and two have not.
+    // At 700 KiB per request, one test of the four-reading floors has found it by then, and two have not.
     for steps in [148, 178] {
         let found = leg(Workload::ShortText, steps, |w| w.requests * 700 * 1024, |_| 0, None).0;
         assert!(found.leaks(), "{steps}: {found:?}");

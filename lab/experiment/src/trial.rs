@@ -1,4 +1,4 @@
-//! One trial of a bisection: a set of switches, the legs with it, and what they say beside the legs without.
+//! Trial of a bisection: a set of switches, its legs, and their comparison with the baseline legs.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,40 +7,40 @@ use super::{Finding, Workload};
 use warden_policies::growth::{Interval, Verdict};
 use warden_policies::sample::MemoryKind;
 
-/// One memory under one kind of work.
+/// A memory under a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Track {
-    /// The work.
+    /// Workload of the process.
     pub workload: Workload,
-    /// The memory.
+    /// Measured memory.
     pub series: MemoryKind,
 }
 
-/// What a process is started with: these switches, by their indices; none is the baseline.
+/// Switches of a process, by index; none is the baseline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arm {
-    /// In ascending order.
+    /// Indices in ascending order.
     pub switches: Vec<usize>,
 }
 
 impl Arm {
-    /// Whether it is the server as it was given.
+    /// Returns true for the server without switches.
     pub fn is_baseline(&self) -> bool {
         self.switches.is_empty()
     }
 }
 
-/// What one fresh process showed.
+/// Result of one fresh process.
 #[derive(Clone, Debug)]
 pub(super) struct Leg {
-    /// Growth per request and the detector's verdict, where something could be read.
+    /// Growth per request and verdict, where memory could be read.
     pub(super) tracks: Vec<(Track, Interval, Verdict)>,
-    /// Of some memory it says nothing: too few readings, or none.
+    /// Some memory has too few readings, or none.
     pub(super) short: bool,
     speeds: Vec<(Workload, Pace)>,
 }
 
-/// How fast one kind of work went.
+/// Speed under one workload.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     tokens_per_second: Option<f64>,
@@ -51,17 +51,17 @@ impl Leg {
     pub(super) fn of(findings: &[Finding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
-        // A leg without the prompt cache says more of the same work than the one before it.
+        // A leg without the prompt cache replaces the one with it for the same work.
         let again = |finding: &Finding| {
             let same = |other: &Finding| other.control && other.workload == finding.workload;
             !finding.control && findings.iter().any(same)
         };
         for finding in findings.iter().filter(|finding| !again(finding)) {
             for found in &finding.series {
-                // A leg that showed nothing to fit a line to did not grow, to within what it could have seen.
+                // A leg without a fit did not grow, within its detection limit.
                 let flat = Interval { value: 0.0, low: -found.sees, high: found.sees };
                 let track = Track { workload: finding.workload, series: found.series };
-                // What goes into measured pools is no leak, with a switch and without.
+                // Growth into measured pools is no leak.
                 let pooled = found.pooled_per_request.unwrap_or(0.0);
                 let all = found.per_request.unwrap_or(flat);
                 let rest =
@@ -83,40 +83,40 @@ impl Leg {
     }
 }
 
-/// What a set of switches costs, as shares of what it is without them: 0.9 tokens/s is a tenth slower.
+/// Cost of a set of switches in speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Tokens per second with the switches and without, medians over the legs.
+    /// Tokens per second with and without the switches, medians over the legs.
     pub tokens_per_second: Option<Beside>,
-    /// Seconds to the first token, likewise.
+    /// Seconds to the first token, with and without.
     pub first_token: Option<Beside>,
 }
 
-/// A figure with the switches, beside the same without them.
+/// A figure with the switches and without them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beside {
-    /// Without.
+    /// Value without the switches.
     pub without: f64,
-    /// With.
+    /// Value with the switches.
     pub with: f64,
-    /// Every process with them was slower than every one without: less than that is the noise of the clock.
+    /// Every process with them was slower than every one without; anything less is timing noise.
     pub slower: bool,
 }
 
 impl Beside {
-    /// The change as a share of the figure without: -0.1 is a tenth less.
+    /// Returns the change as a share of the figure without: -0.1 is a tenth less.
     pub fn change(self) -> f64 {
         if self.without > 0.0 { self.with / self.without - 1.0 } else { 0.0 }
     }
 }
 
 impl Cost {
-    /// Share of the tokens per second that is lost; 0 if none is for sure, or if it is not known.
+    /// Returns the lost share of tokens per second; 0 if no loss is certain or known.
     pub fn lost(&self) -> f64 {
         self.tokens_per_second.filter(|rate| rate.slower).map_or(0.0, |rate| (-rate.change()).max(0.0))
     }
 
-    /// Whether more is lost than this share.
+    /// Returns true if more than this share is lost.
     pub(crate) fn is_dear(&self, share: f64) -> bool {
         self.lost() > share
     }
@@ -131,18 +131,18 @@ pub(super) struct Trial {
     judgements: Vec<(Track, Judgement)>,
 }
 
-/// What became of a trial.
+/// Report on a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialReport {
-    /// The switches, by their indices.
+    /// Indices of the switches.
     pub switches: Vec<usize>,
-    /// Processes that were run with them.
+    /// Number of processes with them.
     pub legs: usize,
-    /// Memory by memory.
+    /// Judgement by memory.
     pub tracks: Vec<(Track, Judgement)>,
-    /// What they cost.
+    /// Loss of speed with the switches.
     pub cost: Cost,
-    /// The server ended, or did not start: why.
+    /// Reason, if the server ended or did not start.
     pub crashed: Option<String>,
 }
 
@@ -151,8 +151,8 @@ impl Trial {
         Self { arm, legs: Vec::new(), crashed: None, closed: false, judgements: Vec::new() }
     }
 
-    /// Judges it by all legs so far. What the detector still calls a leak is not stopped, however little it is; so two legs
-    /// decide then, and no more are run to tell how close to a limit the rest is.
+    /// Judges the trial by all legs so far. Growth that the detector still calls a leak is not stopped,
+    /// however small. Two legs decide that, and no more are run to find how close to a limit the rest is.
     pub(super) fn judge(&mut self, policy: &CurePolicy, baseline: &[Leg], leaking: &[Track]) {
         if self.closed {
             return;
@@ -177,8 +177,8 @@ impl Trial {
         }
     }
 
-    /// Closes it if it has said what it was run for. `informs`: it is to tell about every memory, not only whether it
-    /// stops all `targets`.
+    /// Closes the trial if its question is answered. `informs`: the trial must judge every memory, not only
+    /// if it stops all `targets`.
     pub(super) fn close(&mut self, policy: &CurePolicy, targets: &[Track], informs: bool) {
         let legs = u32::try_from(self.legs.len()).unwrap_or(u32::MAX);
         if self.closed || legs == 0 {
@@ -206,7 +206,7 @@ impl Trial {
         !targets.is_empty() && targets.iter().all(|track| self.stops(*track))
     }
 
-    /// What it costs beside these legs.
+    /// Compares its speed with these legs.
     pub(super) fn cost(&self, baseline: &[Leg]) -> Cost {
         Cost {
             tokens_per_second: beside(baseline, &self.legs, true, |pace| pace.tokens_per_second),
@@ -225,7 +225,8 @@ impl Trial {
     }
 }
 
-/// Medians over legs with and without; over several kinds of work, of the kind that lost most. `more`: whether more is better.
+/// Medians over legs with and without the switches; of several workloads, the one that lost most. `more`:
+/// larger is better.
 fn beside(without: &[Leg], with: &[Leg], more: bool, of: impl Fn(&Pace) -> Option<f64>) -> Option<Beside> {
     let mut kinds: Vec<Workload> = Vec::new();
     for (kind, _) in with.iter().flat_map(|leg| &leg.speeds) {

@@ -1,18 +1,18 @@
-//! The workloads: what an experiment asks of a server, by name.
+//! The workloads of an experiment, by name.
 
 use serde::{Deserialize, Serialize};
 
-/// One kind of work, done again and again to one fresh process.
+/// Kind of work, repeated on one fresh process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
-    /// The same short prompt, a short answer.
+    /// The same short prompt, with a short answer.
     ShortText,
-    /// The same long prompt, a short answer.
+    /// The same long prompt, with a short answer.
     LongText,
-    /// Conversations that grow turn by turn, one on each slot, all at once.
+    /// Growing conversations, one per slot, all at once.
     Conversation,
-    /// One image, sent again and again under another text, so that it is evaluated each time.
+    /// The same image with different text, so that it is evaluated each time.
     SameImage,
     /// Images of different sizes.
     ImageSizes,
@@ -20,7 +20,7 @@ pub enum Workload {
     Audio,
     /// Answers of 1, 16, 64 and 256 tokens.
     OutputLengths,
-    /// A prompt that was never sent before.
+    /// A new prompt each time.
     DistinctPrompts,
     /// Prompts of many lengths, up to the context.
     PrefillSweep,
@@ -31,7 +31,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// All of them, in the order in which they are run.
+    /// All workloads, in running order.
     pub const ALL: [Self; 11] = [
         Self::ShortText,
         Self::LongText,
@@ -46,7 +46,7 @@ impl Workload {
         Self::Replay,
     ];
 
-    /// The name on the command line, in tables and in JSON.
+    /// Returns the name used on the command line, in tables and in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ShortText => "short-text",
@@ -63,7 +63,7 @@ impl Workload {
         }
     }
 
-    /// What it does, in a few words for lists.
+    /// Returns a short description for lists.
     pub const fn what(self) -> &'static str {
         match self {
             Self::ShortText => "the same short prompt again and again",

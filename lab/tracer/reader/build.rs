@@ -1,8 +1,9 @@
-//! Compiles the tracer, so that the program can carry it: one file is enough wherever it goes.
+//! Compiles the tracer, so that the program embeds it and stays a single file.
 //!
-//! Cargo cannot yet make a library of one crate a resource of another. The tracer has no dependencies, so the compiler
-//! alone can make it, with the target and the linker that Cargo has chosen. Where that fails (a target that the compiler has
-//! no standard library for), the program is built without it and says so when it is asked to trace.
+//! Cargo cannot yet embed a library of one crate in another. The tracer has no dependencies, so this script
+//! compiles it with rustc alone, with Cargo's target and linker. If that fails (a target for which rustc
+//! has no standard library), the program is built without the tracer, and reports so on a request for
+//! tracing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let able =
         variable("CARGO_CFG_TARGET_OS") == "linux" && ["x86_64", "aarch64"].contains(&processor.as_str());
     if able {
-        // A server is linked with glibc, whatever we are linked with.
+        // Servers link to glibc, even if our own target is musl.
         let target = variable("TARGET").replace("-musl", "-gnu");
         if let Err(problem) = compile(&source.join("lib.rs"), &library, &target) {
             println!("cargo::warning=the tracer is left out, diagnose --trace will not work: {problem}");
@@ -43,7 +44,7 @@ fn compile(source: &Path, library: &Path, target: &str) -> io::Result<()> {
         "allow",
     ]);
     compiler.args(["--target", target, "-o"]).arg(library);
-    // Stacks are walked from within, so its own functions need their tables.
+    // Stacks are walked from inside the tracer, so its own functions need unwind tables.
     for option in
         ["opt-level=3", "codegen-units=1", "panic=abort", "force-unwind-tables=yes", "strip=symbols"]
     {

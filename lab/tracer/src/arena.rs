@@ -1,15 +1,16 @@
-//! A few blocks for whoever allocates while the functions behind ours are being looked up. They are never freed.
+//! A few blocks for allocations made while the real allocation functions are being looked up. They are
+//! never freed.
 //!
 //! ```text
-//!   size of the block, nothing (16 bytes) | block | size of the next one, …
+//!   size of the block, padding (16 bytes) | block | size of the next one, …
 //! ```
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of the arena.
+/// Size of the arena in bytes.
 const ARENA: usize = 64 * 1024;
-/// Bytes before each block of the arena: how many it has, and nothing, so that it is as aligned as one of `malloc`.
+/// Bytes before each block: its size, and padding for malloc's alignment.
 const HEAD: usize = 16;
 
 #[repr(C, align(16))]
@@ -21,7 +22,7 @@ unsafe impl Sync for Arena {}
 static ARENA_BYTES: Arena = Arena(core::cell::UnsafeCell::new([0; ARENA]));
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Zeroed bytes of the arena; null when it is used up.
+/// Allocates zeroed bytes in the arena; returns null when it is full.
 #[cold]
 pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
     let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(HEAD);
@@ -43,13 +44,13 @@ pub(crate) fn from_arena(bytes: usize) -> *mut c_void {
     }
 }
 
-/// Whether a block came out of the arena.
+/// Returns true for a block of the arena.
 #[inline]
 pub(crate) fn is_of_arena(block: *mut c_void) -> bool {
     block.addr().wrapping_sub(ARENA_BYTES.0.get().addr()) < ARENA
 }
 
-/// Copies what a block of the arena holds to a new one of so many bytes, if there is one.
+/// Copies the content of an arena block to a new block of `bytes` bytes, if `new` is not null.
 ///
 /// # Safety
 /// The block came out of the arena, and the new one is another, wherever it came from.

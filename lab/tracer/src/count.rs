@@ -1,10 +1,10 @@
-//! What is counted, and as how much.
+//! Counts allocations, and decides what each one counts as.
 //!
-//! Heap allocations are sampled by their bytes: between two samples lies a random number of bytes, exponentially
-//! distributed around the interval T. An allocation of n bytes is then taken with probability p = 1 - exp(-n/T), and counts
-//! as n/p bytes and 1/p allocations, so the sums are right on average whatever the sizes are (the method of tcmalloc's and
-//! jemalloc's heap profiles). Large ones are all taken and count as what they are. So is everything of CUDA, and
-//! mappings.
+//! Heap allocations are sampled by bytes: the number of bytes between two samples is random, exponentially
+//! distributed with the mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
+//! exp(-n/T), and counts as n/p bytes and 1/p allocations. The sums are therefore right on average for any
+//! sizes (the method of tcmalloc's and jemalloc's heap profilers). Large allocations are all counted, with
+//! their actual size. So are all of CUDA's, and all mappings.
 
 use core::ffi::c_void;
 
@@ -16,11 +16,11 @@ use crate::state::{self, interval, large, on};
 use crate::walk::Walk;
 use crate::{sites, sys};
 
-/// One allocation, in the unit of counts.
+/// One allocation, in units of the counters.
 const ONE: u32 = 256;
 const _: () = assert!(ONE as u64 == COUNT_UNIT, "the same unit in both widths");
 
-/// A block of the heap was handed out.
+/// Records an allocated heap block.
 #[inline]
 pub(crate) fn allocated(block: *mut c_void, bytes: usize, function: u32) {
     if block.is_null() || !on() {
@@ -61,7 +61,7 @@ fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u3
     let Some(site) = site_here(local, function) else { return };
     let entry = Entry { site, ..entry };
     let key = key(Kind::Heap, block.addr());
-    // Whoever freed the block that was here before did not tell us.
+    // An entry of an earlier block at this address: its free was not seen.
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
     }
@@ -69,7 +69,7 @@ fn sampled(local: &'static Local, block: *mut c_void, bytes: usize, function: u3
     sites::add(site, entry.bytes, u64::from(entry.count), followed);
 }
 
-/// What one sampled allocation stands for.
+/// The weight of a sampled allocation.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -83,7 +83,7 @@ fn stands_for(bytes: usize, interval: usize) -> Entry {
     Entry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
 }
 
-/// The thread's first random numbers: its own place in memory, and the time.
+/// Seeds the thread's random numbers from the address of its state and the time.
 fn begin(local: &Local) {
     let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
@@ -108,7 +108,7 @@ fn gap(local: &Local) -> i64 {
     (-uniform.ln() * interval() as f64) as i64
 }
 
-/// The record of where this thread is: within a counted call into CUDA that call, else its stack.
+/// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
 fn site_here(local: &Local, function: u32) -> Option<u32> {
     match local.inside_site.get() {
         0 => sites::of(function, 0, Walk::here().addresses()),
@@ -116,7 +116,7 @@ fn site_here(local: &Local, function: u32) -> Option<u32> {
     }
 }
 
-/// A block of the heap is about to be freed; gives back what it was counted as, if it was.
+/// Removes the entry of a heap block that is about to be freed, if the block was counted.
 #[inline]
 pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
     if block.is_null() || !on() {
@@ -127,11 +127,11 @@ pub(crate) fn freeing(block: *mut c_void) -> Option<Entry> {
     Some(entry)
 }
 
-/// It was not freed after all.
+/// Restores an entry after a failed free.
 #[cold]
 pub(crate) fn kept(kind: Kind, handle: usize, entry: Entry) {
     if live::insert(key(kind, handle), entry) {
-        // Not allocated anew: the totals stay.
+        // No new allocation: the totals stay.
         sites::revive(entry.site, entry.bytes, u64::from(entry.count));
     } else {
         state::count(header::UNFOLLOWED);
@@ -143,10 +143,10 @@ pub(crate) fn mapped(list: List, start: usize, bytes: usize, site: u32) {
     add_range(list, start, bytes, site);
 }
 
-/// A mapping of the host by this function.
+/// Records a host mapping made by this function.
 pub(crate) fn mapped_here(start: usize, bytes: usize, function: u32) {
     let Some(_busy) = entered() else { return };
-    // Within a call for pinned memory that is the memory, which is counted as such.
+    // Inside a call for pinned memory, the mapping is that memory, which is counted there.
     if local().inside_kind.get() == Kind::Pinned as u8 {
         return;
     }
@@ -160,13 +160,13 @@ fn add_range(list: List, start: usize, bytes: usize, site: u32) {
     sites::add(site, bytes as u64, COUNT_UNIT, followed);
 }
 
-/// Memory is about to be unmapped; `None` if none of it was counted.
+/// Prepares for an unmapping; `None` if none of the memory was counted.
 pub(crate) fn unmapping(list: List, start: usize, bytes: usize) -> Option<Leaving> {
     let _busy = entered()?;
     ranges::leaving(list, start, bytes)
 }
 
-/// Whether it was.
+/// Completes an unmapping, or cancels it if it failed.
 pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
     let Some(leaving) = leaving else { return };
     let Some(_busy) = entered() else { return };
@@ -177,13 +177,13 @@ pub(crate) fn unmapped(leaving: Option<Leaving>, done: bool) {
     }
 }
 
-/// Into our own code, where something is counted at all.
+/// Marks the thread as inside the tracer, if tracing is on.
 pub(crate) fn entered() -> Option<Busy> {
     if on() { Busy::enter(local()) } else { None }
 }
 
-/// The record of a call that begins, or `None` if it is not counted: within another of the same kind it is the same
-/// memory.
+/// The site of a call that begins; `None` if it is not counted: inside another call of the same kind, it
+/// allocates the same memory.
 pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
     let _busy = entered()?;
     let local = local();
@@ -193,7 +193,7 @@ pub(crate) fn call_site(function: u32, kind: Kind) -> Option<u32> {
     site_here(local, function)
 }
 
-/// Runs a call with its record noted, so that what it allocates is put down to it.
+/// Runs a call and attributes its allocations to its site.
 pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R) -> R {
     let Some(site) = site else { return call() };
     let local = local();
@@ -205,7 +205,7 @@ pub(crate) fn within<R>(site: Option<u32>, kind: Kind, call: impl FnOnce() -> R)
     result
 }
 
-/// A handle of CUDA was made: device memory, a graph, ….
+/// Records a new CUDA handle: device memory, a graph, ….
 pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
     let Some(_busy) = entered() else { return };
     let entry = Entry { site, bytes: bytes as u64, count: ONE };
@@ -217,7 +217,7 @@ pub(crate) fn made(kind: Kind, handle: usize, bytes: usize, site: u32) {
     sites::add(site, entry.bytes, COUNT_UNIT, followed);
 }
 
-/// A handle is about to be given up.
+/// Removes the entry of a handle that is about to be released.
 pub(crate) fn giving_up(kind: Kind, handle: usize) -> Option<Entry> {
     let _busy = entered()?;
     let entry = live::take(key(kind, handle))?;

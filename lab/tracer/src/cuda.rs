@@ -1,13 +1,15 @@
-//! What CUDA allocates: its runtime, its driver, and handles of cuBLAS.
+//! Counts allocations of CUDA's runtime and driver, and handles of cuBLAS.
 //!
-//! A runtime that is a shared library is caught by its own symbols; one that is linked into the program calls the driver,
-//! which `dynamic.rs` catches. Where both are caught, the inner call is of the same kind and is not counted again. What a
-//! call allocates on the host or in another kind of memory is put down to it (`count::within`).
+//! A runtime in a shared library is intercepted by its own symbols. A runtime linked into the program calls
+//! the driver, which `dynamic.rs` intercepts. If both are intercepted, the inner call has the same kind and
+//! is not counted again. Allocations of a call on the host, or in another kind of memory, are attributed to
+//! that call (`count::within`).
 //!
-//! All arguments are pointers, handles and integers, so five registers hold any of them and every function is called with
-//! five: what a function does not have it does not read. That also covers `cudaGraphInstantiate`, which had five arguments
-//! before CUDA 12 and has three since. What a name will mean in a major version of the interface that nobody knows yet is
-//! not assumed: asked for with such a version it is the driver's own function, and not counted.
+//! All arguments are pointers, handles and integers, so five registers hold any of them, and every function
+//! is called with five: functions ignore registers beyond their parameters. This includes
+//! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. Names in future
+//! major versions of the interface may have another meaning: for such a version, the driver's own function
+//! is returned, and calls are not counted.
 
 use core::ffi::{CStr, c_int, c_void};
 
@@ -16,54 +18,55 @@ use crate::layout::{Kind, number_of};
 use crate::ranges::List;
 use crate::real::Real;
 
-/// "Initialization error" of the runtime, "not initialized" of the driver, "allocation failed" of cuBLAS: what is answered
-/// where the function behind ours cannot be found.
+/// Result if the real function is missing: "initialization error" of the runtime, "not initialized" of the
+/// driver, "allocation failed" of cuBLAS.
 pub(crate) const NOT_THERE: c_int = 3;
 
-/// A function of CUDA with its arguments as registers.
+/// A CUDA function with its arguments in registers.
 type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 
-/// What a successful call does.
+/// Effect of a successful call.
 #[derive(Clone, Copy)]
 enum Effect {
-    /// Writes an address or handle to where the first argument points; the second is its size, where it has one.
+    /// Writes an address or handle to the first argument's target; the second argument is the size, if
+    /// `sized`.
     Makes {
         function: u32,
         kind: Kind,
         sized: bool,
     },
-    /// Gives up the first argument, which is of one of these kinds.
+    /// Releases the first argument, which has one of these kinds.
     Ends(&'static [Kind]),
-    /// Maps device memory at the first argument, as much as the second.
+    /// Maps device memory at the first argument; the second argument is the size.
     Maps {
         function: u32,
     },
     Unmaps,
 }
 
-/// A function of the driver or runtime that is ours first.
+/// An intercepted function of the driver or runtime.
 pub(crate) struct Hook {
     pub(crate) real: &'static Real,
     ours: Call,
-    /// What `cuGetProcAddress` knows it by; empty if it is not asked for this way.
+    /// Its names for `cuGetProcAddress`; empty if it is not looked up this way.
     asked: &'static [Asked],
-    /// Whether it works on a stream, and whether it is the form for streams of each thread's own.
+    /// `Some` for functions on a stream; true in the variant for per-thread default streams.
     stream: Option<bool>,
 }
 
-/// A name that `cuGetProcAddress` knows a function by: the runtime asks for each with the version of the interface in which
-/// it got its present form, which for the oldest ones is before sizes had 64 bits.
+/// A name of a function for `cuGetProcAddress`. The runtime looks each one up with the interface version of
+/// its present form; for the oldest ones, that is before sizes had 64 bits.
 struct Asked {
     name: &'static [u8],
-    /// From which version on, and below which, the name means this form.
+    /// Range of versions (`from` included, `below` excluded) in which the name means this form.
     from: c_int,
     below: c_int,
 }
 
-/// The first version of the interface that is not known: names may mean forms with other arguments from there on.
+/// First unknown interface version: from there on, names may mean forms with other parameters.
 const UNKNOWN: c_int = 14_000;
 
-/// From this version of the interface on, as far as it is known.
+/// From this interface version to the last known one.
 const fn since(name: &'static [u8], from: c_int) -> Asked {
     Asked { name, from, below: UNKNOWN }
 }
@@ -77,7 +80,8 @@ impl Hook {
         self.ours as *mut c_void
     }
 
-    /// Whether it is what this name means in this version, and if so, whether in the form for each thread's own stream.
+    /// `Some` if this name and version mean this function; true in the variant for per-thread default
+    /// streams.
     pub(crate) fn asked_as(&self, name: &[u8], version: c_int) -> Option<bool> {
         let means = |asked: &Asked| asked.name == name && (asked.from..asked.below).contains(&version);
         self.asked.iter().any(means).then_some(self.stream.unwrap_or(false))
@@ -160,7 +164,7 @@ macro_rules! hooks {
             $(pub(super) static $symbol: Real = Real::anywhere(name(concat!(stringify!($symbol), "\0")));)*
         }
 
-        /// Everything that may be looked up by name.
+        /// All functions that may be looked up by name.
         pub(crate) static HOOKS: [Hook; [$(stringify!($symbol)),*].len() + 2] = [
             $(Hook { real: &real::$symbol, ours: $symbol, asked: $asked, stream: $stream },)*
             Hook {
@@ -186,9 +190,9 @@ const fn name(with_end: &'static str) -> &'static CStr {
     }
 }
 
-/// The driver's own lookup, which `dynamic.rs` stands in for.
+/// The driver's own lookup function, which `dynamic.rs` replaces.
 pub(crate) static REAL_GET_PROC_ADDRESS: Real = Real::anywhere(c"cuGetProcAddress");
-/// The same since CUDA 12.
+/// The lookup function since CUDA 12.
 pub(crate) static REAL_GET_PROC_ADDRESS_V2: Real = Real::anywhere(c"cuGetProcAddress_v2");
 
 type GetProcAddress =
@@ -199,7 +203,7 @@ const OURS: Call = unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::
 const OURS_V2: Call =
     unsafe { core::mem::transmute::<GetProcAddress, Call>(crate::dynamic::cuGetProcAddress_v2) };
 
-/// What `cudaFree` and its like may be given.
+/// Kinds that `cudaFree` and the like release.
 const MEMORY: &[Kind] = &[Kind::Device, Kind::Pool];
 
 hooks! {

@@ -1,13 +1,15 @@
-//! Functions of the driver that are not linked but looked up: with `dlsym`, and with `cuGetProcAddress`, which is how the
-//! CUDA runtime finds them, also one that is linked into the program.
+//! Intercepts driver functions that are looked up instead of linked: by `dlsym`, and by `cuGetProcAddress`,
+//! which the CUDA runtime uses, even if it is linked into the program.
 //!
-//! `dlsym` looks at who called it (`RTLD_NEXT` is relative to the caller), so ours leaves no trace of itself: unless the
-//! name is one that we stand in for it jumps to the real one with the caller's own return address.
+//! `dlsym` depends on its caller's address (`RTLD_NEXT` is relative to the caller), so ours leaves no
+//! frame: for names that we do not replace, it jumps to the real `dlsym` with the caller's own return
+//! address.
 //!
-//! Because we have the names of CUDA, they are found wherever all libraries are asked. Where no library has what is behind
-//! one, `dlsym` says that there is none, as it would without us. It is not so where somebody else looks: a weak reference to
-//! such a name is not null, `dlvsym` finds ours, and so does who asks all libraries for what only one that was opened for
-//! another has. A call is then answered as where CUDA does not work (`cuda::NOT_THERE`), or goes to that one.
+//! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
+//! function, our `dlsym` returns null, as without us. Other ways of looking up differ: a weak reference to
+//! such a name is not null, `dlvsym` finds ours, and so does a search over all libraries for a function of
+//! a library that was opened locally for another one. A call then fails as if CUDA did not work
+//! (`cuda::NOT_THERE`), or reaches the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -16,11 +18,12 @@ use crate::cuda::{HOOKS, Hook, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_V2};
 use crate::real::{self, Real};
 use crate::{registered, sys};
 
-// About the assembly of both. A function is called with the stack at a multiple of 16 bytes: on x86-64 the return address, two
-// arguments and 8 more bytes make it so again, on aarch64 it always is. Only the arguments and, on aarch64, the return address
-// are kept over the call: of other registers that a function may change the caller expects nothing, and `choose` keeps the
-// rest. There is no table for the unwinder, and none is wanted: no exception comes out of `choose`, a walk from within it
-// stops here, and the real one is entered as if we had never been.
+// About the assembly of both. Functions are called with the stack pointer at a multiple of 16 bytes. On
+// x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64 it always
+// holds. Only the arguments and, on aarch64, the return address are saved over the call: callers expect
+// nothing of the other caller-saved registers, and `choose` preserves the rest. There is no unwind table,
+// and none is needed: no exception leaves `choose`, a stack walk from inside it stops here, and the real
+// function is entered as if called directly.
 
 /// As in the C library.
 ///
@@ -77,11 +80,11 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
     )
 }
 
-/// What `choose` says, in the two registers that a function returns.
+/// Result of `choose`, in the two return registers.
 #[repr(C)]
 struct Choice {
     address: *mut c_void,
-    /// Whether that is the answer; 0 if the real one shall give it.
+    /// Nonzero if `address` is the answer; 0 if the real `dlsym` shall answer.
     is_answer: usize,
 }
 
@@ -93,7 +96,7 @@ impl Choice {
     }
 }
 
-/// Whether we know an answer to this question.
+/// Chooses our answer to a lookup, or leaves it to the real `dlsym`.
 ///
 /// # Safety
 /// As for `dlsym` in the C library.
@@ -111,7 +114,7 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice 
     let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return Choice::REAL };
     let busy = entered();
     let found = if handle == sys::RTLD_NEXT {
-        // What comes after the caller cannot be asked from here; it may be ours, and is not stood in for.
+        // The library after the caller cannot be determined here; it may be ours, which is not replaced.
         hook.ours()
     } else {
         // SAFETY: the caller's promise.
@@ -125,7 +128,7 @@ unsafe extern "C" fn choose(handle: *mut c_void, name: *const c_char) -> Choice 
     ours.map_or(Choice::REAL, Choice::answer)
 }
 
-/// Ours instead of what was found, if ours can call it.
+/// Returns our function instead of the found one, if ours can call it.
 fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
     let ours = hook.ours();
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
@@ -133,7 +136,7 @@ fn stand_in(hook: &Hook, found: *mut c_void) -> Option<*mut c_void> {
 
 type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_void) -> c_int;
 
-/// What this asks the driver for where streams are each thread's own.
+/// Flag of `cuGetProcAddress` for per-thread default streams.
 const PER_THREAD: u64 = 2;
 
 /// As in the driver.

@@ -1,10 +1,11 @@
-//! The C library's heap, as programs call it. Each function calls the real one and counts.
+//! Replaces the C library's heap functions. Each one calls the real function and counts.
 //!
-//! While the real ones are being looked up, which may allocate, blocks come out of an arena (`arena.rs`).
+//! While the real functions are being looked up, which may allocate, blocks come from an arena (`arena.rs`).
 //!
-//! Whatever is called here is the next one of its name behind us, with `RTLD_NEXT`: the C library's, or that of another
-//! preloaded library, which has to have the C library's signature, too. `reallocarray` is not here because the C library's
-//! calls `realloc` as programs do, which is ours, or the program's own.
+//! The real function is the next one of its name after ours (`RTLD_NEXT`): the C library's, or that of
+//! another preloaded library, which must have the C library's signature, too. `reallocarray` is omitted,
+//! because the C library's version calls `realloc` like programs do, and so reaches ours, or the program's
+//! own.
 
 use core::ffi::{c_int, c_void};
 
@@ -37,7 +38,7 @@ type Resize = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void);
 type Aligned = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 
-/// Looks up what is behind ours, while nobody waits for it: the first call may come where the loader's locks are held.
+/// Looks up the real functions early: the first call may come while the dynamic loader's locks are held.
 pub(crate) fn prepare() {
     let most = [&REAL_MALLOC, &REAL_CALLOC, &REAL_REALLOC, &REAL_FREE, &REAL_POSIX_MEMALIGN];
     let rest = [&REAL_MEMALIGN, &REAL_ALIGNED_ALLOC, &REAL_VALLOC, &REAL_PVALLOC];
@@ -90,10 +91,10 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     }
     let real = REAL_REALLOC.get();
     if real.is_null() {
-        // Only a block of the arena can exist by now.
+        // Only arena blocks can exist so far.
         return if block.is_null() { from_arena(bytes) } else { core::ptr::null_mut() };
     }
-    // Before: as soon as it is freed another thread may be given the same address.
+    // Before the call: another thread may get the same address as soon as the block is freed.
     let before = freeing(block);
     // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
     let new = unsafe { core::mem::transmute::<*mut c_void, Resize>(real)(block, bytes) };
@@ -118,7 +119,7 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     }
     let real = REAL_FREE.get();
     if real.is_null() {
-        // Lost: nobody frees what he allocated before there was a `free`.
+        // Leaked: without a real `free`, the block cannot be freed.
         return;
     }
     freeing(block);

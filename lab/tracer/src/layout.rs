@@ -1,4 +1,5 @@
-//! The file that a traced process publishes its counts in. Shared by the tracer, which writes it, and its reader.
+//! Layout of the file in which a traced process publishes its counts. The tracer writes it, its reader
+//! reads it.
 //!
 //! ```text
 //!   header (4096 bytes) | SITES records of 256 bytes
@@ -6,107 +7,109 @@
 //!   record:  hash, function, frames, parent | live, total and peak | return addresses
 //! ```
 //!
-//! All numbers are in the machine's own byte order: writer and reader are on one machine. A record is valid once its
-//! `hash` is larger than [`BUSY`]; then only its counters change, each by itself, so a reader may see a count that is newer
-//! than its neighbour, and never a torn one.
+//! Numbers have native byte order, as writer and reader run on the same machine. A record is valid once its
+//! `hash` is larger than [`BUSY`]; from then on only its counters change. Each counter is updated
+//! atomically, but separately from the others: a reader may see counters of different ages, and never a
+//! torn one.
 
 /// First eight bytes of the file, "WDNTRACE"; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"WDNTRACE");
 /// Version of this layout.
 pub const VERSION: u32 = 2;
-/// Bytes of the header.
+/// Size of the header in bytes.
 pub const HEADER: usize = 4096;
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const RECORD: usize = 256;
-/// Records in the file; a process has some hundreds of call sites that allocate while it serves.
+/// Records in the file; a serving process has some hundreds of allocating call sites.
 pub const SITES: usize = 16_384;
-/// Bytes of the file.
+/// Size of the file in bytes.
 pub const FILE: usize = HEADER + SITES * RECORD;
-/// Return addresses in a record.
+/// Maximum return addresses in a record.
 pub const FRAMES: usize = 24;
-/// Counts of allocations are in 256ths, because a sampled allocation stands for a number that is not whole.
+/// Counters of allocations are in 256ths, because the weight of a sampled allocation is no integer.
 pub const COUNT_UNIT: u64 = 256;
 
-/// Where things are in the header.
+/// Offsets in the header.
 pub mod header {
     /// [`super::MAGIC`], u64.
     pub const MAGIC: usize = 0;
     /// [`super::VERSION`], u32.
     pub const VERSION: usize = 8;
-    /// The process by its own count, u32.
+    /// PID in the process's own namespace, u32.
     pub const PID: usize = 12;
-    /// When it was made, milliseconds since the Unix epoch, u64.
+    /// Creation time, milliseconds since the Unix epoch, u64.
     pub const STARTED: usize = 16;
-    /// Bytes between samples on average, u64.
+    /// Mean bytes between samples, u64.
     pub const INTERVAL: usize = 24;
-    /// Allocations that were counted and whose end will not be noticed, because a table was full: u64.
+    /// Counted allocations whose free will not be noticed, because a table was full, u64.
     pub const UNFOLLOWED: usize = 32;
-    /// Call sites that found no record, u64; what they allocated is in no count.
+    /// Call sites without a record, u64; their allocations are in no counter.
     pub const SITELESS: usize = 40;
-    /// Walks that were cut short because there were too many in a second, or not begun (`registered.rs`), u64.
+    /// Stack walks truncated because of too many per second, or skipped (`registered.rs`), u64.
     pub const SHORT_WALKS: usize = 48;
-    /// Walks, u64.
+    /// Stack walks, u64.
     pub const WALKS: usize = 56;
-    /// 1 if the program has an allocator of its own in place of the C library's, so that the heap is not seen: u64.
+    /// 1 if the program replaces the C library's allocator, so that the heap is not seen, u64.
     pub const OWN_HEAP: usize = 64;
-    /// Bytes of the path that follows, u32, and the path.
+    /// Length in bytes of the path that follows, u32.
     pub const EXE_BYTES: usize = 2044;
-    /// The path of the program.
+    /// Path of the program.
     pub const EXE: usize = 2048;
 }
 
-/// Where things are in a record.
+/// Offsets in a record.
 pub mod record {
-    /// 0: free; [`super::BUSY`]: being filled in; else valid. u64.
+    /// 0: free; [`super::BUSY`]: being written; else valid. u64.
     pub const HASH: usize = 0;
     /// Index in [`super::FUNCTIONS`], u32.
     pub const FUNCTION: usize = 8;
-    /// How many return addresses there are, u32.
+    /// Number of return addresses, u32.
     pub const FRAME_COUNT: usize = 12;
-    /// For an allocation within a call into CUDA that is itself counted: the number of that call's record and 1; else 0. u32.
+    /// For an allocation inside a counted CUDA call: 1 + the number of that call's record; else 0. u32.
     pub const PARENT: usize = 16;
-    /// Estimated bytes that are allocated now, i64.
+    /// Estimated live bytes, i64.
     pub const LIVE_BYTES: usize = 24;
-    /// Estimated allocations that live, in 256ths, i64.
+    /// Estimated live allocations, in 256ths, i64.
     pub const LIVE_COUNT: usize = 32;
-    /// Estimated bytes ever, u64.
+    /// Estimated bytes ever allocated, u64.
     pub const TOTAL_BYTES: usize = 40;
-    /// Estimated allocations ever, in 256ths, u64.
+    /// Estimated number of allocations ever made, in 256ths, u64.
     pub const TOTAL_COUNT: usize = 48;
-    /// The most that `LIVE_BYTES` has been, i64.
+    /// Maximum of `LIVE_BYTES`, i64.
     pub const PEAK_BYTES: usize = 56;
-    /// Return addresses, the innermost first, u64 each.
+    /// Return addresses, innermost first, u64 each.
     pub const FRAME: usize = 64;
 }
 
-/// A record that is being filled in.
+/// Hash of a record that is being written.
 pub const BUSY: u64 = 1;
 
-/// What is counted.
+/// Kinds of counted allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
     /// The C library's heap.
     Heap = 1,
-    /// Anonymous memory that was mapped with the right to write.
+    /// Writable anonymous mappings.
     Mapped = 2,
-    /// Host memory that CUDA has pinned.
+    /// Host memory pinned by CUDA.
     Pinned = 3,
     /// Device memory.
     Device = 4,
-    /// Device memory out of CUDA's own pools.
+    /// Device memory from CUDA's own pools.
     Pool = 5,
-    /// Physical device memory that has a handle. It lives on without one while it is mapped, so this is no measure of memory.
+    /// Handles of physical device memory. The memory outlives its handle while it is mapped, so this kind
+    /// does not measure memory.
     Handle = 6,
-    /// Device memory mapped into a range of addresses.
+    /// Device memory mapped into an address range.
     DeviceMapped = 7,
-    /// Executable CUDA graphs: a number, no bytes.
+    /// Executable CUDA graphs: a count without bytes.
     GraphExec = 8,
-    /// cuBLAS handles: a number, no bytes.
+    /// cuBLAS handles: a count without bytes.
     Cublas = 9,
 }
 
-/// Every function that may allocate, by the number in a record, and what it allocates.
+/// All counted functions with their kind; a record stores the index.
 pub const FUNCTIONS: [(&str, Kind); 29] = [
     ("malloc", Kind::Heap),
     ("calloc", Kind::Heap),
@@ -139,12 +142,12 @@ pub const FUNCTIONS: [(&str, Kind); 29] = [
     ("cublasCreate", Kind::Cublas),
 ];
 
-/// The name and kind of a function's number.
+/// Name and kind of a function by its index.
 pub const fn function(number: u32) -> Option<(&'static str, Kind)> {
     if (number as usize) < FUNCTIONS.len() { Some(FUNCTIONS[number as usize]) } else { None }
 }
 
-/// The number of a function's name.
+/// Index of a function by its name.
 pub const fn number_of(name: &str) -> u32 {
     let mut number = 0;
     while number < FUNCTIONS.len() {

@@ -1,24 +1,25 @@
-//! A library to preload into llama-server (`LD_PRELOAD`): counts what is allocated, by call site, on the host and on GPUs.
+//! A library to preload into llama-server (`LD_PRELOAD`): counts allocations by call site, on the host and
+//! on GPUs.
 //!
-//! It stands in front of the C library's and CUDA's functions, calls the real ones, and notes what lives in a file that it
-//! keeps mapped (`layout.rs`); whoever reads the file does the rest. It never changes what a function does or returns, never
-//! allocates, never waits for long, and counts nothing unless the environment names a folder to publish in. Nothing in here
-//! panics: a fault of ours would be a crash of the server.
+//! It intercepts functions of the C library and of CUDA, calls the real ones, and records live allocations
+//! in a mapped file (`layout.rs`); a reader of the file does the rest. It never changes a function's effect
+//! or result, never allocates, never blocks for long, and counts nothing unless the environment names a
+//! folder to publish in. It never panics, because that would crash the server.
 //!
-//! That it is there can be seen, though: functions have addresses in it, the names of CUDA are there without CUDA
-//! (`dynamic.rs`), libgcc is loaded into programs that would not have it, and a library whose functions are behind ours stays
-//! loaded.
+//! Its presence is visible, though: functions have addresses in it, CUDA's names exist without CUDA
+//! (`dynamic.rs`), libgcc is loaded into programs that would not need it, and a library with intercepted
+//! functions stays loaded.
 //!
-//! | file | job |
+//! | file | content |
 //! |---|---|
-//! | `start` | before `main`: maps, header, switch |
-//! | `heap`, `map`, `cuda`, `dynamic` | the functions that we stand in for |
-//! | `real`, `loaded` | the functions behind them |
-//! | `arena` | blocks for whoever allocates meanwhile |
-//! | `count` | sampling, and what a sample stands for |
-//! | `sites`, `live`, `ranges` | records by call site; what lives: blocks and handles, mappings |
-//! | `walk`, `registered` | return addresses; when nobody may look for them |
-//! | `state`, `local` | where the maps are; what a thread keeps |
+//! | `start` | set-up before `main`: maps, header, switch |
+//! | `heap`, `map`, `cuda`, `dynamic` | intercepted functions |
+//! | `real`, `loaded` | look-up of the real functions |
+//! | `arena` | blocks for allocations during the look-up |
+//! | `count` | sampling, and the weight of a sample |
+//! | `sites`, `live`, `ranges` | records by call site; live blocks and handles; live mappings |
+//! | `walk`, `registered` | return addresses; conditions under which they must not be read |
+//! | `state`, `local` | addresses of the maps; per-thread state |
 //! | `sys` | declarations of the C library |
 
 #![expect(unsafe_code, reason = "it stands in for functions of C, between programs and the C library")]

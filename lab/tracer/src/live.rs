@@ -1,44 +1,44 @@
-//! What lives and was counted: addresses and handles with their record, so that their end is counted, too.
+//! The table of counted live blocks and handles with their records, so that their free is counted, too.
 //!
 //! ```text
 //!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
 //! ```
 //!
-//! A key is in the bucket that its hash names or nowhere, so looking one up costs one cache line. Every `free` would pay for
-//! that, and nearly all blocks were never counted: so a small table, which stays in the cache, first tells how many keys of
-//! a pair of buckets there are at most. Adding takes an empty place with one exchange; whoever takes a key away is the only one who may, because a
-//! block is freed once. Nothing waits.
+//! A key is in the bucket named by its hash or nowhere, so a look-up costs one cache line. Every `free`
+//! would pay for that, although nearly all blocks were never counted. Therefore a small table, which stays
+//! in the cache, first gives the maximum number of keys in a pair of buckets. Inserting claims a free slot
+//! by one compare-exchange. Only one thread removes a key, because a block is freed once. Nothing blocks.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::layout::Kind;
 use crate::state::private;
 
-/// Keys in a bucket: a cache line.
+/// Keys per bucket: a cache line.
 const WAYS: usize = 8;
-/// Buckets; a heap of 16 GiB at the usual interval fills half of the places.
+/// Number of buckets; a heap of 16 GiB at the default interval fills half of the slots.
 const BUCKETS: usize = 1 << 16;
 const KEYS: usize = BUCKETS * WAYS * 8;
 const VALUES: usize = KEYS * 2;
-/// Bytes of the private mapping.
+/// Size of the private mapping in bytes.
 pub(crate) const BYTES: usize = KEYS + VALUES + crate::ranges::BYTES;
-/// Where the lists of ranges begin.
+/// Offset of the lists of ranges.
 pub(crate) const RANGES_AT: usize = KEYS + VALUES;
 
-/// A place that is being filled in.
+/// Key of a slot that is being written.
 const TAKEN: u64 = 1;
 
-/// What an allocation was counted as.
+/// Counted weight of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) site: u32,
-    /// The bytes that it stands for.
+    /// Weight in bytes.
     pub(crate) bytes: u64,
-    /// The allocations that it stands for, in 256ths.
+    /// Weight in allocations, in 256ths.
     pub(crate) count: u32,
 }
 
-/// The key of an address or handle: two kinds may have the same number.
+/// The key of an address or handle, which includes the kind: two kinds may use the same number.
 #[inline]
 pub(crate) fn key(kind: Kind, handle: usize) -> u64 {
     (handle as u64) ^ ((kind as u64) << 56)
@@ -50,7 +50,7 @@ fn bucket(key: u64) -> usize {
     (mixed >> 48) as usize & (BUCKETS - 1)
 }
 
-/// Keys of each pair of buckets, 16 at most: never too few, because a key is counted before it is there.
+/// Keys per pair of buckets, at most 16. Never too low, because a key is counted before it is inserted.
 static PRESENT: [AtomicU8; BUCKETS / 2] = [const { AtomicU8::new(0) }; BUCKETS / 2];
 
 #[inline]
@@ -58,7 +58,7 @@ fn present(bucket: usize) -> &'static AtomicU8 {
     PRESENT.get(bucket / 2).unwrap_or(&PRESENT[0])
 }
 
-/// Adds a key; false if its bucket is full.
+/// Inserts a key; returns false if its bucket is full.
 pub(crate) fn insert(key: u64, entry: Entry) -> bool {
     if key <= TAKEN {
         return false;
@@ -82,7 +82,7 @@ pub(crate) fn insert(key: u64, entry: Entry) -> bool {
     false
 }
 
-/// Takes a key away, if it is there.
+/// Removes a key, if present.
 #[inline]
 pub(crate) fn take(key: u64) -> Option<Entry> {
     let bucket = bucket(key);
@@ -111,7 +111,7 @@ fn taken(way: usize, key: u64) -> Option<Entry> {
     let value = KEYS + way * 16;
     let (bytes, rest) =
         (private(value)?.load(Ordering::Relaxed), private(value + 8)?.load(Ordering::Relaxed));
-    // A block that is freed twice at the same time is a fault of the program; only one of the two is counted.
+    // A concurrent double free is a bug of the program; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
     present(way / WAYS).fetch_sub(1, Ordering::Relaxed);
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]

@@ -1,6 +1,6 @@
-//! Libraries that are loaded where the program's own scope does not reach: opened by another library, for itself alone, and
-//! under whichever name (`libcudart.so.13`, a file of a Python package, a copy). So they are asked for a function and not
-//! by name.
+//! Searches libraries outside the program's global scope: opened locally by another library, and under any
+//! name (`libcudart.so.13`, a file of a Python package, a copy). They are therefore searched by function,
+//! not by file name.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -8,14 +8,14 @@ use crate::sys::{self, Dynamic, LoadedObject, Segment, Symbol};
 
 const PATH: usize = 4096;
 
-/// What is looked for, and what was found.
+/// A search by function name, with its result.
 struct Search<'a> {
     name: &'a CStr,
     found: usize,
     path: [u8; PATH],
 }
 
-/// A function by its name in any library but ours, which stays loaded from now on; null if none has it.
+/// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
 pub(crate) fn find(name: &CStr) -> *mut c_void {
     let mut search = Search { name, found: 0, path: [0; PATH] };
     // SAFETY: `look` gets what it expects, and writes only to the search, which outlives the call.
@@ -25,7 +25,8 @@ pub(crate) fn find(name: &CStr) -> *mut c_void {
         return core::ptr::null_mut();
     }
     if first != 0 {
-        // So that it is not unloaded: its address is kept. Not while the list is walked, which holds a lock of the loader.
+        // Keep the library loaded, since its address is stored. Not during the iteration, which holds a
+        // loader lock.
         // SAFETY: the path ends in a zero.
         let kept =
             unsafe { sys::dlopen(search.path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD) };
@@ -36,8 +37,8 @@ pub(crate) fn find(name: &CStr) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(search.found)
 }
 
-/// Sees to it that the library of this address stays loaded from now on; false if it is gone meanwhile. What is in no library
-/// (a stub that the driver made, say) stays as it is.
+/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
+/// of any library (such as a stub made by the driver) needs nothing.
 pub(crate) fn keep(address: *mut c_void) -> bool {
     struct Question {
         address: usize,
@@ -66,7 +67,7 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
     let mut question = Question { address: address.addr(), known: false, path: [0; PATH] };
     // SAFETY: as in `find`.
     unsafe { sys::dl_iterate_phdr(ask, (&raw mut question).cast()) };
-    // The program itself has no name, and stays; so does what is in no library.
+    // The program itself has no name and stays loaded; an address outside of any library needs nothing.
     if !question.known || question.path.first().copied().unwrap_or_default() == 0 {
         return true;
     }
@@ -76,7 +77,7 @@ pub(crate) fn keep(address: *mut c_void) -> bool {
     }
 }
 
-/// Whether an address is in our own library.
+/// Returns true for an address in our own library.
 pub(crate) fn is_ours(address: *mut c_void) -> bool {
     struct Question {
         address: usize,
@@ -101,12 +102,12 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
     question.ours
 }
 
-/// An address of ours, of a function that nothing can take the place of.
+/// An address in our library, of a function that cannot be interposed.
 fn here() -> usize {
     (look as sys::EachObject as *const c_void).addr()
 }
 
-/// Looks into one library.
+/// Searches one library.
 ///
 /// # Safety
 /// The loader's own description, which stays as long as this call, and a search that nobody else has.
@@ -129,7 +130,7 @@ unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_
     1
 }
 
-/// Its segments.
+/// The object's segments.
 ///
 /// # Safety
 /// The loader's description; so for all below.
@@ -141,7 +142,7 @@ unsafe fn segments(object: &LoadedObject) -> &[Segment] {
     unsafe { core::slice::from_raw_parts(object.segments, usize::from(object.segment_count)) }
 }
 
-/// Whether an address is in it.
+/// Returns true if the object contains an address.
 unsafe fn has(object: &LoadedObject, address: usize) -> bool {
     // SAFETY: the caller's promise.
     unsafe { segments(object) }.iter().any(|segment| {
@@ -150,7 +151,7 @@ unsafe fn has(object: &LoadedObject, address: usize) -> bool {
     })
 }
 
-/// The address of a function that it defines for others.
+/// The address of an exported function.
 unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     // SAFETY: the caller's promise.
     let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;
@@ -159,7 +160,7 @@ unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     loop {
         // SAFETY: the table of a loaded object, which ends in a zero.
         let Dynamic { tag, value } = unsafe { *entry };
-        // The loader has made addresses of these, but for the kernel's own library.
+        // The loader has relocated these to addresses, except for the vDSO.
         let address = if value < object.base { value.wrapping_add(object.base) } else { value };
         match tag {
             0 => break,
@@ -195,8 +196,8 @@ unsafe fn function(object: &LoadedObject, name: &CStr) -> Option<usize> {
     }
 }
 
-/// Header (buckets, first symbol, words of the filter, shift), filter, buckets, and for each symbol its hash, whose lowest
-/// bit says that the bucket ends.
+/// Looks a name up in a GNU hash table: header (buckets, first symbol, filter words, shift), filter,
+/// buckets, and for each symbol its hash, whose lowest bit marks the end of a bucket.
 unsafe fn by_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
     let words = core::ptr::with_exposed_provenance::<u32>(table);
     let hash = name
@@ -230,7 +231,8 @@ unsafe fn by_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<u
     }
 }
 
-/// The table of the System V ABI: number of buckets and of symbols, buckets, and for each symbol the next one.
+/// Looks a name up in a System V hash table: number of buckets and symbols, buckets, and for each symbol
+/// the next one.
 unsafe fn by_old_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
     let words = core::ptr::with_exposed_provenance::<u32>(table);
     let hash = name.to_bytes().iter().fold(0_u32, |hash, byte| {

@@ -1,29 +1,30 @@
-//! What each thread keeps: 64 bytes of static thread-local storage, zero at first.
+//! Per-thread state: 64 bytes of static thread-local storage, initially zero.
 //!
-//! Not `thread_local!`: in a shared library that goes through `__tls_get_addr`, which may itself allocate when a library
-//! was loaded meanwhile, and would then come back here without end. A preloaded library may use the initial-exec model,
-//! where the place is a fixed distance from the thread's pointer, so it is spelled out in assembly.
+//! Not `thread_local!`: in a shared library it uses `__tls_get_addr`, which may itself allocate after a
+//! library was loaded, and would recurse without end. A preloaded library may use the initial-exec model,
+//! with a fixed offset from the thread pointer, which is written here in assembly.
 //!
-//! A signal handler that maps memory, or allocates although it must not, finds the cells as the code below it left them: while
-//! that is busy the handler counts nothing, and else there is at worst a sample too many or too few.
+//! A signal handler that maps memory, or allocates although it must not, finds the cells in the interrupted
+//! code's state. While that code is busy, the handler counts nothing; otherwise there is at worst a sample
+//! too many or too few.
 
 use core::cell::Cell;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-/// One thread's state. All of it zero is a valid beginning.
+/// State of a thread. All zero is a valid initial state.
 #[repr(C, align(16))]
 pub(crate) struct Local {
-    /// Bytes that this thread may allocate before the next sample; below zero one is due.
+    /// Bytes that this thread may allocate before the next sample; negative if one is due.
     pub(crate) until: Cell<i64>,
-    /// The state of its random numbers; 0 before the first.
+    /// State of its random number generator; 0 before the first use.
     pub(crate) random: Cell<u64>,
-    /// Within our own code: whatever is allocated now is not counted.
+    /// The thread is in our own code: its allocations are not counted.
     pub(crate) busy: Cell<bool>,
-    /// Looking up the functions behind ours: what is allocated now comes out of the arena.
+    /// The thread is looking up the real functions: its allocations come from the arena.
     pub(crate) resolving: Cell<bool>,
-    /// The kind of the counted call into CUDA that this thread is in, or 0.
+    /// Kind of the enclosing counted CUDA call, or 0.
     pub(crate) inside_kind: Cell<u8>,
-    /// The number of that call's record and 1, or 0.
+    /// 1 + the number of that call's record, or 0.
     pub(crate) inside_site: Cell<u32>,
 }
 
@@ -75,19 +76,20 @@ pub(crate) fn local() -> &'static Local {
     unsafe { &*place }
 }
 
-/// Marks that this thread is in our own code, and puts back what the C library says about the last error.
+/// Marks this thread as being in our own code, and restores `errno` on drop.
 pub(crate) struct Busy {
     local: &'static Local,
     error: core::ffi::c_int,
 }
 
 impl Busy {
-    /// `None` where it was already.
+    /// Returns `None` if the thread is in our code already.
     pub(crate) fn enter(local: &'static Local) -> Option<Self> {
         if local.busy.replace(true) {
             return None;
         }
-        // A signal handler of this thread sees it before anything that follows, and below after all of it.
+        // A signal handler of this thread must see the mark before anything after it, and on drop after all
+        // of it.
         compiler_fence(Ordering::SeqCst);
         // SAFETY: the C library's own place for this thread's error.
         Some(Self { local, error: unsafe { *crate::sys::__errno_location() } })

@@ -1,6 +1,7 @@
-//! Anonymous mappings that programs ask for themselves (the heap's own are the C library's business and not seen here).
+//! Counts anonymous mappings made by programs. Mappings of the heap are made inside the C library and not
+//! seen here.
 //!
-//! A range that is only reserved (no right to write) is no memory and is not counted; neither is one of a file.
+//! A range that is only reserved (not writable) is no memory and is not counted, nor is a mapping of a file.
 
 use core::ffi::{c_int, c_long, c_void};
 
@@ -80,7 +81,7 @@ unsafe fn map(
         refused();
         return sys::MAP_FAILED;
     }
-    // What was there goes.
+    // A fixed mapping replaces existing ones.
     let leaving = if flags & sys::MAP_FIXED != 0 { leaving(address, bytes) } else { None };
     // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
     let at = unsafe {
@@ -98,13 +99,13 @@ fn leaving(address: *mut c_void, bytes: usize) -> Option<Leaving> {
     unmapping(List::Host, address.addr(), paged(bytes))
 }
 
-/// No memory, in the words of the C library.
+/// Sets `errno` to `ENOMEM`.
 fn refused() {
     // SAFETY: the C library's own place for this thread's error.
     unsafe { *sys::__errno_location() = sys::ENOMEM };
 }
 
-/// Looks up what is behind ours, while nobody waits for it.
+/// Looks up the real functions early, while no lock is held.
 pub(crate) fn prepare() {
     for real in [&REAL_MMAP, &REAL_MMAP64, &REAL_MUNMAP, &REAL_MREMAP] {
         real.get();
@@ -129,8 +130,8 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
     error
 }
 
-/// As in the C library, where the last argument is only there with some flags; on our processors it is then in a register
-/// that nobody reads.
+/// As in the C library, where the last argument exists only with some flags; otherwise, on our processors,
+/// it is in an unused register.
 ///
 /// # Safety
 /// See [`mmap`].

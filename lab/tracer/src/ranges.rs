@@ -1,10 +1,11 @@
-//! Mappings that were counted: they end in parts, or several at once, so a key is not enough.
+//! Lists of counted mappings. A mapping may end in parts, or together with others, so a single key does not
+//! suffice.
 //!
-//! Two short lists under a lock that spins: mappings come and go some times a second, not some million times.
+//! Two short lists under a spin lock: mappings change some times a second, not some million times.
 //!
-//! An end may be refused, and as soon as it is granted another thread may be given the same addresses. So what is about to
-//! end is marked first, and it is taken away, or loses its mark, when the answer is known; whatever is counted there
-//! meanwhile has no mark or another.
+//! Unmapping may fail, and as soon as it succeeds, another thread may get the same addresses. Ranges about
+//! to end are therefore marked first, and removed or unmarked when the result is known. A range counted
+//! there meanwhile has no mark or a different one.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -14,16 +15,16 @@ use crate::state::{self, private};
 use crate::sys;
 
 const RANGES: usize = 8192;
-/// Bytes of a list: lock, length, and three words for each range.
+/// Size of a list in bytes: lock, length, and three words per range.
 const LIST: usize = 16 + RANGES * 24;
-/// Bytes of both lists.
+/// Size of both lists in bytes.
 pub(crate) const BYTES: usize = 2 * LIST;
-/// Turns to wait for the lock without giving the processor away.
+/// Spins on the lock before the first yield.
 const SPINS: u32 = 256;
-/// Times that the processor is given away before something is left uncounted: a thread that holds the lock may have been
-/// stopped for good, by a signal or a debugger.
+/// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
+/// signal or a debugger.
 const YIELDS: u32 = 20_000;
-/// The same after that has happened.
+/// Yields before giving up, once that has happened.
 const FEWER_YIELDS: u32 = 4;
 
 #[derive(Clone, Copy)]
@@ -38,13 +39,13 @@ struct Range {
     start: u64,
     end: u64,
     site: u32,
-    /// Whether the mapping as such ends with it: of one that was taken apart only one part does.
+    /// The mapping itself ends with this range: if it was split, that holds for one part only.
     whole: bool,
-    /// Of the call that is about to end it; 0 for none.
+    /// Mark of the call that is about to unmap it; 0 for none.
     mark: u32,
 }
 
-/// In the third word of a range: record, [`Range::whole`], mark.
+/// Bit of [`Range::whole`] in the third word of a range, between record and mark.
 const WHOLE: u64 = 1 << 31;
 
 impl Range {
@@ -57,7 +58,7 @@ impl Range {
     }
 }
 
-/// A list while we have its lock.
+/// A locked list.
 struct Held(usize);
 
 impl Held {
@@ -132,7 +133,8 @@ impl Held {
         self.put(1, last as u64);
     }
 
-    /// Marks what lies between; false if nothing does. What another call has marked is its own, unless `all` is wanted.
+    /// Marks all ranges between two addresses; returns false if there are none. Skips ranges marked by
+    /// other calls, unless `all`.
     fn mark(&self, begin: u64, limit: u64, mark: u32, all: bool) -> bool {
         let (mut any, mut index) = (false, 0);
         while index < self.len() {
@@ -161,7 +163,7 @@ impl Held {
         any
     }
 
-    /// Takes away what has this mark; tells `gone` the record, bytes, and how many mappings (in 256ths) it was.
+    /// Removes ranges with this mark; passes record, bytes and number of mappings (in 256ths) to `gone`.
     fn take(&self, mark: u32, gone: &mut impl FnMut(u32, u64, u64)) {
         let mut index = 0;
         while index < self.len() {
@@ -184,13 +186,14 @@ impl Drop for Held {
     }
 }
 
-/// A mark that nobody has; there are four billion.
+/// An unused mark; there are four billion.
 fn fresh() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).max(1)
 }
 
-/// Adds a range; false if it will not be followed. What was there before has ended without a word; `gone` is told.
+/// Adds a range; returns false if it cannot be tracked. Ranges at the same place have ended unnoticed;
+/// `gone` gets them.
 pub(crate) fn add(
     list: List,
     start: usize,
@@ -201,21 +204,22 @@ pub(crate) fn add(
     let Some(held) = Held::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
     let mark = fresh();
-    // Whoever marked it was unmapping it, and that is done: else the kernel would not have given the place away.
+    // A call that marked them has finished unmapping: otherwise the kernel would not have reused the
+    // addresses.
     if held.mark(start, end, mark, true) {
         held.take(mark, &mut gone);
     }
     held.push(Range { start, end, site, whole: true, mark: 0 })
 }
 
-/// Something that is about to end.
+/// Ranges about to be unmapped.
 #[derive(Clone, Copy)]
 pub(crate) struct Leaving {
     list: List,
     mark: u32,
 }
 
-/// Marks whatever of the list lies in a range that is about to end; `None` if nothing does.
+/// Marks the parts of the list in a range that is about to be unmapped; `None` if there are none.
 pub(crate) fn leaving(list: List, start: usize, length: usize) -> Option<Leaving> {
     let Some(held) = Held::lock(list) else {
         state::count(header::UNFOLLOWED);
@@ -234,7 +238,7 @@ impl Leaving {
         }
     }
 
-    /// It has not.
+    /// Removes the mark after a failed unmapping.
     pub(crate) fn stayed(self) {
         let Some(held) = Held::lock(self.list) else { return state::count(header::UNFOLLOWED) };
         for index in 0..held.len() {

@@ -1,7 +1,7 @@
-//! The functions behind ours: what the program would have called without us.
+//! Looks up the real functions, which the program would call without us.
 //!
-//! Looked up with `dlsym(RTLD_NEXT)`, so another preloaded library (another allocator, a fault injector) stays in place
-//! behind us. Our own `dlsym` is exported too, so the real one comes from `dlvsym`.
+//! Uses `dlsym(RTLD_NEXT)`, so that another preloaded library (an allocator, a fault injector) keeps
+//! working after ours. Since we export `dlsym`, too, the real `dlsym` is looked up by `dlvsym`.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -9,11 +9,11 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use crate::local::local;
 use crate::sys;
 
-/// A function behind ours.
+/// A real function.
 pub(crate) struct Real {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
-    /// Whether it may be in a library that the program's own scope does not reach.
+    /// The function may be in a library outside the program's global scope.
     anywhere: bool,
 }
 
@@ -22,12 +22,12 @@ impl Real {
         Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
     }
 
-    /// One of a library that others may have opened for themselves.
+    /// A function in a library that may have been opened locally.
     pub(crate) const fn anywhere(name: &'static CStr) -> Self {
         Self { name, at: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
     }
 
-    /// Its address; null if there is none, or while this very thread is looking it up.
+    /// The function's address; null if there is none, or while this thread is looking it up.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
         let at = self.at.load(Ordering::Acquire);
@@ -46,34 +46,35 @@ impl Real {
             if found.is_null() {
                 found = crate::loaded::find(self.name);
             } else if !crate::loaded::keep(found) {
-                // It is being unloaded just now.
+                // The library is being unloaded at this moment.
                 found = core::ptr::null_mut();
             }
         }
         local.resolving.set(false);
         if found.is_null() {
-            // Another thread may have got it meanwhile, from the driver itself.
+            // Another thread may have received it from the driver meanwhile.
             return self.at.load(Ordering::Acquire);
         }
-        // Whoever was first: what was adopted meanwhile may be another library's, and has calls on their way to it.
+        // The first result stays: an adopted one may belong to another library, and calls to it may be in
+        // progress.
         self.known_or(found)
     }
 
-    /// Makes `address` the function behind ours, if there is none yet or it is the same. Otherwise two libraries have it, and
-    /// a call must not go to the wrong one.
+    /// Makes `address` the real function, unless another one is known. With two libraries that have the
+    /// function, a call must not reach the wrong one.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
         let known = self.at.load(Ordering::Acquire);
         if !known.is_null() {
             return known == address;
         }
-        // Whoever asked may give its library up; what is linked with our name would still come here.
+        // The caller may unload its library, while code linked to our name would still call into it.
         if !crate::loaded::keep(address) {
             return false;
         }
         self.known_or(address) == address
     }
 
-    /// What is known already, or else this from now on.
+    /// The known address, or else this one from now on.
     fn known_or(&self, address: *mut c_void) -> *mut c_void {
         match self.at.compare_exchange(core::ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => address,
@@ -88,21 +89,21 @@ impl Real {
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
 
-/// The real `dlsym`; what `dynamic.rs` jumps to.
+/// The real `dlsym`; `dynamic.rs` jumps to it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// What `dlsym` is where it cannot be found: every lookup fails.
+/// Replacement for a missing `dlsym`: every look-up fails.
 unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// Sees to it that [`DLSYM`] is there.
+/// Initializes [`DLSYM`].
 pub(crate) fn find_dlsym() -> *mut c_void {
     let known = DLSYM.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    // glibc moved it in 2.34; before, it had the version of the first release for the processor.
+    // glibc 2.34 moved it from libdl; before, it had the version of glibc's first release for the processor.
     let versions =
         [c"GLIBC_2.34", if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" }];
     let mut found: *mut c_void = core::ptr::null_mut();
@@ -119,7 +120,7 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     found
 }
 
-/// As in the C library, asked from here: what `RTLD_NEXT` finds comes after us.
+/// Like the C library's `dlsym`, called from here: `RTLD_NEXT` finds functions after ours.
 ///
 /// # Safety
 /// The handle is one of an open library, or one of the constants.

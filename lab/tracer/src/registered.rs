@@ -1,12 +1,14 @@
-//! Tables of frames that a program registers at run time: with `__register_frame` and its like, as compilers at run time do
-//! for their code, and objects that have no header for their tables.
+//! Detects unwind tables registered at run time: with `__register_frame` and the like, by JIT compilers for
+//! their code, and by objects without an unwind table header.
 //!
-//! From then on libgcc looks through them under locks of its own, and allocates there: while it registers one, or while an
-//! exception is thrown. A walk from within that allocation would wait for those locks, which its own thread has, without end.
-//! So once anything was registered no stack is walked any more: what is allocated is counted in full, at no place.
+//! After a registration, libgcc searches these tables under its own locks, and allocates while holding
+//! them: during a registration, or while an exception is thrown. A stack walk from inside that allocation
+//! would deadlock, because its own thread holds the locks. So after the first registration no stack is
+//! walked any more: allocations are counted in full, without a place.
 //!
-//! The constructors of ordinary objects register nothing, because they have a header for their tables. Those of a start-up
-//! file of LLVM's own may, and whoever has an unwinder of his own linked in registers with that, which is not in our way.
+//! Constructors of ordinary objects register nothing, because these have an unwind table header. Those of
+//! LLVM's start-up files may. A program with its own unwinder registers with that one, which does not
+//! concern us.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -15,21 +17,21 @@ use crate::real::Real;
 
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether anything was, or is just being. A thread that has libgcc's locks with a table behind them has seen it, because the
-/// table came after it and by way of those locks.
+/// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks with
+/// a table behind them sees true, because the table was added later and under those locks.
 pub(crate) fn any() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
-/// Notes that something will be, if a function of this name is one that does so: whoever looks it up will call it, past us.
+/// Notes a look-up of a registering function: its caller will call it directly, past our replacement.
 pub(crate) fn looked_up(name: &CStr) {
     if name.to_bytes().starts_with(b"__register_frame") {
         ANY.store(true, Ordering::Release);
     }
 }
 
-/// A table, the room for what libgcc keeps about it, and two bases of addresses, as far as the function has them: what it does
-/// not have it does not read.
+/// Arguments: a table, space for libgcc's data about it, and two base addresses. Functions with fewer
+/// parameters ignore the rest.
 type Register = unsafe extern "C" fn(usize, usize, usize, usize);
 
 macro_rules! registers {
@@ -43,10 +45,10 @@ macro_rules! registers {
             /// As in libgcc.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $symbol(table: usize, room: usize, text: usize, data: usize) {
-                // Before: it allocates while it has its locks.
+                // Before the call, which allocates while it holds its locks.
                 ANY.store(true, Ordering::Release);
                 let real = $real.get();
-                // Where there is none there is no unwinder either that would look for the table.
+                // Without the function, there is no unwinder that would search for the table.
                 if !real.is_null() {
                     // SAFETY: the next function of this name behind ours; the arguments are the caller's.
                     unsafe { core::mem::transmute::<*mut core::ffi::c_void, Register>(real)(table, room, text, data) }
@@ -54,7 +56,7 @@ macro_rules! registers {
             }
         )*
 
-        /// Looks up what is behind ours, while nobody waits for it.
+        /// Looks up the real functions early, while no lock is held.
         pub(crate) fn prepare() {
             for real in [$(&$real),*] {
                 real.get();

@@ -1,18 +1,18 @@
-//! Records of call sites in the published file.
+//! Records of call sites in the published file (a hash table).
 
 use core::sync::atomic::Ordering;
 
 use crate::layout::{BUSY, FRAMES, HEADER, RECORD, SITES, header, record};
 use crate::state::{self, half, word};
 
-/// Places that are looked at before a call site is given up.
+/// Slots searched before a call site is dropped.
 const PROBES: usize = 256;
 
 const fn at(site: usize, offset: usize) -> usize {
     HEADER + site * RECORD + offset
 }
 
-/// The record of a call site, made if there is none. `None` if the file is full.
+/// Finds or creates the record of a call site. `None` if there is no free slot.
 pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
     let start = u64::from(function) | u64::from(parent) << 32;
     let hash =
@@ -32,7 +32,8 @@ pub(crate) fn of(function: u32, parent: u32, addresses: &[usize]) -> Option<u32>
                 Err(other) => seen = other,
             }
         }
-        // One that is being filled in may be the same: then there are two, and the reader adds them up.
+        // A slot being written may be for the same site: then there are two records, and the reader adds
+        // them up.
         if seen == hash {
             return u32::try_from(site).ok();
         }
@@ -52,7 +53,7 @@ fn fill(site: usize, function: u32, parent: u32, addresses: &[usize]) -> Option<
     Some(())
 }
 
-/// Counts an allocation at a site; one whose end will not be noticed does not count as living.
+/// Counts an allocation at a site; an untracked one does not count as live.
 pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     let site = site as usize;
     change(site, record::TOTAL_BYTES, bytes);
@@ -73,7 +74,7 @@ pub(crate) fn remove(site: u32, bytes: u64, count: u64) {
     change(site as usize, record::LIVE_COUNT, count.wrapping_neg());
 }
 
-/// What was there before.
+/// Adds to a counter, and returns its previous value.
 fn change(site: usize, offset: usize, by: u64) -> u64 {
     if site >= SITES {
         return 0;
@@ -89,7 +90,7 @@ const fn mixed(mut bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// An end that was counted did not come.
+/// Restores a live allocation whose free failed.
 pub(crate) fn revive(site: u32, bytes: u64, count: u64) {
     change(site as usize, record::LIVE_BYTES, bytes);
     change(site as usize, record::LIVE_COUNT, count);

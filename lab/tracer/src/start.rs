@@ -1,11 +1,11 @@
-//! The beginning: before `main`, if the environment names a folder to publish in.
+//! Set-up before `main`, if the environment names a folder to publish in.
 //!
-//! Whatever goes wrong here leaves everything off: the program runs as without us, and the reader says that there is no
-//! file.
+//! On any error, everything stays off: the program runs as without us, and the reader reports that there is
+//! no file.
 //!
-//! The file lies in a folder of others' choosing. A file system that copies on write may have no room for a page although it
-//! was taken, and whoever may write to the file may make it shorter: then the next count is a SIGBUS. The folder should be
-//! of a temporary file system, and its owner's alone.
+//! The folder is chosen by the user. A copy-on-write file system may lack space for a page although it was
+//! allocated, and any process with write access may truncate the file: the next count then raises SIGBUS.
+//! The folder should be on a temporary file system, and private to its owner.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::Ordering;
@@ -14,16 +14,17 @@ use crate::layout::{FILE, HEADER, MAGIC, VERSION, header};
 use crate::map::real_mmap;
 use crate::{live, state, sys};
 
-/// Names the folder; each process writes `PID.trace` there.
+/// Variable with the folder; each process writes `PID.trace` into it.
 const FOLDER: &CStr = c"LLAMA_WARDEN_TRACE";
-/// Bytes between samples on average, 1 KiB to 16 MiB: above that what a small block stands for has no room.
+/// Variable with the mean bytes between samples, 1 KiB to 16 MiB: above that, the weight of a small block
+/// overflows.
 const INTERVAL: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
-/// What it is otherwise: see the docs of `diagnose --trace` for what it costs and how exact it is.
+/// Default interval in bytes; the docs of `diagnose --trace` state its cost and precision.
 const USUAL: usize = 64 * 1024;
 const PATH: usize = 4096;
 const PAGE: usize = 4096;
 
-/// Called by the loader.
+/// Constructor, called by the dynamic loader.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
 
@@ -50,8 +51,8 @@ fn publish(folder: &[u8]) -> Option<()> {
     let mut path = [0_u8; PATH];
     path_of(&mut path, folder, pid)?;
     let flags = sys::O_RDWR | sys::O_CREAT | sys::O_EXCL | sys::O_CLOEXEC | sys::O_NOFOLLOW;
-    // What this process published before it became another program goes. It is never made shorter: a process that has the
-    // same number elsewhere may have it mapped.
+    // Remove the file that this process published before its exec. Never truncate it: a process with the
+    // same PID in another namespace may have it mapped.
     // SAFETY: the path ends in a zero.
     unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
     if !may_be_as_large(FILE.max(live::BYTES)) {
@@ -73,7 +74,7 @@ fn publish(folder: &[u8]) -> Option<()> {
     }
     // SAFETY: a number of the kernel's, which stays.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
-    // The unwinder prepares itself at its first use: here, where nobody waits for anything.
+    // The unwinder initializes itself at its first use: do that here, while no lock is held.
     let _first = crate::walk::Walk::here();
     // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
     unsafe { state::open(file, private, gate, interval) };
@@ -81,14 +82,14 @@ fn publish(folder: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Whether a file may have this many bytes: else the attempt would be a SIGXFSZ, which ends the program.
+/// Returns true if a file may have this size: otherwise SIGXFSZ would end the program.
 fn may_be_as_large(bytes: usize) -> bool {
     let mut limit = sys::Limit { now: 0, most: 0 };
     // SAFETY: writes to `limit`.
     unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
 }
 
-/// Maps a new file of this many bytes and closes it.
+/// Maps a new file of this size, and closes it.
 fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     if file < 0 {
         return None;
@@ -98,8 +99,8 @@ fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     let access = sys::PROT_READ | sys::PROT_WRITE;
     // SAFETY: our own new file, of a size that the limit allows, at no particular address.
     let at = unsafe {
-        // The room is taken now: on a full disk a first touch of a page would be a SIGBUS in the middle of `malloc`. A file
-        // system that copies on write promises less; see the module.
+        // Allocate the space now: on a full disk, the first access to a page would raise SIGBUS inside
+        // `malloc`. A copy-on-write file system guarantees less; see the module.
         let at = if sys::ftruncate(file, length) == 0 && sys::posix_fallocate(file, 0, length) == 0 {
             mmap(core::ptr::null_mut(), bytes, access, sys::MAP_SHARED, file, 0)
         } else {
@@ -111,7 +112,7 @@ fn mapping(file: c_int, bytes: usize) -> Option<*mut c_void> {
     (at != sys::MAP_FAILED).then_some(at)
 }
 
-/// A page that a forked child finds empty.
+/// A page that is zero in a forked child.
 fn gate() -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;
@@ -122,7 +123,7 @@ fn gate() -> Option<*mut c_void> {
     }
 }
 
-/// Fills in the header, the magic number last.
+/// Writes the header, the magic number last.
 fn describe(pid: u32, interval: usize) {
     let mut now = sys::Timespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
@@ -142,7 +143,7 @@ fn describe(pid: u32, interval: usize) {
     put_half(header::PID, pid);
     put(header::STARTED, started);
     put(header::INTERVAL, interval as u64);
-    // An allocator that is linked into the program comes before ours, and nobody calls ours.
+    // An allocator linked into the program takes precedence over ours, which is then never called.
     // SAFETY: a handle that is always valid.
     let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
     put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
@@ -161,7 +162,7 @@ fn describe(pid: u32, interval: usize) {
     }
 }
 
-/// `FOLDER/PID.trace` and a zero.
+/// Writes `FOLDER/PID.trace` with a terminating zero.
 fn path_of(path: &mut [u8; PATH], folder: &[u8], pid: u32) -> Option<()> {
     let mut digits = [0_u8; 10];
     let (mut rest, mut first) = (pid, digits.len());

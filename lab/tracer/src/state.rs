@@ -1,28 +1,28 @@
-//! Where the maps are, and whether anything is counted at all.
+//! Addresses of the maps, and the switch for counting.
 //!
-//! The switch lies in a page that the kernel wipes in a forked child, so a child is never counted: it shares the maps with
-//! its parent, and its locks may have been left by threads that it does not have.
+//! The switch is in a page that the kernel wipes in a forked child, so a child is never counted: it shares
+//! the maps with its parent, and its locks may be held by threads that do not exist in it.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::layout::{FILE, header};
 
-/// The page with the switch; null before the start.
+/// Page with the switch; null before the start.
 static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static FILE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// What only we need: the tables of what lives.
+/// Private map: the tables of live allocations.
 static PRIVATE_AT: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// Bytes between samples on average.
+/// Mean bytes between samples.
 static INTERVAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of a page.
+/// Page size in bytes.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 
-/// From this many times the interval on every allocation is counted.
+/// Multiple of the interval from which every allocation is counted.
 const LARGE: usize = 4;
 
-/// Whether this process is counted.
+/// Returns true if this process is counted.
 #[inline]
 pub(crate) fn on() -> bool {
     let gate = GATE.load(Ordering::Acquire);
@@ -30,31 +30,31 @@ pub(crate) fn on() -> bool {
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
 }
 
-/// Bytes between samples on average.
+/// Mean bytes between samples.
 pub(crate) fn interval() -> usize {
     INTERVAL.load(Ordering::Relaxed)
 }
 
-/// Notes how large pages are here: 4 KiB, or 16 or 64 KiB on some processors of Arm.
+/// Sets the page size: 4 KiB, or 16 or 64 KiB on some Arm processors.
 pub(crate) fn set_page(bytes: usize) {
     if bytes.is_power_of_two() {
         PAGE.store(bytes, Ordering::Relaxed);
     }
 }
 
-/// Bytes of whole pages: what the kernel maps for so many.
+/// Rounds up to whole pages, as the kernel maps them.
 pub(crate) fn paged(bytes: usize) -> usize {
     let last = PAGE.load(Ordering::Relaxed) - 1;
     bytes.saturating_add(last) & !last
 }
 
-/// Allocations of at least this many bytes are all counted.
+/// Size in bytes from which every allocation is counted.
 #[inline]
 pub(crate) fn large() -> usize {
     INTERVAL.load(Ordering::Relaxed) * LARGE
 }
 
-/// Begins to count.
+/// Starts counting.
 ///
 /// # Safety
 /// `file` is [`FILE`] bytes, `private` is [`crate::live::BYTES`] bytes, both zero, mapped shared and never unmapped; `gate` is
@@ -68,7 +68,7 @@ pub(crate) unsafe fn open(file: *mut c_void, private: *mut c_void, gate: *mut c_
     GATE.store(gate.cast(), Ordering::Release);
 }
 
-/// A number of 64 bits in the published file. Only while [`on`].
+/// A 64-bit number in the published file. Only valid while [`on`].
 #[inline]
 pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
     let base = FILE_AT.load(Ordering::Relaxed);
@@ -79,7 +79,7 @@ pub(crate) fn word(offset: usize) -> Option<&'static AtomicU64> {
     Some(unsafe { &*base.add(offset / 8) })
 }
 
-/// A number of 32 bits there.
+/// A 32-bit number in the published file.
 pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
     let base = FILE_AT.load(Ordering::Relaxed);
     if base.is_null() || offset > FILE - 4 || !offset.is_multiple_of(4) {
@@ -89,7 +89,7 @@ pub(crate) fn half(offset: usize) -> Option<&'static AtomicU32> {
     Some(unsafe { &*base.cast::<AtomicU32>().add(offset / 4) })
 }
 
-/// A number of 64 bits in the private tables.
+/// A 64-bit number in the private tables.
 #[inline]
 pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
     let base = PRIVATE_AT.load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ pub(crate) fn private(offset: usize) -> Option<&'static AtomicU64> {
     Some(unsafe { &*base.add(offset / 8) })
 }
 
-/// Adds one to a counter of the header.
+/// Increments a counter of the header.
 pub(crate) fn count(offset: usize) {
     if let Some(counter) = word(offset) {
         counter.fetch_add(1, Ordering::Relaxed);

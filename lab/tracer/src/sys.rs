@@ -1,4 +1,4 @@
-//! The little of the C library that the tracer calls itself, declared here because the crate has no dependencies.
+//! Declarations of the C library functions used by the tracer, since the crate has no dependencies.
 //!
 //! Linux with glibc on x86-64 and aarch64; the constants are the same on both.
 
@@ -39,10 +39,10 @@ pub(crate) struct Timespec {
     pub(crate) nanoseconds: c_long,
 }
 
-/// The largest file that the process may make.
+/// Limit on the size of a file that the process writes.
 pub(crate) const RLIMIT_FSIZE: c_int = 1;
 
-/// The limit that holds, and the one up to which the process may set it.
+/// Soft and hard limit (`struct rlimit`).
 #[repr(C)]
 pub(crate) struct Limit {
     pub(crate) now: u64,
@@ -58,7 +58,7 @@ pub(crate) const DT_STRTAB: isize = 5;
 pub(crate) const DT_SYMTAB: isize = 6;
 pub(crate) const DT_GNU_HASH: isize = 0x6fff_fef5;
 
-/// What the loader says of a library, as far as it is read here.
+/// The loader's description of an object (`struct dl_phdr_info`), as far as needed.
 #[repr(C)]
 pub(crate) struct LoadedObject {
     pub(crate) base: usize,
@@ -67,7 +67,7 @@ pub(crate) struct LoadedObject {
     pub(crate) segment_count: u16,
 }
 
-/// A program header of 64 bits.
+/// A 64-bit program header.
 #[repr(C)]
 pub(crate) struct Segment {
     pub(crate) kind: u32,
@@ -101,7 +101,7 @@ pub(crate) struct Symbol {
 }
 
 impl Symbol {
-    /// Whether it is a function, defined here, global or weak, and visible.
+    /// Returns true for an exported function: defined here, global or weak, and visible.
     pub(crate) fn is_function_for_others(&self) -> bool {
         const FUNCTION: u8 = 2;
         self.info & 15 == FUNCTION
@@ -114,13 +114,13 @@ impl Symbol {
 
 pub(crate) type EachObject = unsafe extern "C" fn(*const LoadedObject, usize, *mut c_void) -> c_int;
 
-/// What the unwinder keeps about where it is.
+/// The unwinder's opaque context.
 pub(crate) enum UnwindContext {}
 
 pub(crate) type UnwindStep = unsafe extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
-/// Go on, in the words of the unwinder.
+/// Unwinder code: continue.
 pub(crate) const URC_NO_REASON: c_int = 0;
-/// No further.
+/// Unwinder code: stop.
 pub(crate) const URC_NORMAL_STOP: c_int = 4;
 
 // SAFETY: these are the signatures of glibc and of the unwinder that the Rust standard library links.

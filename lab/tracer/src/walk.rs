@@ -1,15 +1,17 @@
-//! Who called: return addresses from here outwards, by the unwinder that also handles exceptions.
+//! Collects return addresses from here outwards, with the unwinder that also handles exceptions.
 //!
-//! It reads the tables that every library has for exceptions and stops where there is no table. Three things have to be so:
+//! It reads the unwind tables of libraries, and stops at a function without one. Three conditions must hold:
 //!
-//! - **Its thread is not within the unwinder already.** That allocates only where tables were registered at run time, and may
-//!   have a lock then; from the first of those on there are no walks (`registered.rs`).
-//! - **The tables are right.** It follows them through the stack as an exception would, but also from functions that never
-//!   throw: hand-written assembly with a table that lies may end the program.
-//! - **It is libgcc's**, which the compiler links. A program that brings another one under the same names has it walk here, too.
+//! - **The thread is not inside the unwinder already.** The unwinder allocates only if tables were
+//!   registered at run time, and may hold a lock then; after the first registration there are no walks
+//!   (`registered.rs`).
+//! - **The tables are right.** The unwinder follows them through the stack like for an exception, but also
+//!   from functions that never throw: assembly code with a wrong table may crash the program.
+//! - **The unwinder is libgcc's**, which the compiler links. A program with another one under the same
+//!   names uses that one here, too.
 //!
-//! More than [`PER_SECOND`] walks a second would be felt, so those beyond are cut short: what was allocated is still counted
-//! in full, at a place that is less exact.
+//! More than [`PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
+//! allocations are still counted in full, at a less precise place.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +20,12 @@ use crate::layout::{FRAMES, header};
 use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
-/// Whole walks in a second. One takes some 10 microseconds, so this is 2 % of one core at most.
+/// Full walks per second. One takes some 10 microseconds, so this is at most 2 % of one core.
 const PER_SECOND: u64 = 2000;
-/// Addresses of a walk that is cut short: ours, and some of the caller.
+/// Addresses of a truncated walk: our own, and some of the caller.
 const SHORT: usize = 8;
 
-/// Return addresses, the innermost first. The first ones are our own.
+/// Return addresses, innermost first, beginning with our own.
 pub(crate) struct Walk {
     addresses: [usize; FRAMES],
     count: usize,
@@ -54,7 +56,7 @@ impl Walk {
     }
 }
 
-/// Notes one address.
+/// Records one address.
 ///
 /// # Safety
 /// The unwinder's own context, and a [`Walk`] that nobody else has.

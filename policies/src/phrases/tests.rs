@@ -1,4 +1,4 @@
-//! The phrasebook, page by page: every sentence that a decision, a verdict or a wrong value is told in.
+//! Snapshots of every sentence about a decision, a verdict or a wrong value.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! What a smaller context would free before any prompt: most of that is the KV cache.
+//! Measures how much memory a smaller context would free before any prompt: mostly the KV cache.
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -11,17 +11,17 @@ use super::{Touched, charged};
 use crate::error::DiagnoseError;
 use crate::lab::Lab;
 
-/// What a process holds when it is ready with a smaller context, before any prompt.
+/// Idle memory of a process with a smaller context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LessContext {
     /// `-c`.
     pub context: u64,
-    /// Memory by memory, in bytes.
+    /// Bytes by memory.
     pub idle: Vec<(MemoryKind, u64)>,
 }
 
 impl Touched {
-    /// Bytes that each token of context takes before any prompt; `None` where that was not measured.
+    /// Bytes per token of context before any prompt; `None` if not measured.
     pub fn context_token(&self, series: MemoryKind) -> Option<f64> {
         let less = self.less_context.as_ref()?;
         let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
@@ -31,7 +31,7 @@ impl Touched {
     }
 }
 
-/// Starts it with a smaller context, for what it holds before any prompt.
+/// Starts the server with a smaller context and reads its idle memory.
 ///
 /// # Errors
 /// The server does not start.
@@ -42,7 +42,7 @@ pub async fn less_context(
     stop: &CancellationToken,
 ) -> Result<LessContext, DiagnoseError> {
     let mut spec = spec.clone();
-    // The last one counts.
+    // The last occurrence of a flag counts.
     spec.command.args.extend(["--ctx-size".to_owned(), context.to_string()]);
     let measured = async {
         let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;

@@ -1,5 +1,6 @@
-//! How long the texts are that processes are sent. All that are compared are sent the same, so this is found out once, from the first of them:
-//! builds that differ in how many slots they have by default, or a count that came too late, would make other texts.
+//! Lengths of the texts that processes are sent. All compared processes get the same texts, so the first
+//! process sets the lengths. Otherwise builds with other default slots, or a count that came too late,
+//! would lead to other texts.
 
 use serde::{Deserialize, Serialize};
 use warden_supervisor::Solo;
@@ -8,23 +9,24 @@ use crate::client::{AskError, Client};
 use crate::lab::Lab;
 use crate::workload::{Facts, SAMPLE_WORDS, Words};
 
-/// See the module.
+/// Lengths for all compared processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lengths {
     /// Tokens of a text of a known number of words; 0 where a server does not count.
     tokens: u32,
-    /// Tokens of context in a slot; `None` if it does not say.
+    /// Tokens of context in a slot; `None` if unknown.
     n_ctx: Option<u64>,
 }
 
 impl Lengths {
-    /// Those of a process.
+    /// Measures a process.
     pub(super) async fn of(lab: &Lab, solo: &Solo, client: &Client) -> Result<Self, AskError> {
         let counted = client.count(&Words::sample(), lab.numbers.question_limit).await;
         Self::counted(counted, solo.props().n_ctx)
     }
 
-    /// A server that refuses to count does so each time. One that was only too slow would count the next time, and be sent another text.
+    /// A refusal to count is the same each time and counts as 0. A count that only came too late is an
+    /// error: the next one would give another text.
     fn counted(counted: Result<u32, AskError>, n_ctx: Option<u64>) -> Result<Self, AskError> {
         match counted {
             Ok(tokens) => Ok(Self { tokens, n_ctx }),
@@ -33,7 +35,7 @@ impl Lengths {
         }
     }
 
-    /// As what is known of a server.
+    /// The lengths as facts of a server.
     pub(super) fn facts(self, slots: u32) -> Facts {
         let tokens_per_word = f64::from(self.tokens) / f64::from(SAMPLE_WORDS);
         Facts { slots, n_ctx: self.n_ctx, tokens_per_word }
@@ -66,7 +68,7 @@ mod tests {
         let first = Lengths { tokens: 301, n_ctx: Some(1000) };
         let kept: Lengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
         assert_eq!(asked(kept, 4), asked(first, 1), "whatever else another build has");
-        // Why it has to be.
+        // Other lengths would give other texts.
         assert_ne!(asked(Lengths { tokens: 0, ..first }, 1), asked(first, 1));
         assert_ne!(asked(Lengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
     }

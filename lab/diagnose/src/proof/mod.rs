@@ -1,11 +1,13 @@
-//! Runs what a proof asks for: a process of the old build, one of the new one, the same requests to both, round by round.
+//! Runs the processes of a proof: one of the old build, one of the new one, the same requests to both,
+//! round by round.
 //!
 //! ```text
 //!   Rounds ── Next::Visit ──> a fresh process ── start, memory ── questions ── pace ── the longest prompt ──> Visit ──> Rounds ── … ──> Proof
-//!   then, if it is wanted: the search between two revisions (`between`), of which the builds are the ends ──> growth, crashes
+//!   then, if requested: the search between two revisions (`between`), with the builds as its ends ──> growth, crashes
 //! ```
 //!
-//! A build that does not start, dies, or does not answer ends the proof: what it was asked, any build has to do.
+//! A build that does not start, dies, or does not answer ends the proof: every build has to answer these
+//! requests.
 
 mod lengths;
 mod questions;
@@ -32,32 +34,33 @@ use crate::lab::Lab;
 pub struct Pair {
     /// The server of the build in use.
     pub old: SoloSpec,
-    /// The same with the new build.
+    /// The same server with the new build.
     pub new: SoloSpec,
-    /// All flags of both, as their help tells them; `None` where one tells none.
+    /// All flags of both, from their help; `None` if one prints none.
     pub flags: Option<(Vec<String>, Vec<String>)>,
-    /// Flags that both are started with, as the help spells them.
+    /// Flags that both are started with, as spelled in the help.
     pub used: Vec<String>,
-    /// Paths that both are asked for.
+    /// Paths that both are checked for.
     pub paths: Vec<String>,
-    /// The work under which both are watched for growth and crashes, and how much of it; no work: they are not.
+    /// The workloads under which growth and crashes of both are searched; without workloads there is no
+    /// search.
     pub work: Experiment,
 }
 
-/// What happens, for whoever watches.
+/// Progress of a proof.
 #[derive(Debug)]
 pub enum Proving<'a> {
-    /// A process comes next, in this round.
+    /// A process of this build follows, in this round.
     Next(Side, usize),
-    /// Growth and crashes are looked for from here on.
+    /// The search for growth and crashes runs from here on.
     Searching(&'a SearchEvent<'a>),
 }
 
 impl Pair {
-    /// Runs it to its end. Cancel `stop` for an early one, with what is known by then.
+    /// Runs the proof to its end. Cancelling `stop` ends it early, with the results so far.
     ///
     /// # Errors
-    /// Nothing that a build could be blamed for.
+    /// Only errors that are not a build's fault.
     pub async fn prove(
         &self,
         lab: &Lab,
@@ -114,7 +117,7 @@ impl Pair {
         Faces::of((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
     }
 
-    /// Growth and crashes of both: they are the two revisions of a line.
+    /// Searches growth and crashes of both, as the two revisions of a line.
     async fn search(
         &self,
         lab: &Lab,
@@ -134,14 +137,14 @@ impl Pair {
     }
 }
 
-/// Paths that builds have.
+/// Paths that each build serves.
 #[derive(Debug, Default)]
 struct Routes {
     old: Option<Vec<String>>,
     new: Option<Vec<String>>,
 }
 
-/// Which build a process of the search is of.
+/// The build that a process of the search belongs to.
 pub const fn side(ask: Ask) -> Side {
     if ask.revision == 0 { Side::Old } else { Side::New }
 }

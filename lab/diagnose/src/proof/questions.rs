@@ -1,4 +1,5 @@
-//! What both builds are asked, and how their answers are read. All of it at temperature 0, and nothing from a cache.
+//! Questions to both builds, and the parsing of their answers. All at temperature 0, and nothing from a
+//! cache.
 
 use serde_json::{Value, json};
 use warden_experiment::proof::{Reply, Token};
@@ -8,7 +9,7 @@ use warden_supervisor::SoloProps;
 use crate::client::{Ask, AskError};
 use crate::workload::{Facts, Words, picture};
 
-/// A request, and what is compared of its answer.
+/// A request, and the kind of its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     pub(super) name: String,
@@ -30,10 +31,10 @@ enum Kind {
     Vector,
 }
 
-/// A text that tokenizers stumble over: numbers, scripts, spaces, code.
+/// A text that is hard for tokenizers: numbers, scripts, spaces, code.
 const ODD: &str = "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
 
-/// All of them.
+/// All questions.
 pub(super) fn all(
     numbers: &Diagnose,
     proof: &Proof,
@@ -98,7 +99,7 @@ pub(super) fn all(
     Ok(all)
 }
 
-/// A question to the model.
+/// A chat request.
 pub(super) fn chat(text: &str, answer: u64, stream: bool) -> Ask {
     let body = json!({
         "messages": [{ "role": "system", "content": "Be brief." }, { "role": "user", "content": text }],
@@ -119,7 +120,7 @@ fn with(ask: &mut Ask, more: &Value) {
 }
 
 impl Question {
-    /// What is compared of an answer.
+    /// The compared part of an answer.
     pub(super) fn read(&self, json: &Value) -> Reply {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -140,7 +141,7 @@ impl Question {
                     tokens.iter().map(|token| of(token, "token", "top_logprobs", "logprob")).collect();
                 Reply { request, text: said + &calls.unwrap_or_default(), tokens, ..Reply::default() }
             }
-            // What else a build tells is no answer.
+            // Other fields of the answer are not compared.
             Kind::Tokens => Reply { request, text: json["tokens"].to_string(), ..Reply::default() },
             Kind::Prompt => Reply { request, text: text(&json["prompt"]), ..Reply::default() },
             Kind::Vector => {
@@ -152,11 +153,12 @@ impl Question {
     }
 }
 
-/// Builds tell tokens in three ways: with logarithms, with probabilities (of sampling), and, until about b4400, under other names.
+/// Parses a token. Builds have three forms: logarithms, probabilities (when sampling), and, until about
+/// b4400, other names.
 fn native_token(token: &Value) -> Token {
     if token.get("probs").is_some() {
         let mut old = of(token, "content", "probs", "prob");
-        // What cannot happen has no logarithm that could be written down.
+        // A probability of 0 has no logarithm.
         old.top.retain(|(_, chance)| *chance > 0.0);
         for (_, chance) in &mut old.top {
             *chance = chance.ln();

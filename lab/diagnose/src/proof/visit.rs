@@ -1,4 +1,4 @@
-//! One process of a proof, from its start to its end.
+//! Runs one process of a proof, from its start to its end.
 
 use serde_json::json;
 use tokio::time::Instant;
@@ -16,31 +16,31 @@ use crate::lab::Lab;
 use crate::leg::{stays, told};
 use crate::workload::{Facts, Words};
 
-/// What is wanted of a process, beside how it starts.
+/// Tasks for a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted<'a> {
-    /// To answer the questions.
+    /// Answer the questions.
     pub(crate) answers: bool,
-    /// To be timed.
+    /// Be timed.
     pub(crate) pace: bool,
-    /// To evaluate the longest prompt that it has room for.
+    /// Evaluate the longest prompt that fits.
     pub(crate) longest: bool,
-    /// To tell which of these paths it has.
+    /// Be checked for these paths.
     pub(crate) paths: Option<&'a [String]>,
-    /// How long its requests are to be; `None`: it is the first one, and tells.
+    /// Lengths of its requests; `None`: this is the first process, which sets them.
     pub(crate) lengths: Option<Lengths>,
 }
 
-/// What a process showed.
+/// Result of a process.
 pub(crate) struct Visited {
     pub(crate) visit: Visit,
-    /// Those of the paths that it has, if it was asked for them.
+    /// The existing ones of the paths to check, if there were any.
     pub(super) routes: Option<Vec<String>>,
-    /// How long its requests were.
+    /// Lengths of its requests.
     pub(crate) lengths: Lengths,
 }
 
-/// Runs one. An inner error is the build's own, in words.
+/// Runs a process. An inner error is the build's own, in words.
 pub(crate) async fn run(
     lab: &Lab,
     spec: &SoloSpec,
@@ -91,7 +91,7 @@ async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Res
     if wanted.pace {
         pace(lab, client, facts, &mut measured).await?;
     }
-    // A build with less room than the first one is not asked for more.
+    // A build with less room than the first one gets a shorter prompt.
     let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
     if wanted.longest && fill(lab, client, Facts { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
@@ -105,11 +105,11 @@ async fn all(lab: &Lab, solo: &Solo, client: &Client, wanted: Wanted<'_>) -> Res
     Ok(Visited { visit: Visit { measured, replies }, routes, lengths })
 }
 
-/// What a server of this kind is sent to show how it answers these questions or, without any, how fast it is; as long as `lengths` says,
-/// if others were sent it before. An inner error is the build's own, in words.
+/// The requests that show how such a server answers these questions or, without questions, how fast it is.
+/// `lengths` are those of earlier requests, if there were any. An inner error is the build's own, in words.
 ///
 /// # Errors
-/// Nothing that a build could be blamed for.
+/// Only errors that are not a build's fault.
 pub async fn requests(
     lab: &Lab,
     spec: &SoloSpec,
@@ -142,12 +142,12 @@ pub async fn requests(
     Ok(Ok(sent.collect()))
 }
 
-/// A request for others.
+/// A request to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Where it is sent.
+    /// URL path.
     pub path: String,
-    /// Its body.
+    /// JSON body.
     pub body: serde_json::Value,
 }
 
@@ -169,7 +169,7 @@ fn held(reading: &SoloReading, metric: fn(MemoryKind) -> Metric, measured: &mut 
     measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), exact(bytes))));
 }
 
-/// Times some requests of each kind. A model that writes nothing has no pace.
+/// Times some requests of each kind. A model that generates nothing has no pace.
 async fn pace(
     lab: &Lab,
     client: &Client,
@@ -204,7 +204,7 @@ async fn pace(
     Ok(())
 }
 
-/// What is timed: a long prompt with an answer, and a short one.
+/// The timed requests: a long prompt with an answer, and a short one.
 fn paces(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
     let (words, answer) = (Words::new(facts.tokens_per_word), lab.proof.answer);
     let long = facts.fitting(lab.proof.prompt, answer);
@@ -214,7 +214,7 @@ fn paces(lab: &Lab, facts: Facts, at: u64) -> [Ask; 2] {
     ]
 }
 
-/// Texts for timing are none of those that are compared.
+/// First seed of texts for timing, so that they differ from the compared ones.
 const PACE: u64 = 1000;
 
 fn completion(text: &str, answer: u64) -> Ask {
@@ -235,13 +235,13 @@ fn per_prompt_token(answer: &Answer) -> Option<f64> {
 }
 
 fn per_token(answer: &Answer) -> Option<f64> {
-    // Of some builds the time of the first token is the prompt's.
+    // Some builds count the time of the first token as the prompt's.
     let ms = answer.output_ms.filter(|ms| *ms > 0.0 && answer.output_tokens > 1)?;
     Some(ms / 1000.0 / exact(answer.output_tokens))
 }
 
-/// Evaluates as long a prompt as there is room for; whether it did. How many tokens a text has is known to within some percent, so one that
-/// is refused is made shorter.
+/// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
+/// to within some percent, so a refused prompt is shortened.
 async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
     let tokens = facts.fitting(context.min(lab.numbers.sweep_most), 1);
@@ -256,5 +256,5 @@ async fn fill(lab: &Lab, client: &Client, facts: Facts) -> Result<bool, AskError
     Ok(false)
 }
 
-/// Of the longest prompt, one after the other until one is taken.
+/// Shares of the longest prompt, tried until one is accepted.
 const SHARES: [f64; 3] = [0.95, 0.85, 0.7];

@@ -1,6 +1,6 @@
-//! Which fields of a request are kept, and which are gone into. What stands in no list is dropped.
+//! Lists of request fields that are kept or redacted recursively. Fields in no list are dropped.
 
-/// Fields with a number or a truth value that are kept.
+/// Fields whose number or truth value is kept.
 pub(super) const PLAIN: [&str; 73] = [
     "max_tokens",
     "max_completion_tokens",
@@ -92,7 +92,7 @@ pub(super) const NAMED: [&str; 11] = [
     "verbosity",
 ];
 
-/// Of those: where there is no request without one, so that another is made up for one that is not known.
+/// Required fields of these: an unknown text is replaced, because a request without the field is invalid.
 pub(super) const MUST: [&str; 2] = ["role", "type"];
 
 pub(super) const WORDS: [&str; 54] = [
@@ -152,7 +152,7 @@ pub(super) const WORDS: [&str; 54] = [
     "hidden",
 ];
 
-/// Fields with a text, or with something that has texts in it.
+/// Fields with a text, or with a value that contains texts.
 pub(super) const TEXTS: [&str; 19] = [
     "content",
     "text",
@@ -175,10 +175,10 @@ pub(super) const TEXTS: [&str; 19] = [
     "description",
 ];
 
-/// Identifiers, likewise; chat templates may ask for their length.
+/// Fields with identifiers; chat templates may require their length.
 pub(super) const IDS: [&str; 4] = ["id", "call_id", "tool_call_id", "tool_use_id"];
 
-/// Fields that are gone into.
+/// Fields that are redacted recursively.
 pub(super) const OPEN: [&str; 15] = [
     "messages",
     "stream_options",
@@ -197,8 +197,9 @@ pub(super) const OPEN: [&str; 15] = [
     "output",
 ];
 
-/// What an adapter (`lora`) has: numbers. Here an `id` is none of somebody's, but a place in a list.
+/// Fields of an adapter (`lora`), which are numbers. Here `id` is a position in a list and identifies no
+/// person.
 pub(super) const ADAPTER: [&str; 2] = ["id", "scale"];
 
-/// What nobody can make another of: a request with one of these is not recorded.
+/// Fields that cannot be replaced: a request with one of these is not recorded.
 pub(super) const NOT_MADE: [&str; 3] = ["input_video", "multimodal_data", "image_data"];

@@ -1,4 +1,5 @@
-//! What stands in the place of texts, names, numbers and values: as long, and the same for the same.
+//! Makes replacements for texts, names, numbers and values: of the same length, and equal for equal
+//! originals.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
@@ -8,33 +9,35 @@ use serde_json::{Map, Value, json};
 
 use crate::workload::Words;
 
-/// Characters that are made at a time: texts that begin alike still do, up to the last whole piece of this length.
+/// Characters of a piece: texts with a common beginning keep it, up to the last whole piece.
 const PIECE: usize = 48;
-/// A name has at least so many characters: shorter ones could not be told apart.
+/// Least number of characters of a name: shorter ones would not be distinct.
 const NAME: usize = 6;
-/// What is longer is no identifier.
+/// Longer texts are no identifiers.
 const LONGEST_ID: usize = 256;
-/// The first token that stands for others: those before it are the beginning, the end and the unknown.
+/// The first replacement token: those before it are the beginning, the end and the unknown.
 const FIRST: u64 = 3;
-/// How the first text of Claude Code's requests begins.
+/// Beginning of the first text of Claude Code's requests.
 const BILLING: &str = "x-anthropic-billing-header:";
-/// Letters for those that take two, three and four bytes, each about as many tokens as what it stands for.
+/// Letters that replace those of two, three and four bytes, with about as many tokens.
 const WIDE: [&str; 3] =
     ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
 
-/// Makes up, by keys that are drawn once and kept nowhere: who knows one text cannot try others.
+/// Makes replacements by keys that are drawn once and stored nowhere: a reader who knows one original
+/// cannot try others.
 #[derive(Debug, Default)]
 pub(super) struct Made {
     keys: RandomState,
 }
 
 impl Made {
-    /// Another text of the same length, for a text of a request. What is JSON stays JSON: a template may look into it.
+    /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
+    /// parse it.
     pub(super) fn text(&self, text: &str) -> String {
         if text.trim_start().starts_with(['{', '[']) { self.json(text) } else { self.words(&evened(text)) }
     }
 
-    /// The same for what should be JSON; where it is none, neither is what stands for it.
+    /// Replaces a text that should be JSON; if it is none, the replacement is none either.
     pub(super) fn json(&self, text: &str) -> String {
         let Ok(json) = serde_json::from_str::<Value>(text) else { return self.words(text) };
         let json = self.value(&json);
@@ -43,7 +46,7 @@ impl Made {
         written.unwrap_or_else(|| json.to_string())
     }
 
-    /// Another text of the same length. Each piece hangs on all before it.
+    /// Replaces a text by one of the same length. Each piece depends on all before it.
     pub(super) fn words(&self, text: &str) -> String {
         let letters: Vec<char> = text.chars().collect();
         let mut made = String::with_capacity(text.len());
@@ -67,8 +70,8 @@ impl Made {
         }
     }
 
-    /// As many tokens, of the first thousand, which every vocabulary has. Each hangs on all before it, so that lists still
-    /// share their beginnings, and no token has a stand-in of its own that could be guessed by how often it comes.
+    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each depends on all
+    /// before it, so that lists keep common beginnings, and no replacement can be guessed by its frequency.
     pub(super) fn tokens(&self, items: &[Value]) -> Value {
         let mut before = 0;
         let next = |item: &Value| {
@@ -78,22 +81,22 @@ impl Made {
         items.iter().map(next).collect()
     }
 
-    /// Another token for one that stands among texts.
+    /// Replaces a single token among texts.
     pub(super) fn token(&self, item: &Value) -> Value {
         json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST)
     }
 
-    /// Another name of about the same length, of letters, digits and `_`.
+    /// Replaces a name by one of about the same length, of letters, digits and `_`.
     pub(super) fn name(&self, name: &str) -> String {
         let seed = self.keys.hash_one(("name", name));
         let length = name.chars().count().clamp(NAME, LONGEST_ID);
         let words = Words::new(1.0).text(seed, u64::try_from(length / 3 + 2).unwrap_or(2)).replace(' ', "_");
         let own: String = words.chars().take(length - 3).collect();
-        // What tells two names apart that begin with the same words.
+        // Keeps names distinct whose first words are equal.
         own + &self.id("abc", seed)
     }
 
-    /// Another identifier of the same length. `salt`: what else it is to hang on.
+    /// Replaces an identifier by one of the same length. `salt`: a further input of the hash.
     pub(super) fn id(&self, id: &str, salt: u64) -> String {
         let seed = self.keys.hash_one((id, salt));
         let letters = id.chars().take(LONGEST_ID).enumerate();
@@ -102,7 +105,7 @@ impl Made {
             .collect()
     }
 
-    /// A value of the same shape: as many digits, letters and items.
+    /// Replaces a value by one of the same shape: as many digits, letters and items.
     pub(super) fn value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.words(text)),
@@ -116,9 +119,9 @@ impl Made {
         }
     }
 
-    /// Another number with the same number of digits.
+    /// Replaces a number by one with as many digits.
     pub(super) fn number(&self, number: &str) -> Value {
-        // The exponent stays, or it would be no number any more.
+        // Keeps the exponent, so that it stays a number.
         let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
         let other = |(at, letter): (usize, char)| match letter {
             '0'..='9' => pick("123456789", self.keys.hash_one((number, at))),
@@ -129,15 +132,15 @@ impl Made {
     }
 }
 
-/// Indented JSON of so many bytes at most: each item of a deep list takes a line with all its blanks, so a small text could
-/// become a hundred times as much.
+/// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
+/// small text could grow a hundredfold.
 fn in_lines(json: &Value, most: usize) -> Option<String> {
     let mut short = Short { bytes: Vec::new(), most };
     serde_json::to_writer_pretty(&mut short, json).ok()?;
     String::from_utf8(short.bytes).ok()
 }
 
-/// Takes so many bytes and no more.
+/// A buffer that refuses more than `most` bytes.
 struct Short {
     bytes: Vec<u8>,
     most: usize,
@@ -157,8 +160,9 @@ impl io::Write for Short {
     }
 }
 
-/// Claude Code begins each request with another checksum (`cch=a5145;`), which llama-server evens out to keep its cache
-/// (`normalize_anthropic_billing_header` in `server-chat.cpp`). Nobody could even it out in a made-up text.
+/// Removes the checksum with which Claude Code begins each request (`cch=a5145;`), as llama-server does to
+/// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`). In a replaced text no server
+/// could find it.
 fn evened(text: &str) -> Cow<'_, str> {
     let value = || {
         let rest = text.strip_prefix(BILLING)?;
@@ -169,7 +173,7 @@ fn evened(text: &str) -> Cow<'_, str> {
     value().unwrap_or(Cow::Borrowed(text))
 }
 
-/// One of these letters.
+/// Picks a letter.
 fn pick(all: &str, seed: u64) -> char {
     let count = u64::try_from(all.chars().count()).unwrap_or(1).max(1);
     all.chars().nth(usize::try_from(seed % count).unwrap_or(0)).unwrap_or('a')

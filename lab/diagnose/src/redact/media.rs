@@ -1,49 +1,49 @@
-//! Pictures and sounds of ours in the place of others: of the same size, and as long.
+//! Replaces pictures and sounds by our own of the same size and length.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::workload::{picture, sound};
 
-/// The size of pictures whose own size cannot be read.
+/// Size of pictures whose own size cannot be read.
 const USUAL: (u32, u32) = (640, 480);
-/// Nobody sends a larger one; making it would take as long as somebody wants.
+/// Limit of a side in pixels: no client sends a larger one, and making it could take any time.
 const LARGEST: u32 = 4096;
 
-/// Width and height of the picture to make for one in base64.
+/// Width and height of the replacement for a picture in base64.
 pub(super) fn size_for(data: &str) -> (u32, u32) {
     let (width, height) = size(data).unwrap_or(USUAL);
     (width.clamp(1, LARGEST), height.clamp(1, LARGEST))
 }
 
-/// Bytes that making it takes at most: a byte for each pixel, and what belongs to a file.
+/// Limit of bytes for making a picture: a byte for each pixel, and the overhead of a file.
 pub(super) fn cost((width, height): (u32, u32)) -> usize {
     usize::try_from(width * height).unwrap_or(usize::MAX).saturating_add(1024)
 }
 
-/// The file, in base64.
+/// A PNG file in base64.
 pub(super) fn png((width, height): (u32, u32)) -> String {
     STANDARD.encode(picture::png(width, height).unwrap_or_default())
 }
 
-/// Seconds of a sound in base64, as far as its bytes tell (16,000 samples a second, 16 bits).
+/// Seconds of a sound in base64, estimated from its bytes (16,000 samples a second, 16 bits).
 pub(super) fn seconds(data: &str) -> u32 {
     u32::try_from(data.len() / 4 * 3 / 32_000).unwrap_or(1).clamp(1, 60)
 }
 
-/// Bytes of so many seconds in base64.
+/// Bytes of a sound in base64.
 pub(super) fn sound_cost(seconds: u32) -> usize {
     usize::try_from(seconds).unwrap_or(usize::MAX).saturating_mul(43_000)
 }
 
-/// The file, in base64.
+/// A WAV file in base64.
 pub(super) fn wav(seconds: u32) -> String {
     STANDARD.encode(sound::wav(seconds))
 }
 
-/// Width and height of a picture in base64, from the beginning of its file: PNG, JPEG, GIF and BMP.
+/// Width and height of a picture in base64, from the head of its file: PNG, JPEG, GIF and BMP.
 pub(super) fn size(data: &str) -> Option<(u32, u32)> {
-    // A JPEG may have a preview in front of its sizes.
+    // In a JPEG a preview may precede the size.
     const ENOUGH: usize = 256 << 10;
     let head = data.get(..data.len().min(ENOUGH) / 4 * 4)?;
     let bytes = STANDARD.decode(head).ok()?;
@@ -56,7 +56,7 @@ pub(super) fn size(data: &str) -> Option<(u32, u32)> {
         return Some((short(6)?, short(8)?));
     }
     if bytes.starts_with(b"BM") {
-        // Lines may go from top to bottom, which is told by a height below zero.
+        // A negative height means that lines go from top to bottom.
         let number =
             |at: usize| Some(i32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?).unsigned_abs());
         return Some((number(18)?, number(22)?));

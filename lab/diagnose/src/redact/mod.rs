@@ -1,5 +1,5 @@
-//! A request without what it says: texts become other texts of the same length, pictures become ours of the same size,
-//! sounds become ours, names become other names, and everything that is not known to be harmless is dropped.
+//! Redacts requests: texts become other texts of the same length, pictures and sounds become our own of the
+//! same size, names become other names. Fields that are not known to be harmless are dropped.
 //!
 //! ```text
 //!   body ─ field by field ─┬─ kept: numbers, roles, types ([`fields`])
@@ -9,11 +9,11 @@
 //!                          └─ the rest: dropped
 //! ```
 //!
-//! What decides about memory stays: roles, lengths, sizes, numbers of images, sampling, and what requests have in common.
-//! The same text becomes the same other text, and texts that begin alike still do, so a conversation still shares its
-//! beginning with itself; the keys of the hash that decides are drawn at every start and never written, which keeps anybody
-//! from trying which text it was. What a server insists on stays, too: it would refuse a call without a name, or with
-//! arguments that are no JSON.
+//! Everything that affects memory stays: roles, lengths, sizes, numbers of images, sampling, and common
+//! parts of requests. Equal texts get equal replacements, and common beginnings stay common, so a
+//! conversation still shares its beginning with its earlier requests. The keys of the hash are drawn at
+//! every start and never written, so that no reader can test guesses of a text. Fields that a server
+//! requires stay, too: it would refuse a call without a name, or with arguments that are no JSON.
 
 mod fields;
 mod made;
@@ -31,26 +31,27 @@ use self::made::Made;
 #[derive(Debug, Default)]
 pub struct Redactor {
     made: Made,
-    /// Bytes that the line under way may still make.
+    /// Bytes that the current line may still produce.
     left: Cell<usize>,
 }
 
-/// Bytes that one line makes at most, and has; a request may have 8 MiB, and pictures are given in few.
+/// Limit of bytes that one line produces and has; a request may have 8 MiB, and a picture can be declared
+/// in few.
 const MADE: usize = 32 << 20;
 
 impl Redactor {
-    /// With keys of its own, drawn from the system and kept nowhere.
+    /// A redactor with keys of its own, drawn from the system and stored nowhere.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A line for a recording; `None` for what is no JSON object, and so cannot be redacted, for what nobody can make another
-    /// of (videos), and for what would become too large: a picture takes its sender a few bytes to claim, and us the whole
-    /// of it to make.
+    /// A line for a recording. `None` for a body that is no JSON object and so cannot be redacted, and for
+    /// content that cannot be replaced (videos). Also `None` for results that would be too large: a few
+    /// bytes may declare a picture, and we would have to make the whole picture.
     pub fn line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = self.body(&body)?;
-        // What stands after `?` may name somebody.
+        // A query may name persons.
         let path = path.split('?').next().unwrap_or_default();
         let line = json!({ "method": method, "path": path, "body": body }).to_string();
         (line.len() <= MADE).then_some(line)
@@ -68,10 +69,10 @@ impl Redactor {
         let mut kept = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
-                // What a model gave to a tool: any object.
+                // Arguments of a tool: any object.
                 ("input", _) if is("tool_use") => Some(self.made.value(value)),
                 ("schema", _) => Some(self.made.schema(value)),
-                // In `response_format` it has a name and a schema; beside a prompt it is one.
+                // In `response_format` it has a name and a schema; next to a prompt it is a schema.
                 ("json_schema", Value::Object(inner)) if !is("json_schema") => {
                     Some(self.made.schema(&Value::Object(inner.clone())))
                 }
@@ -113,7 +114,7 @@ impl Redactor {
         }
     }
 
-    /// A text, a list of texts or parts, an object.
+    /// Redacts a text, a list of texts or parts, or an object.
     fn inside(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.paid(self.made.text(text)),
@@ -128,24 +129,24 @@ impl Redactor {
         }
     }
 
-    /// Takes `bytes` from what a line may make; false if there are not so many.
+    /// Takes `bytes` from the limit of the line; `false` if they exceed it.
     fn pay(&self, bytes: usize) -> bool {
         let left = self.left.get().saturating_sub(bytes);
         self.left.set(left);
         left > 0
     }
 
-    /// A text that was made, in bounds.
+    /// A made text within the limit.
     fn paid(&self, text: String) -> Value {
         if self.pay(text.len()) { Value::String(text) } else { Value::Null }
     }
 
-    /// Names in it may be made longer than they were.
+    /// Redacts a tool. Names in it may become longer.
     fn tool(&self, tool: &Value) -> Value {
         if self.pay(tool.to_string().len().saturating_mul(2)) { self.made.tool(tool) } else { Value::Null }
     }
 
-    /// Our picture in the place of one, in the form in which it came.
+    /// Replaces a picture, in the same form.
     fn image(&self, value: &Value) -> Value {
         let own = |url: &str| {
             let data = url.split_once(";base64,").map_or(url, |(_, data)| data);
@@ -160,7 +161,7 @@ impl Redactor {
         }
     }
 
-    /// The same as Anthropic writes it; a document is none that a server reads.
+    /// Replaces a picture in Anthropic's form; servers do not read documents.
     fn source(&self, source: &Map<String, Value>) -> Option<Value> {
         let text = |name: &str| source.get(name).and_then(Value::as_str);
         let is_picture =
@@ -171,13 +172,13 @@ impl Redactor {
         })
     }
 
-    /// Our picture for one in base64.
+    /// Replaces a picture in base64.
     fn picture(&self, data: &str) -> String {
         let size = media::size_for(data);
         if self.pay(media::cost(size)) { media::png(size) } else { String::new() }
     }
 
-    /// Our sound in the place of one.
+    /// Replaces a sound.
     fn audio(&self, sound: &Map<String, Value>) -> Value {
         let data = sound.get("data").or_else(|| sound.get("url")).and_then(Value::as_str);
         let seconds = media::seconds(data.unwrap_or_default());
@@ -186,7 +187,7 @@ impl Redactor {
     }
 }
 
-/// An adapter with the numbers that it has.
+/// Keeps the numbers of an adapter.
 fn adapter(one: &Value) -> Value {
     let fields = one.as_object().into_iter().flatten();
     let kept = fields.filter(|(name, value)| ADAPTER.contains(&name.as_str()) && value.is_number());

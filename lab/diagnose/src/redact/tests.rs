@@ -1,4 +1,4 @@
-//! Nothing that was said is left, and what a server asks for is there.
+//! Redacted requests contain no original text, and stay valid for a server.
 
 use super::*;
 
@@ -105,7 +105,7 @@ fn what_is_no_object_is_not_recorded_and_neither_is_what_nobody_can_make() {
     assert_eq!((line(video), line(prompt)), (None, None));
 }
 
-/// Redacts a body in which everything that must go is `secret`.
+/// Redacts a body whose sensitive texts are all `secret`.
 fn without_secrets(body: &Value) -> Value {
     let line = redacted(body);
     let text = line.to_string();

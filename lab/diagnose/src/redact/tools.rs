@@ -1,5 +1,6 @@
-//! Tools and the shapes that answers must have (JSON schemas): a server makes a grammar of them, so they stay valid and of
-//! the same form. Names become other names, the same as in the calls; descriptions become other texts of the same length.
+//! Redacts tools and JSON schemas of answers: a server makes a grammar of them, so they stay valid and keep
+//! their form. Names get the same replacements as in calls; descriptions become other texts of the same
+//! length.
 
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,7 @@ const FORMATS: [&str; 12] = [
     "regex",
     "json-pointer",
 ];
-/// Numbers and truth values that say how much there may be, not what.
+/// Keywords whose number or truth value limits amounts and reveals no content.
 const PLAIN: [&str; 9] = [
     "minLength",
     "maxLength",
@@ -34,9 +35,9 @@ const PLAIN: [&str; 9] = [
     "nullable",
     "deprecated",
 ];
-/// Fields with schemas by name.
+/// Keywords with schemas by name.
 const NAMED: [&str; 4] = ["properties", "$defs", "definitions", "dependentSchemas"];
-/// Fields with a schema, or a list of them.
+/// Keywords with a schema, or a list of them.
 const INSIDE: [&str; 9] = [
     "items",
     "prefixItems",
@@ -50,13 +51,13 @@ const INSIDE: [&str; 9] = [
 ];
 
 impl Made {
-    /// A tool: of a chat, of a response, or of Anthropic's messages.
+    /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
     pub(super) fn tool(&self, tool: &Value) -> Value {
         let Value::Object(fields) = tool else { return Value::Null };
         let mut made = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
-                // One that a server has itself is none that could be called here.
+                // A tool built into another server could not be called here, so its type is replaced.
                 ("type", Value::String(kind)) if kind == "function" || kind == "custom" => value.clone(),
                 ("type", Value::String(kind)) => json!(self.name(kind)),
                 ("name", Value::String(name)) => json!(self.name(name)),
@@ -108,12 +109,13 @@ impl Made {
             (_, Value::Object(_) | Value::Array(_) | Value::Bool(_)) if INSIDE.contains(&name) => {
                 Some(self.schema(value))
             }
-            // A pattern says what is meant, and a made-up one would be none.
+            // A pattern reveals content, and a replaced one would be invalid.
             _ => None,
         }
     }
 
-    /// A place in the same schema: what follows on a keyword with names is one. Elsewhere nobody is sent.
+    /// Redacts a reference within the schema: a segment after a keyword with names is a name. References
+    /// elsewhere are dropped.
     fn place(&self, place: &str) -> Option<String> {
         let mut made = String::from("#");
         let mut is_name = false;

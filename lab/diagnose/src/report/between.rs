@@ -1,4 +1,4 @@
-//! Which revision brought a symptom, in words and as a table: conclusions in, text out.
+//! Reports the revision that introduced a symptom, in words and as a table: conclusions in, text out.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::{
@@ -10,38 +10,38 @@ use warden_policies::{MemoryKind, phrases};
 use super::crash::runs;
 use super::proof::{change, name as metric_name, shown};
 
-/// A revision, as people know it.
+/// A revision as shown to people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revision {
     /// 40 hexadecimal digits.
     pub commit: String,
-    /// Its build tag, or what comes closest to one.
+    /// Its build tag, or the closest one.
     pub label: String,
-    /// The day: `2026-08-22`.
+    /// Date of the commit: `2026-08-22`.
     pub date: String,
-    /// The first line of its message.
+    /// First line of the message.
     pub subject: String,
 }
 
-/// What a search between two revisions found.
+/// Result of a search between two revisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BetweenReport {
-    /// Where they are from.
+    /// The repository.
     pub repository: String,
-    /// All of them, the oldest first: places in the conclusion are places in this list.
+    /// The revisions, oldest first: indices in the conclusion refer to this list.
     pub line: Vec<Revision>,
-    /// What came of it.
+    /// The conclusion.
     pub conclusion: Conclusion,
 }
 
-/// Digits of a commit that people read.
+/// Digits of a shown commit.
 const SHORT: usize = 9;
 
-/// Questions that are named in a sentence, and that are listed with what differs.
+/// Limit of questions named in a sentence, and of those listed with their differences.
 const NAMED: usize = 3;
-/// Characters of an answer that are shown.
+/// Limit of shown characters of an answer.
 const SAID: usize = 240;
-/// A revision that has less of a slowdown than this is not all of it.
+/// Least share of a slowdown that counts as all of it.
 const WHOLE: f64 = 0.75;
 
 /// The head of the table.
@@ -59,7 +59,7 @@ impl Revision {
 }
 
 impl BetweenReport {
-    /// What was found, a line each.
+    /// The findings, a line each.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
         let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom);
@@ -139,7 +139,7 @@ impl BetweenReport {
         lines
     }
 
-    /// That other revisions have a part in it, if they do.
+    /// States that other revisions contribute, if they do.
     fn more_than_one(&self) -> Option<String> {
         let judged = || self.conclusion.judged.iter();
         let third = |one: &&Judged| one.answers.as_ref().is_some_and(Said::is_third);
@@ -164,7 +164,7 @@ impl BetweenReport {
         })
     }
 
-    /// What the ends answer otherwise; the first row is the head.
+    /// Different answers of the ends; the first row is the head.
     pub fn said(&self) -> Vec<Vec<String>> {
         let cut = |text: &str| {
             let short: String = text.chars().take(SAID).collect();
@@ -176,7 +176,8 @@ impl BetweenReport {
         std::iter::once(head).chain(rows).collect()
     }
 
-    /// What was judged, in the order of the line; the first row is the head. What was judged more than once stands so.
+    /// The judged revisions, in the order of the line; the first row is the head. Repeated judgements are
+    /// marked.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut judged: Vec<&Judged> = self.conclusion.judged.iter().collect();
         judged.sort_by_key(|one| one.revision);
@@ -220,7 +221,7 @@ pub(super) fn symptom(symptom: &Symptom) -> String {
     }
 }
 
-/// What is said of ends that differ too little to count.
+/// Describes ends whose difference is too small to count.
 fn nearly(differences: &[Otherwise]) -> Option<String> {
     let count = Some(differences.len()).filter(|count| *count > 0)?;
     let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
@@ -231,7 +232,7 @@ fn nearly(differences: &[Otherwise]) -> Option<String> {
     ))
 }
 
-/// What is said of ends that do not differ.
+/// Describes ends that do not differ.
 const fn alike(aim: Aim, sure: bool) -> &'static str {
     match (aim, sure) {
         (Aim::Answers, true) => "both ends answer the same, so there is nothing to look for",
@@ -267,7 +268,7 @@ fn apart(one: &Otherwise) -> String {
     }
 }
 
-/// What one judgement says.
+/// Describes one judgement.
 fn says(judged: &Judged) -> String {
     let stands = match &judged.standing {
         Standing::Healthy => "healthy",
@@ -294,7 +295,7 @@ fn says(judged: &Judged) -> String {
 /// `350.1 t/s, 97 % of the slowdown`
 fn paced(pace: &Pace) -> String {
     let seconds = shown(pace.metric, pace.seconds);
-    // What is faster than the faster end has none of it.
+    // A revision faster than the faster end has no share.
     let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
     pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
 }

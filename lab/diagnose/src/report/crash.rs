@@ -1,4 +1,5 @@
-//! What a crash was and what stops it, in words and as a table: findings and conclusions in, text out.
+//! Reports a crash and the switches that stop it, in words and as a table: findings and conclusions in,
+//! text out.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::crash::{Again, Crash, Run};
@@ -9,24 +10,24 @@ use warden_experiment::{Finding, Workload};
 use super::cure::{Added, NotTried, Switch, explained, left_out, names};
 use super::table::name;
 
-/// What was found about the crash of one workload.
+/// Result of the trials against the crash of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SurvivalReport {
-    /// Under which it crashes.
+    /// The workload that crashes.
     pub workload: Workload,
-    /// What was to be tried, in this order: indices elsewhere are places in this list.
+    /// Switches to try, in this order: indices elsewhere refer to this list.
     pub switches: Vec<Switch>,
-    /// What could not be tried, and why.
+    /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<NotTried>,
-    /// What came of it.
+    /// The conclusion.
     pub conclusion: Conclusion,
-    /// `mitigations` of the model with the cure in it; empty without one.
+    /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
-    /// What the cure comes to where there is no configuration.
+    /// Flags and variables of the cure, for use without a configuration.
     pub added: Added,
 }
 
-/// That it crashed, in a sentence.
+/// Describes the crash in a sentence.
 pub(super) fn crashed(leg: &Finding, crash: &Crash) -> String {
     format!(
         "the server crashed under {} at request {}, {}: {}",
@@ -37,7 +38,7 @@ pub(super) fn crashed(leg: &Finding, crash: &Crash) -> String {
     )
 }
 
-/// Whether it comes again, in a few words.
+/// Repetition of the crash, in a few words.
 pub(super) fn short(crash: &Crash) -> String {
     let died = crash.runs.iter().filter(|run| run.died).count();
     match (crash.again, crash.runs.len()) {
@@ -49,7 +50,7 @@ pub(super) fn short(crash: &Crash) -> String {
     }
 }
 
-/// All there is to say of it, a line each; the last ones are the server's own.
+/// Everything known about the crash, a line each; the last ones are the server's own.
 pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
     let of = name(leg);
     let mut lines = vec![crashed(leg, crash)];
@@ -63,7 +64,7 @@ pub(super) fn lines(leg: &Finding, crash: &Crash) -> Vec<String> {
     lines
 }
 
-/// `died at request 22, 22 and 21; survived 184`.
+/// Describes runs: `died at request 22, 22 and 21; survived 184`.
 pub(super) fn runs(runs: &[Run]) -> String {
     let list = |died: bool| {
         let all: Vec<String> =
@@ -122,7 +123,7 @@ impl SurvivalReport {
         rows
     }
 
-    /// What was found, a sentence a line.
+    /// The findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
         let under = format!("the crash under {}", self.workload);
@@ -160,7 +161,7 @@ impl SurvivalReport {
         lines
     }
 
-    /// All that was not tried, and why.
+    /// All switches that were not tried, with reasons.
     pub fn left_out(&self) -> Vec<NotTried> {
         let why = match &self.conclusion.outcome {
             Outcome::Cured => {
@@ -179,12 +180,12 @@ impl SurvivalReport {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
-    /// What the switches that were tried are, a line each.
+    /// Explanations of the tried switches, a line each.
     pub fn explained(&self) -> Vec<String> {
         explained(&self.switches, self.tried())
     }
 
-    /// Their names, with quotes.
+    /// Their names, quoted.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }

@@ -1,4 +1,5 @@
-//! What a bisection found, for programs and in words: a table of trials, and sentences about the cure and its cost.
+//! Reports a bisection, for programs and in words: a table of trials, and sentences about the cure and its
+//! cost.
 
 use std::collections::HashSet;
 
@@ -10,35 +11,35 @@ use warden_supervisor::Command;
 
 use crate::shell::quoted;
 
-/// What a bisection found.
+/// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CureReport {
-    /// What was to be tried, in this order: indices elsewhere are places in this list.
+    /// Switches to try, in this order: indices elsewhere refer to this list.
     pub switches: Vec<Switch>,
-    /// What could not be tried, and why.
+    /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<NotTried>,
-    /// What came of it.
+    /// The conclusion.
     pub conclusion: Conclusion,
-    /// `mitigations` of the model with the cure in it; empty without one.
+    /// `mitigations` of the model including the cure; empty without one.
     pub mitigations: Vec<String>,
-    /// What the cure comes to where there is no configuration.
+    /// Flags and variables of the cure, for use without a configuration.
     #[serde(default)]
     pub added: Added,
 }
 
-/// What a cure changes in the server's command.
+/// Changes that a cure makes to the server's command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Added {
-    /// Variables that are set.
+    /// Variables to set.
     pub env: Vec<(String, String)>,
-    /// Variables that are taken away.
+    /// Variables to remove.
     pub env_remove: Vec<String>,
-    /// Arguments, to be put behind all others.
+    /// Arguments to append.
     pub args: Vec<String>,
 }
 
 impl Added {
-    /// What `new` has and `old` has not.
+    /// The difference from `old` to `new`.
     pub fn between(old: &Command, new: &Command) -> Self {
         let mut rest = old.args.iter().peekable();
         let mut own = |word: &&String| rest.next_if(|next| next == word).is_none();
@@ -54,7 +55,7 @@ impl Added {
         }
     }
 
-    /// As a command line of a shell, with `…` for what is there already.
+    /// A shell command line, with `…` for the existing command.
     pub fn line(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         if !self.env_remove.is_empty() {
@@ -68,25 +69,26 @@ impl Added {
     }
 }
 
-/// A switch.
+/// A mitigation to try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switch {
-    /// As `mitigations` of a model takes it.
+    /// Item for `mitigations` of a model.
     pub item: String,
-    /// What it is.
+    /// Short description.
     pub title: String,
-    /// What it comes to, in words: variables and flags.
+    /// Its variables and flags, in words.
     pub does: String,
-    /// Which leak the growth looks like that it is known to cure; `None` if it is tried because it is about this memory.
+    /// The known leak that the growth resembles and this cures; `None` if it is tried because it affects
+    /// this memory.
     pub against: Option<String>,
 }
 
 /// A switch that cannot be tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotTried {
-    /// Its name.
+    /// Name of the switch.
     pub item: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -122,7 +124,7 @@ impl CureReport {
         rows
     }
 
-    /// What was found, a sentence a line.
+    /// The findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let conclusion = &self.conclusion;
         let mut lines = Vec::new();
@@ -184,7 +186,7 @@ impl CureReport {
         lines
     }
 
-    /// All that was not tried, and why: what cannot be, and what could have been but never came to its turn.
+    /// All switches that were not tried, with reasons: impossible ones, and those whose turn never came.
     pub fn left_out(&self) -> Vec<NotTried> {
         let why = match &self.conclusion.outcome {
             Outcome::NothingToCure => "no leak was found".to_owned(),
@@ -205,7 +207,7 @@ impl CureReport {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
-    /// What the switches that were tried are, a line each.
+    /// Explanations of the tried switches, a line each.
     pub fn explained(&self) -> Vec<String> {
         explained(&self.switches, self.tried())
     }
@@ -216,12 +218,12 @@ impl CureReport {
         self.conclusion.trials.iter().find(own)
     }
 
-    /// Their names, with quotes.
+    /// Their names, quoted.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }
 
-    /// `host and vram0`, with the work where there is more than one kind.
+    /// Lists memories: `host and vram0`, with the workload where there are several.
     fn tracks(&self, tracks: &[Track]) -> String {
         let all = &self.conclusion.leaking;
         let several = all.iter().any(|track| Some(track.workload) != all.first().map(|first| first.workload));
@@ -236,13 +238,13 @@ impl CureReport {
     }
 }
 
-/// Their names, with quotes.
+/// Their names, quoted.
 pub(super) fn names(all: &[Switch], switches: &[usize]) -> String {
     let name = |at: &usize| all.get(*at).map(|switch| format!("`{}`", switch.item));
     switches.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
 }
 
-/// The switches of which there was a trial, or of which there was none.
+/// The switches with, or without, a trial.
 fn part<'a>(
     all: &'a [Switch],
     trials: impl Iterator<Item = &'a [usize]>,
@@ -252,13 +254,13 @@ fn part<'a>(
     all.iter().enumerate().filter(move |(at, _)| known.contains(at) == tried).map(|(_, switch)| switch)
 }
 
-/// What the switches that were tried are, a line each.
+/// Explanations of the tried switches, a line each.
 pub(super) fn explained<'a>(all: &'a [Switch], trials: impl Iterator<Item = &'a [usize]>) -> Vec<String> {
     let line = |switch: &Switch| format!("`{}`: {} ({})", switch.item, switch.title, switch.does);
     part(all, trials, true).map(line).collect()
 }
 
-/// All that was not tried, and why: what never came to its turn, then what cannot be.
+/// All switches that were not tried, with reasons: first those whose turn never came, then impossible ones.
 pub(super) fn left_out<'a>(
     all: &'a [Switch],
     not_tried: &[NotTried],
@@ -281,7 +283,7 @@ fn speed(cost: &Cost) -> String {
     cost.tokens_per_second.map_or_else(String::new, |rate| format!("{:+.1} %", rate.change() * 100.0))
 }
 
-/// What a set of switches costs, in words.
+/// Describes the cost of a set of switches.
 pub(crate) fn cost(cost: &Cost) -> String {
     let rate = cost.tokens_per_second.map(|rate| {
         format!(

@@ -1,5 +1,4 @@
-//! What one memory did in a leg, as a plot: the readings, the law with its band, what the server is told to keep, budgets, and what
-//! happened.
+//! Plots one memory of a leg: readings, the fitted law with its band, declared caches, budgets, and events.
 
 use warden_experiment::{Ended, Line, Reading, SeriesFinding, Settles};
 use warden_pages::plot::{
@@ -52,7 +51,7 @@ fn law(leg: &LegReport, found: &SeriesFinding) -> Option<Law> {
         let at = line.at(x);
         Level { x, low: at.low, value: at.value, high: at.high }
     };
-    // Its band is narrowest in the middle.
+    // The band is narrowest in the middle.
     let levels = vec![level(line.from), level(f64::midpoint(line.from, line.to)), level(line.to)];
     Some(Law { name: format!("the law: {}", phrases::slope(&slope)), levels })
 }
@@ -62,7 +61,7 @@ fn limits(budget: Budget) -> Vec<Limit> {
     [limit(LimitKind::Soft, budget.soft), limit(LimitKind::Hard, budget.hard)].into_iter().flatten().collect()
 }
 
-/// What the server is told to keep and nobody measures, above where the leg began.
+/// Declared caches that are not measured, drawn above the first reading.
 fn declared(leg: &LegReport, found: &SeriesFinding) -> Option<Area> {
     let most = leg.readings.iter().map(|reading| reading.allowed).max().filter(|most| *most > 0)?;
     let foot = exact(found.first);
@@ -76,10 +75,10 @@ fn declared(leg: &LegReport, found: &SeriesFinding) -> Option<Area> {
     })
 }
 
-/// What happened in a leg, as far as it is seen in a memory.
+/// Events of a leg that concern this memory.
 fn marks(leg: &LegReport, found: &SeriesFinding) -> Vec<Mark> {
     let mut marks = Vec::new();
-    // A server may quote a key in its last words.
+    // The last words of a server may quote a key.
     let mut mark = |requests: u64, kind, why: String| {
         marks.push(Mark { x: exact(requests), kind, why: secrets::text(&why) });
     };
@@ -114,7 +113,7 @@ fn marks(leg: &LegReport, found: &SeriesFinding) -> Vec<Mark> {
     if let Some((requests, kind, why)) = end {
         mark(requests, kind, why);
     }
-    // A crash while a request ran is one request beyond the last reading, where the plot has ended.
+    // A crash during a request lies one request beyond the last reading, where the plot has ended.
     let end = leg.readings.last().map_or(0, |reading| reading.sample.work.requests);
     for mark in &mut marks {
         mark.x = mark.x.min(exact(end));

@@ -1,5 +1,6 @@
-//! A report as files have it. Where the requests were somebody's, it leaves out what a server said about them: llama-server
-//! quotes requests in its errors ("Missing 'role' in message: {…}"). Whoever runs the program sees all of it.
+//! Removes foreign text from a report for files. If the requests were recorded ones, it leaves out the
+//! server's messages: llama-server quotes requests in its errors ("Missing 'role' in message: {…}"). The
+//! terminal shows the whole report.
 
 use warden_experiment::bisect::Outcome;
 use warden_experiment::{Ended, Workload, survive};
@@ -7,13 +8,13 @@ use warden_policies::secrets;
 
 use super::Report;
 
-/// Characters of what a server said that are kept at most.
+/// Limit of kept characters of a server's message.
 const KEPT: usize = 80;
-/// Of our own words: what follows are the server's.
+/// Our own words, which the server's follow.
 const IN_A_ROW: &str = " requests in a row failed: ";
 
 impl Report {
-    /// The same report for others.
+    /// A copy of the report for other readers.
     pub(super) fn discreet(&self) -> Self {
         let mut report = self.clone();
         for refused in report.legs.iter_mut().filter_map(|leg| leg.refused.as_mut()) {
@@ -22,7 +23,7 @@ impl Report {
         for one in &mut report.skipped {
             one.why = secrets::text(&one.why);
         }
-        // A server may quote a key in its last words.
+        // The last words of a server may quote a key.
         for finding in report.legs.iter_mut().map(|leg| &mut leg.finding) {
             if let Ended::Crashed { why }
             | Ended::Killed { why }
@@ -76,7 +77,7 @@ impl Report {
     }
 }
 
-/// The status, and what stands before anything that may be a quotation.
+/// The status, and the text before a possible quotation.
 fn beginning(why: &str) -> String {
     let is_status = |end: &str| end.strip_suffix(')').is_some_and(|number| number.parse::<u16>().is_ok());
     let (said, status) = match why.rsplit_once(" (status ") {
@@ -89,7 +90,7 @@ fn beginning(why: &str) -> String {
     };
     let kept: String =
         said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(KEPT).collect();
-    // A last line of a log is left out whole.
+    // The last line of a log is removed whole.
     format!("{ours}{}{status}", kept.trim_end().trim_end_matches("; its last line"))
 }
 

@@ -1,12 +1,12 @@
-//! A folder for whoever is to act on a leak: what was run on what, what was found, whether a switch stops it, and a script
-//! that shows it with plain llama-server and curl.
+//! Writes a folder for the maintainer who is to fix a leak: setup, findings, effect of switches. A script
+//! in it reproduces the leak with plain llama-server and curl.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
 //! | `report.md` | for people |
 //! | `findings.json` | everything, for programs |
 //! | `report.html` | the same with plots |
-//! | `reproduce.sh`, `requests/` | the script, and what it sends |
+//! | `reproduce.sh`, `requests/` | the script, and its requests |
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -22,46 +22,46 @@ use super::{LegReport, Report};
 use crate::proof::Sent;
 use crate::replay::Recording;
 
-/// The files that are always written, each anew.
+/// Files that every report rewrites.
 const FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
 /// The script, where there is something to reproduce.
 const SCRIPT: &str = "reproduce.sh";
-/// How the name of a request ends.
+/// Suffix of request files.
 const REQUEST: &str = ".json";
 
-/// What a folder has beside the report.
+/// Content of a folder in addition to the report.
 #[derive(Clone, Copy, Debug)]
 pub struct Folder<'a> {
-    /// The numbers of the experiment.
+    /// Numbers of the experiment.
     pub numbers: &'a Diagnose,
     /// Variables that the server must not inherit.
     pub removed: &'a [String],
-    /// Where its command was run: what is named from there is named whole in the script.
+    /// Working directory of its command: the script turns relative paths into absolute ones.
     pub directory: &'a Path,
     /// The server's slots.
     pub slots: u32,
     /// Tokens of context in a slot.
     pub n_ctx: Option<u64>,
-    /// Tokens for each of our words; 0 if that is not known.
+    /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
-    /// The requests that were replayed. They go into the folder without what they say.
+    /// The replayed requests. The folder gets them redacted.
     pub replay: Option<&'a Recording>,
-    /// Where no workload shows what it is about: the requests that do.
+    /// The requests to reproduce, where no workload does.
     pub visit: &'a [Sent],
 }
 
-/// What the script shows.
+/// Subject of the script.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shows<'a> {
-    /// There is none.
+    /// There is no script.
     Nothing,
-    /// What this leg did.
+    /// The finding of this leg.
     Leg(&'a LegReport),
-    /// How some requests are answered, and how fast.
+    /// Answers to some requests, and their speed.
     Requests,
 }
 
-/// A file in a folder that a report, with or without its script, would replace and that is none of ours; `None` if there is
+/// A foreign file in a folder that a report, with or without its script, would replace; `None` if there is
 /// none.
 pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let ours = |file: &Path| {
@@ -71,16 +71,16 @@ pub fn foreign_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let foreign = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok() && !ours(file);
     let script = with_script.then_some(SCRIPT);
     let found = FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
-    // The requests are known by the script that sends them.
+    // Request files are recognized by the script next to them.
     let first = path.join("requests").join(format!("0{REQUEST}"));
     found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT).exists()).then_some(first))
 }
 
 impl Report {
-    /// Writes the folder, which is made if it is not there.
+    /// Writes the folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// A file cannot be written, or one that would be replaced is none of ours.
+    /// A file cannot be written, or a foreign file would be replaced.
     pub fn write_folder(&self, path: &Path, folder: &Folder<'_>) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
@@ -121,7 +121,8 @@ impl Report {
         std::fs::write(path.join("findings.json"), json)
     }
 
-    /// The leg to show to others: one that crashes, else the one that leaks most, else the one that grows most.
+    /// The leg to reproduce: a crashing one, else the one with the largest leak, else the one with the
+    /// largest growth.
     fn worst(&self) -> Option<&LegReport> {
         let crashes = |again: Again| {
             self.legs.iter().find(|leg| leg.finding.crash.as_ref().is_some_and(|crash| crash.again == again))
@@ -144,8 +145,8 @@ impl Report {
     }
 }
 
-/// Takes an older script of ours away, with its requests: what is not written anew would not belong to the report. Whatever
-/// else is there stays.
+/// Removes an older script of ours with its requests, which would not belong to the new report. Other files
+/// stay.
 fn remove_script(path: &Path) -> io::Result<()> {
     let script = path.join(SCRIPT);
     let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));
@@ -162,7 +163,7 @@ fn remove_script(path: &Path) -> io::Result<()> {
             }
         }
     }
-    // Only if nothing else is in it.
+    // Fails if other files are in it.
     drop(std::fs::remove_dir(&folder));
     std::fs::remove_file(script)
 }

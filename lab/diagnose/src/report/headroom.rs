@@ -1,4 +1,5 @@
-//! What the largest prompts took, and whether the worst case fits: for programs, as a table, and in sentences.
+//! Reports the memory of the largest prompts, and whether the worst case fits: for programs, as a table,
+//! and in sentences.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::headroom::{Verdict, grouped, judge};
@@ -7,31 +8,31 @@ use warden_policies::{ByteSize, MemoryKind};
 
 use crate::headroom::Touched;
 
-/// What was found out.
+/// Result of a measurement of headroom.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadroomReport {
-    /// What was measured.
+    /// The measurement.
     pub touched: Touched,
-    /// The same with smaller micro-batches, where the worst case did not fit.
+    /// A measurement with smaller micro-batches, where the worst case did not fit.
     pub smaller: Option<Touched>,
-    /// Memory by memory, the host first.
+    /// Verdicts by memory, the host first.
     pub verdicts: Vec<Verdict>,
-    /// The longest prompt as the shorter half would have foretold it, beside what it took.
+    /// Predictions for the longest prompt from the shorter half, compared with its measurement.
     pub foretold: Vec<Foretold>,
 }
 
-/// A prediction and what came.
+/// A prediction and the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Foretold {
-    /// Which memory.
+    /// The memory.
     pub series: MemoryKind,
-    /// From prompts of up to so many tokens.
+    /// The longest prompt used for the prediction, in tokens.
     pub from: u64,
-    /// For one of so many.
+    /// The predicted prompt, in tokens.
     pub tokens: u64,
-    /// Bytes that were foretold.
+    /// Predicted bytes.
     pub predicted: u64,
-    /// Bytes that it took.
+    /// Measured bytes.
     pub measured: u64,
 }
 
@@ -39,7 +40,7 @@ pub struct Foretold {
 const HEAD: [&str; 8] = ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
 
 impl HeadroomReport {
-    /// Judges what was measured. `reserve`: bytes that are to stay free.
+    /// Judges a measurement. `reserve`: bytes that are to stay free.
     pub fn new(touched: Touched, smaller: Option<Touched>, reserve: u64) -> Self {
         let setup = touched.setup;
         let mut report = Self { touched, smaller, verdicts: Vec::new(), foretold: Vec::new() };
@@ -63,12 +64,12 @@ impl HeadroomReport {
         report
     }
 
-    /// Whether the configuration can run out of a memory, or did.
+    /// Returns true if the configuration can run out of a memory, or did.
     pub fn short(&self) -> bool {
         self.touched.broke.is_some() || self.verdicts.iter().any(|verdict| verdict.fits() == Some(false))
     }
 
-    /// What the next process of the same build, model and arguments may begin with.
+    /// Figures to start with for the next process of the same build, model and arguments.
     pub fn learnt(&self) -> MeasuredNeeds {
         MeasuredNeeds {
             prices: self.verdicts.iter().map(|verdict| verdict.price).collect(),
@@ -104,7 +105,7 @@ impl HeadroomReport {
         rows
     }
 
-    /// What was found, a sentence a line.
+    /// The findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let mut lines: Vec<String> = self
             .verdicts

@@ -1,5 +1,5 @@
-//! The page: what was found, the table, what there is to say beside it, a plot for each memory of each leg, and sections for
-//! a cure, the largest prompts and call sites where those were asked for.
+//! Renders the page: findings, table, explanations, a plot for each memory of each leg, and sections for a
+//! cure, the largest prompts and call sites where they were requested.
 
 use warden_experiment::{Finding, SeriesFinding};
 use warden_pages::{Html, badge, style, words};
@@ -74,7 +74,7 @@ fn facts(report: &Report, html: &mut Html) {
     html.terms(own.chain(under).chain(about.system.iter().cloned()).chain(devices).chain(command));
 }
 
-/// What each verdict of the table means, and what is drawn.
+/// Explains the verdicts in the table, and the plots.
 fn meanings(findings: &[&Finding], html: &mut Html) {
     let all = || findings.iter().flat_map(|finding| &finding.series);
     let found = words::VERDICTS
@@ -111,7 +111,7 @@ fn not_tried(html: &mut Html, left_out: &[NotTried]) {
     }
 }
 
-/// The first row is the head.
+/// A table; the first row is the head.
 fn table(html: &mut Html, rows: &[Vec<String>]) {
     let Some((head, body)) = rows.split_first() else { return };
     html.within("div", &[("class", &"scroll"), ("tabindex", &0)], |scroll| {
@@ -127,7 +127,7 @@ fn table(html: &mut Html, rows: &[Vec<String>]) {
                 for row in body {
                     tbody.within("tr", &[], |cells| {
                         for (column, value) in row.iter().enumerate() {
-                            // The last cell of a short row says what would be in all the others.
+                            // The last cell of a short row spans the remaining columns.
                             let last = column + 1 == row.len();
                             let wide = if last { head.len().saturating_sub(column).max(1) } else { 1 };
                             cell(cells, value, wide);

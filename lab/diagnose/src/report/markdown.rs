@@ -1,4 +1,4 @@
-//! The report for people: what a maintainer needs to act, as Markdown.
+//! Renders the report as Markdown, for maintainers.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use super::table::{MIB, name, rows};
 use super::{BetweenReport, CureReport, HeadroomReport, LegReport, NotTried, Report, SurvivalReport};
 
 impl Report {
-    /// Writing to a String cannot fail. `shows`: what the script beside it shows, if there is one.
+    /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
     pub(super) fn markdown(&self, shows: Shows<'_>) -> String {
         let mut text = String::new();
         let head = match Outlook::of(self) {
@@ -47,7 +47,7 @@ impl Report {
             let _ = writeln!(text, "\n## Which call sites\n\n```\n{lines}\n```");
         }
         reproduce(&mut text, shows);
-        // By this a later report knows that it may replace the file.
+        // A later report recognizes by this line that it may replace the file.
         let _ = writeln!(text, "\nWritten by `llama-warden diagnose`.");
         text
     }
@@ -104,7 +104,7 @@ impl Report {
             }
         }
         list(text, &self.notes());
-        // A leg without the cache does not keep that, and one that failed early may not know.
+        // A leg without the cache does not keep it, and a leg that failed early may not know.
         let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
         let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
         list(
@@ -187,7 +187,7 @@ fn list(text: &mut String, lines: &[String]) {
     }
 }
 
-/// A table as Markdown writes it; the first row is the head.
+/// A table in Markdown; the first row is the head.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();

@@ -1,6 +1,6 @@
-//! What is kept of an experiment: for programs as JSON, for people as one page with plots.
+//! Reports of an experiment: JSON for programs, one page with plots for people.
 //!
-//! Arguments and variables that look like secrets are left out, so that a report can be shown to others.
+//! Arguments and variables that look like secrets are left out, so that a report can be shared.
 
 mod between;
 mod crash;
@@ -34,27 +34,27 @@ use crate::experiment::{Outcome, Skipped};
 use crate::leg::Refused;
 use crate::shell::quoted;
 
-/// What the experiment was about.
+/// Setup of the experiment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// Version of llama-warden.
     pub warden: String,
-    /// When it began, RFC 3339.
+    /// Start time, RFC 3339.
     pub began: String,
-    /// The model's name in the configuration, or what names it on the command line.
+    /// Name in the configuration, or the name given on the command line.
     pub model: String,
-    /// The llama-server.
+    /// Path of the llama-server.
     pub binary: String,
-    /// What it says to `--version`, or the id of its build.
+    /// Its answer to `--version`, or the id of its build.
     pub server: String,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Variables that are set for it, beyond our own environment.
+    /// Variables set for it, in addition to our own environment.
     pub env: Vec<(String, String)>,
-    /// Variables of our own environment that it inherits, as far as they are about llama.cpp, a GPU or the C library.
+    /// Inherited variables of our own environment that concern llama.cpp, a GPU or the C library.
     #[serde(default)]
     pub inherited: Vec<(String, String)>,
-    /// The tool that it ran under, as one would type it: memory is that of both.
+    /// The tool that it ran under, as typed: memory includes that of the tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub under: Option<String>,
     /// The machine and its software, a line each.
@@ -62,7 +62,7 @@ pub struct About {
     pub system: Vec<(String, String)>,
 }
 
-/// How names of variables begin that decide what a llama-server does.
+/// Prefixes of variables that affect a llama-server.
 const INHERITED: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -81,14 +81,14 @@ const INHERITED: [&str; 16] = [
     "LD_PRELOAD",
     "LD_LIBRARY_PATH",
 ];
-/// Ours, which mean nothing to a plain llama-server.
+/// Prefix of our own variables, which mean nothing to a plain llama-server.
 const OURS: &str = "LLAMA_WARDEN_";
 
 impl About {
-    /// Fills in a command, without its secrets.
+    /// Adds a command, without its secrets.
     #[must_use]
     pub fn with_command(mut self, command: &Command) -> Self {
-        // Without another name a model has that of its address.
+        // A model without a name is named by its address.
         self.model = secrets::addresses(&self.model);
         self.binary = command.binary.display().to_string();
         if !command.wrapper.is_empty() {
@@ -99,7 +99,7 @@ impl About {
         self
     }
 
-    /// Fills in the words of a tool that was put before the command, without their secrets.
+    /// Adds a tool that the command ran under, without its secrets.
     #[must_use]
     pub fn with_tool(mut self, words: &[String]) -> Self {
         let words = secrets::tool(words);
@@ -108,7 +108,7 @@ impl About {
         self
     }
 
-    /// Fills in what the command inherits of these variables, without secrets.
+    /// Adds those of the variables that the command inherits, without secrets.
     #[must_use]
     pub fn with_inherited(mut self, variables: &[(String, String)], command: &Command) -> Self {
         let counts = |name: &str| {
@@ -123,7 +123,7 @@ impl About {
         self
     }
 
-    /// The command line as one would type it.
+    /// The command line as typed.
     pub(crate) fn command_line(&self) -> String {
         let env =
             self.inherited.iter().chain(&self.env).map(|(name, value)| format!("{name}={}", quoted(value)));
@@ -135,78 +135,79 @@ impl About {
 /// One leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegReport {
-    /// What it found.
+    /// Verdicts and figures.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Seconds from the spawn until it was ready.
+    /// Seconds from the spawn until the server was ready.
     pub ready_after_seconds: f64,
-    /// What the server is told to keep, in sentences.
+    /// Declared caches of the server, in sentences.
     pub may_keep: Vec<String>,
-    /// Why VRAM is not known, if it should be.
+    /// Why VRAM is unknown, if it should be known.
     pub vram_unknown: Option<String>,
-    /// Requests that the server refused, if it did.
+    /// Requests that the server refused, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<Refused>,
     /// All readings.
     pub readings: Vec<Reading>,
 }
 
-/// The budget of one memory, as it would be for a server like those of the experiment.
+/// The budget of one memory that a server like the tested one would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeriesBudget {
-    /// Which memory.
+    /// The memory.
     pub series: MemoryKind,
-    /// In bytes.
+    /// Budget in bytes.
     #[serde(flatten)]
     pub budget: Budget,
 }
 
-/// An experiment.
+/// A whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What it was about.
+    /// Setup of the experiment.
     pub about: About,
-    /// Whether any leg found a leak.
+    /// True if any leg found a leak.
     pub leaks: bool,
-    /// Whether the server crashed in any leg.
+    /// True if the server crashed in any leg.
     #[serde(default)]
     pub crashed: bool,
-    /// Somebody asked for an end before all legs were run.
+    /// True if the user interrupted it before all legs were run.
     pub interrupted: bool,
     /// The legs.
     pub legs: Vec<LegReport>,
-    /// Workloads that were not run, and why.
+    /// Workloads that were not run, with reasons.
     pub skipped: Vec<Skipped>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
-    /// Budgets that are configured for the model.
+    /// Configured budgets of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<SeriesBudget>,
-    /// Which switches stop the growth, if that was asked.
+    /// Switches that stop the growth, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cure: Option<CureReport>,
-    /// Which switches stop each crash, if that was asked.
+    /// Switches that stop each crash, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub survival: Vec<SurvivalReport>,
-    /// Which revision brought it, if that was asked; the rest is about the revision that has it, next to one that does not.
+    /// The revision that introduced the symptom, if requested; the rest describes the affected revision
+    /// next to an unaffected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<BetweenReport>,
-    /// What the largest prompts take, if that was asked.
+    /// Memory of the largest prompts, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<HeadroomReport>,
-    /// What the call sites did, leg by leg, if that was asked: for programs.
+    /// Memory by call site, leg by leg, if requested: for programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<serde_json::Value>,
-    /// Why legs are missing there.
+    /// Why legs are missing in the trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untraced: Option<String>,
-    /// The same in words, a line each.
+    /// The trace in words, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attribution: Vec<String>,
 }
 
 impl Report {
-    /// Of an experiment that is over.
+    /// The report of a finished experiment.
     pub fn new(about: About, outcome: &Outcome) -> Self {
         let leg = |leg: &crate::LegResult| LegReport {
             finding: leg.finding.clone(),
@@ -235,22 +236,22 @@ impl Report {
         }
     }
 
-    /// What there is to say beside the table, a line each.
+    /// Notes on the table, a line each.
     pub fn notes(&self) -> Vec<String> {
         let findings: Vec<&Finding> = self.legs.iter().map(|leg| &leg.finding).collect();
         let refused = self.legs.iter().filter_map(|leg| Some(refusal(&leg.finding, leg.refused.as_ref()?)));
         let unknown = self.vram_unknown().map(|why| format!("VRAM is not known: {why}"));
         let all = notes(&findings).into_iter().chain(refused).chain(unknown);
-        // A server may quote a key in its errors.
+        // The errors of a server may quote a key.
         all.map(|note| secrets::text(&note)).collect()
     }
 
-    /// Why VRAM is not known of a leg, if it should be.
+    /// Why VRAM of a leg is unknown, if it should be known.
     fn vram_unknown(&self) -> Option<&str> {
         self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
     }
 
-    /// One page that needs nothing else: no script, no font, no network.
+    /// A self-contained page: no script, no font, no network.
     pub fn html(&self) -> String {
         html::page(&self.discreet())
     }

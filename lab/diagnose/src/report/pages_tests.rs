@@ -1,4 +1,4 @@
-//! A report page by page: what there is to say of a leak, of none, of a crash, of its cure and of what fits.
+//! Reports of a leak, of none, of a crash, of a cure and of headroom.
 
 use std::fmt::Display;
 
@@ -23,12 +23,12 @@ fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
     said.into_iter().map(|one| one.to_string() + "\n").collect()
 }
 
-/// Rows as they are: how wide columns are is not told here.
+/// Rows without the padding of columns.
 fn cells(rows: &[Vec<String>]) -> String {
     lines(rows.iter().map(|row| row.join(" | ")))
 }
 
-/// What is said of an experiment on the terminal.
+/// The output for an experiment on a terminal.
 fn told(outcome: &Outcome) -> String {
     let findings: Vec<&Finding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let report = Report::new(About::default(), outcome);
@@ -85,11 +85,11 @@ fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     insta::assert_snapshot!(report.markdown(Shows::Leg(report.legs.last().unwrap())));
 }
 
-/// A page without its looks: a line for each piece of text, and where a curve is.
+/// A page as text: a line for each piece of text, and a placeholder for each plot.
 fn words(page: &str) -> String {
     let (head, rest) = page.split_once("<style>").unwrap();
     let mut text = head.to_owned() + rest.split_once("</style>").unwrap().1;
-    // The innermost first: a plot has one inside of it.
+    // The innermost first, because a plot contains another `svg`.
     while let Some(end) = text.find("</svg>") {
         let from = text[..end].rfind("<svg").unwrap();
         let curve = if text[from..].starts_with("<svg class=\"plot\"") { "<p>(a curve)</p>" } else { "" };

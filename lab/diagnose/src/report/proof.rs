@@ -1,4 +1,4 @@
-//! A proof in words and as a table: what differs, and why a build may take the place of another or may not.
+//! Reports a proof in words and as a table: the differences, and why a build may or may not replace another.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::Outcome;
@@ -8,18 +8,18 @@ use warden_policies::{ByteSize, MemoryKind, phrases};
 
 use super::between::symptom;
 
-/// What a proof found.
+/// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProofReport {
-    /// The program that is in use, in a line.
+    /// The program in use, in a line.
     pub old: String,
-    /// The one that is to take its place.
+    /// The program that is to replace it.
     pub new: String,
-    /// Whether it may: `same`, `worse` or `unknown`.
+    /// Verdict on the replacement: `same`, `worse` or `unknown`.
     pub verdict: Ruling,
-    /// Why not, a sentence each.
+    /// Reasons against it, a sentence each.
     pub reasons: Vec<String>,
-    /// What else differs, a sentence each.
+    /// Other differences, a sentence each.
     pub notes: Vec<String>,
     /// All figures.
     pub proof: Proof,
@@ -27,11 +27,11 @@ pub struct ProofReport {
 
 /// The head of the table.
 const HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
-/// Names that are listed in a sentence.
+/// Limit of names listed in a sentence.
 const LISTED: usize = 12;
 
 impl ProofReport {
-    /// Of a proof of these programs.
+    /// The report of a proof of these programs.
     pub fn new(old: String, new: String, proof: Proof) -> Self {
         let (verdict, reasons, notes) = (proof.verdict(), reasons(&proof), notes(&proof));
         Self { old, new, verdict, reasons, notes, proof }
@@ -49,7 +49,7 @@ impl ProofReport {
         }
     }
 
-    /// All that was compared, in a line.
+    /// All comparisons, in a line.
     pub fn summary(&self) -> String {
         let proof = &self.proof;
         let mut parts = Vec::new();
@@ -94,7 +94,7 @@ impl ProofReport {
     }
 }
 
-/// Why a build may not take the place of another.
+/// Why a build may not replace another.
 fn reasons(proof: &Proof) -> Vec<String> {
     let mut all = Vec::new();
     if let Some(fault) = &proof.fault {
@@ -136,7 +136,7 @@ fn reasons(proof: &Proof) -> Vec<String> {
     all
 }
 
-/// What differs and keeps nobody out.
+/// Differences that do not count against a build.
 fn notes(proof: &Proof) -> Vec<String> {
     let faces = &proof.faces;
     let mut all = Vec::new();
@@ -237,7 +237,7 @@ pub(super) fn shown(metric: Metric, value: f64) -> String {
     }
 }
 
-/// `+4.0 % (+1.0 to +7.1)`: of tokens per second where those are shown.
+/// A change in percent: `+4.0 % (+1.0 to +7.1)`; of tokens per second where those are shown.
 pub(super) fn change(ratio: &Ratio) -> String {
     let Some(interval) = ratio.ratio else {
         let none = |value: f64| value <= 0.0;

@@ -1,5 +1,5 @@
-//! A script that shows the growth without us: POSIX sh, curl, a plain llama-server, and Linux's /proc; nvidia-smi where
-//! there is one. With the requests beside it.
+//! Writes a script that reproduces the growth without llama-warden, and its requests: POSIX sh, curl, a
+//! plain llama-server, and Linux's /proc; nvidia-smi where there is one.
 
 use std::path::Path;
 
@@ -18,21 +18,22 @@ use crate::replay::Recording;
 use crate::shell::quoted;
 use crate::workload::{Facts, Script, Words};
 
-/// Steps that the script has in turn, at most.
+/// Limit of the steps that the script repeats.
 const STEPS: usize = 16;
-/// Steps that lead to a crash, at most: then they begin anew.
+/// Limit of the steps that lead to a crash; after them the script starts over.
 const LED: usize = 128;
-/// Of a recording: requests and bytes at most. Somebody is to send it on.
+/// Limits of requests and bytes from a recording, because the folder is to be sent.
 const REPLAYED: usize = 256;
 const REPLAYED_BYTES: usize = 16 << 20;
-/// In a request: the number of the request, so that no text is the same as one before.
+/// Placeholder in a request for its number, which makes each text unique.
 const NUMBER: &str = "@N@";
-/// In a conversation: how often all requests were sent before. Within one round it begins alike.
+/// Placeholder in a conversation for the number of the round: within one round, requests share their
+/// beginning.
 const ROUND: &str = "@ROUND@";
 /// A request of the script.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
-    /// Where it goes.
+    /// URL path.
     path: String,
     pub(crate) body: String,
 }
@@ -41,23 +42,23 @@ pub(crate) struct Request {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) bodies: Vec<Request>,
-    /// How many are sent at a time.
+    /// Number of concurrent requests.
     together: usize,
-    /// What there is to say about them.
+    /// A remark about the requests.
     note: Option<String>,
 }
 
-/// Where and how the server was run.
+/// Environment of the tested server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setting<'a> {
-    /// Variables that it must not inherit.
+    /// Variables that the server must not inherit.
     pub(crate) removed: &'a [String],
-    /// Where names of files begin.
+    /// Base of relative paths.
     pub(crate) directory: &'a Path,
 }
 
-/// The requests of a workload, with made-up answers where they depend on answers. Of a `crash` they are all that led to it, in
-/// their order.
+/// The requests of a workload, with made-up answers where requests depend on answers. For a `crash`: all
+/// requests that led to it, in their order.
 pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&Crash>) -> Requests {
     if workload == Workload::Replay {
         return folder.replay.map(replayed).unwrap_or_default();
@@ -71,12 +72,12 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
     let mut left = REPLAYED_BYTES;
     for step in 0..=led.unwrap_or(STEPS) {
         let asks = script.next();
-        // A conversation goes on from what was answered: words of our own do, as many as are asked for.
+        // A conversation includes earlier answers; here they are words of ours, of the same length.
         let text =
             Words::new(tokens_per_word).text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
         script.answered(&vec![Some(Answer { text, ..Answer::default() }); asks.len()]);
         all.together = all.together.max(asks.len());
-        // The first is a warm-up; a conversation has to begin with its beginning.
+        // The first request is a warm-up and left out; a conversation needs its beginning.
         if step == 0 && led.is_none() && workload != Workload::Conversation {
             continue;
         }
@@ -99,7 +100,7 @@ pub(crate) fn requests(workload: Workload, folder: &Folder<'_>, crash: Option<&C
     all
 }
 
-/// The beginning of a recording, without what it says, whoever wrote it.
+/// The beginning of a recording, redacted in any case.
 fn replayed(recording: &Recording) -> Requests {
     let redactor = Redactor::new();
     let mut left = REPLAYED_BYTES;
@@ -109,7 +110,7 @@ fn replayed(recording: &Recording) -> Requests {
         let Some(body) = body else { continue };
         let Some(rest) = left.checked_sub(body.len()) else { break };
         left = rest;
-        // What stands after `?` may name somebody.
+        // A query may name persons.
         let path = ask.path.split('?').next().unwrap_or_default().to_owned();
         all.bodies.push(Request { path, body });
     }
@@ -126,7 +127,8 @@ impl From<&[Sent]> for Requests {
     }
 }
 
-/// Puts the number of the request before the last text in it; before the first of a conversation, that of the round.
+/// Puts the placeholder of the request's number before its last text; in a conversation, that of the round
+/// before the first text.
 fn number(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
         text.insert_str(0, &format!("{NUMBER} "));
@@ -148,7 +150,7 @@ fn number(body: &mut Value, is_conversation: bool) {
     }
 }
 
-/// The script. `finding`: what it is to show.
+/// The script. `finding`: the result to reproduce.
 pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, setting: &Setting<'_>) -> String {
     let shown = finding.series.iter().filter_map(|found| {
         let rate = found.per_request?.value / 1024.0;
@@ -164,7 +166,7 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     };
     let died = finding.crash.iter().map(|crash| {
         let why = crash.why.replace('\n', " ");
-        // The same once more: one that comes a little later is the same crash.
+        // A crash that comes a little later counts as the same one.
         format!("#   it ended by itself at request {}: {why}\n", crash.at_request)
     });
     let most = finding.crash.as_ref().map_or(finding.requests, |crash| crash.at_request.saturating_mul(2));
@@ -172,7 +174,7 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     let under = about.under.iter().map(|tool| {
         format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
     });
-    // The last one counts.
+    // The last occurrence of a flag counts.
     let more = if finding.control { " --cache-ram 0" } else { "" };
     let text = TEMPLATE
         .replace("@WHAT@", what)
@@ -182,7 +184,7 @@ pub(crate) fn script(about: &About, finding: &Finding, requests: &Requests, sett
     filled(&text, about, more, requests, setting).replacen(SHOWN, &shown, 1)
 }
 
-/// The script that shows how some requests are answered, and how fast.
+/// The script that shows the answers to some requests, and their speed.
 pub(crate) fn visiting(
     about: &About,
     between: Option<&BetweenReport>,
@@ -200,13 +202,14 @@ pub(crate) fn visiting(
     filled(&text, about, "", requests, setting).replacen(SHOWN, &told.collect::<String>(), 1)
 }
 
-/// What was seen is filled in last, and once: a log or the subject of a commit is somebody else's, and may have a marker in it.
+/// Placeholder of the results, filled in last and only once: a log or the subject of a commit is foreign
+/// text and may contain placeholders.
 const SHOWN: &str = "@SHOWN@";
 
-/// Where the part of a script begins that is about memory.
+/// First line of the script's part about memory.
 const MEMORY: &str = "# Anonymous memory of the process";
 
-/// What all scripts have in common.
+/// Fills in the parts common to all scripts.
 fn filled(text: &str, about: &About, more: &str, requests: &Requests, setting: &Setting<'_>) -> String {
     let unset = setting.removed.iter().filter(|name| is_name(name)).map(|name| format!("unset {name}\n"));
     let paths = requests.bodies.iter().enumerate();

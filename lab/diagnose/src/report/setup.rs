@@ -1,5 +1,5 @@
-//! How the script starts the server: the same arguments and variables, without secrets, and with names for the files that are
-//! elsewhere on another machine.
+//! The part of the script that starts the server: the same arguments and variables, without secrets, and
+//! with shell variables for files that lie elsewhere on another machine.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use super::About;
 use crate::shell::quoted;
 use warden_policies::secrets::is_hidden;
 
-/// A file that whoever runs the script has elsewhere.
+/// A file whose path differs on the machine of the script's user.
 struct File {
-    /// The variable of the script that names theirs.
+    /// The script's variable with the user's path.
     name: &'static str,
-    /// Flags of llama-server for it; the first is given where there was none.
+    /// llama-server's flags for the file; the first is used where none was given.
     flags: [&'static str; 2],
-    /// Its variable of llama-server.
+    /// llama-server's variable for the file.
     variable: &'static str,
-    /// Flags and a variable with the address that it is loaded from.
+    /// llama-server's flags and variable for the address that the file is loaded from.
     address: ([&'static str; 2], &'static str),
 }
 
@@ -33,19 +33,19 @@ const FILES: [File; 2] = [
         address: (["-mmu", "--mmproj-url"], "LLAMA_ARG_MMPROJ_URL"),
     },
 ];
-/// Flags with secrets, or files of secrets, without which the server asks for none.
+/// Flags with secrets, or with files of secrets; without them the server requires none.
 const SECRETS: [&str; 2] = ["--api-key", "--api-key-file"];
 
-/// What names a file.
+/// The option that named a file.
 enum Source {
     Flag(PathBuf),
     Variable(PathBuf),
-    /// An address that has secrets.
+    /// An address with secrets.
     Secret,
 }
 
 impl File {
-    /// As llama-server takes it: a flag counts more than a variable.
+    /// The option that llama-server uses: a flag takes precedence over a variable.
     fn source(&self, about: &About, directory: &Path) -> Option<Source> {
         let flag = |flags: &[&str]| {
             let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
@@ -65,13 +65,14 @@ impl File {
         is_hidden(address).then_some(Source::Secret)
     }
 
-    /// The variable of the script that has the file in the end.
+    /// The script's variable with the final path.
     fn value(&self) -> String {
         format!("\"${}\"", self.name.to_lowercase())
     }
 }
 
-/// Flags and values without secrets: what is hidden cannot be given. Files have whole names, or variables.
+/// Flags and values without secrets, which are hidden and cannot be passed. Files have absolute paths, or
+/// variables.
 pub(super) fn arguments(about: &About, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut before = "";
@@ -91,14 +92,14 @@ pub(super) fn arguments(about: &About, directory: &Path) -> String {
     words.join(" ")
 }
 
-/// The name of a file from the root on.
+/// The absolute path, if the word is a file.
 fn whole(word: &str, before: &str, directory: &Path) -> String {
     let path = directory.join(word);
     let is_file = before.starts_with('-') && !word.starts_with('-') && path.is_file();
     if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
 }
 
-/// Variables for the files that are elsewhere on another machine.
+/// Shell variables for the files that lie elsewhere on another machine.
 pub(super) fn files(about: &About, directory: &Path) -> String {
     let line = |file: &File| {
         let (name, theirs) = (file.name.to_lowercase(), file.name);
@@ -115,7 +116,7 @@ pub(super) fn files(about: &About, directory: &Path) -> String {
     FILES.iter().filter_map(line).collect()
 }
 
-/// Variables that the server was given or inherited, as far as they are no secrets.
+/// Variables that were set for the server or inherited, except secrets.
 pub(super) fn exports(about: &About, directory: &Path) -> String {
     let given = |name: &str| {
         let is_it = |file: &&File| {
@@ -133,7 +134,7 @@ pub(super) fn exports(about: &About, directory: &Path) -> String {
     lines.concat()
 }
 
-/// Whether it can be the name of a variable in a shell.
+/// Returns true if it can be the name of a shell variable.
 pub(super) fn is_name(name: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(word)

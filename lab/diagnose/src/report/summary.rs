@@ -1,4 +1,4 @@
-//! What came out, in a sentence or two: for the top of a page. It says no more than was measured.
+//! The result in a sentence or two, for the top of a page. Claims no more than was measured.
 
 use warden_experiment::between::Aim;
 use warden_experiment::{Ended, Finding, SeriesFinding};
@@ -10,26 +10,26 @@ use super::crash::crashed;
 use super::table::name;
 use super::{BetweenReport, HeadroomReport, Report};
 
-/// How it came out.
+/// Overall result of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outlook {
-    /// A server ended by itself; a memory may leak beside that.
+    /// A server ended by itself; a memory may leak as well.
     Crashes,
     /// A memory leaks.
     Leaks,
-    /// One may.
+    /// A memory may leak.
     Suspected,
-    /// None does, as far as was looked; here or there it was too little to tell.
+    /// No examined memory leaks; some legs may have been too short.
     Clean,
-    /// The same, where only the host's memory could be seen.
+    /// [`Self::Clean`], but only host memory could be read.
     CleanHost,
-    /// All legs were too short to tell.
+    /// All legs were too short for a verdict.
     TooFew,
     /// There was no leg.
     NotRun,
-    /// There was none, and a revision of a line is slower than another.
+    /// There was no leg, and a revision is slower than another.
     Slower,
-    /// The same, and it answers otherwise.
+    /// There was no leg, and a revision answers differently from another.
     Otherwise,
 }
 
@@ -51,7 +51,7 @@ impl Outlook {
         }
     }
 
-    /// Its colour; what it says is in the sentence.
+    /// The colour; the sentence has the meaning.
     pub(super) const fn tone(self) -> Tone {
         match self {
             Self::Crashes | Self::Leaks => Tone::Bad,
@@ -76,12 +76,12 @@ impl Outlook {
     }
 }
 
-/// Whether there were enough readings for a verdict.
+/// Returns true if there were enough readings for a verdict.
 fn tells(found: &SeriesFinding) -> bool {
     found.verdict.is_known() && !found.is_too_short()
 }
 
-/// What was found, a sentence a line.
+/// The findings, a sentence a line.
 pub(super) fn headline(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     let tool = report.about.under.iter().map(|tool| {
@@ -128,7 +128,7 @@ pub(super) fn headline(report: &Report) -> Vec<String> {
     lines
 }
 
-/// Where nothing was found: how far was looked.
+/// Without a finding: the extent of the search.
 fn quiet(report: &Report) -> Option<String> {
     let names = |all: &[&Finding]| all.iter().map(|finding| name(finding)).collect::<Vec<_>>().join(", ");
     let (told, short): (Vec<&Finding>, Vec<&Finding>) =

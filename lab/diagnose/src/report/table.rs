@@ -1,4 +1,4 @@
-//! The table, the same on a terminal and on the page, and the notes beneath it. Findings in, text out.
+//! The table for terminal and page, and its notes. Findings in, text out.
 
 use warden_experiment::{Ended, Finding, SeriesFinding, Settles};
 use warden_policies::MemoryKind;
@@ -57,12 +57,12 @@ pub fn rows(legs: &[&Finding], skipped: &[Skipped]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The workload, and whether it was without the prompt cache.
+/// The workload, and whether the leg ran without the prompt cache.
 pub(super) fn name(leg: &Finding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }
 
-/// `+4.42 MiB`; what is within its own uncertainty of nothing is `0`.
+/// Growth for a request: `+4.42 MiB`; `0` within its uncertainty of zero.
 fn per_request(slope: &Interval) -> String {
     if is_none(slope) {
         return "0".to_owned();
@@ -74,7 +74,7 @@ fn is_none(slope: &Interval) -> bool {
     slope.low <= 0.0 && slope.high >= 0.0
 }
 
-/// Growth for a token, where there is any for a request and it has not stopped.
+/// Growth for a token, if a request grows and the growth has not stopped.
 fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     match bytes {
         None => "-".to_owned(),
@@ -85,7 +85,7 @@ fn token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     }
 }
 
-/// The verdict, or `?` where there were too few readings for one.
+/// The verdict, or `?` after too few readings.
 pub(super) fn verdict(found: &SeriesFinding) -> &'static str {
     if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
 }
@@ -113,10 +113,10 @@ fn blame(found: &SeriesFinding) -> String {
     }
 }
 
-/// How a leg ended, if that is worth a word.
+/// Describes an unusual end of a leg.
 fn ended(ended: &Ended) -> String {
     match ended {
-        // A crash is told at length of its own.
+        // A crash has a section of its own.
         Ended::Complete | Ended::Early | Ended::Crashed { .. } => String::new(),
         Ended::OutOfTime => "ended: the time for a leg was over".to_owned(),
         Ended::OutOfMemory { why } => format!("ended: {why}"),
@@ -126,7 +126,7 @@ fn ended(ended: &Ended) -> String {
     }
 }
 
-/// What there is to say about legs beside the table, a line each.
+/// Notes on the legs, a line each.
 pub fn notes(legs: &[&Finding]) -> Vec<String> {
     let mut lines = Vec::new();
     for leg in legs {
@@ -136,7 +136,7 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
             lines.push(format!("{}: {said}", name(leg)));
         }
         for found in &leg.series {
-            // What a crash cut short is not to be made longer.
+            // A leg that crashed cannot be run longer.
             let cut = leg.crash.is_some() && found.is_too_short();
             if let Some(follows) = found.graphs.filter(|_| found.verdict.leaks()) {
                 lines.push(format!(
@@ -159,7 +159,7 @@ pub fn notes(legs: &[&Finding]) -> Vec<String> {
     lines
 }
 
-/// That requests of a leg were refused.
+/// Describes refused requests of a leg.
 pub fn refusal(leg: &Finding, refused: &Refused) -> String {
     let Refused { requests, why } = refused;
     format!(

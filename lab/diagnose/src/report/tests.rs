@@ -1,4 +1,4 @@
-//! What a report says, and what it keeps to itself.
+//! Content of a report, and the secrets that it leaves out.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn a_report_survives_json_and_keeps_secrets_to_itself() {
     let report = report();
     let text = serde_json::to_string(&report).unwrap();
     let read: Report = serde_json::from_str(&text).unwrap();
-    // The last digit of a fraction may be another one.
+    // The last digit of a fraction may differ.
     assert_eq!((read.legs.len(), &read.about, &read.skipped), (2, &report.about, &report.skipped));
     assert_eq!(read.legs[1].readings, report.legs[1].readings);
     assert!(report.leaks && text.contains("\"workload\":\"same-image\""));
@@ -98,10 +98,10 @@ fn a_page_needs_nothing_else_and_escapes_what_it_is_told() {
     assert!(tags.iter().any(|tag| tag == "table") && tags.iter().any(|tag| tag == "dd"), "{tags:?}");
 }
 
-/// The names of all elements, in order. Fails if one is closed that is not open, or not closed at all.
+/// The names of all elements, in order. Fails if an element is closed without being open, or never closed.
 fn elements(page: &str) -> Vec<String> {
     let (mut all, mut open) = (Vec::new(), Vec::new());
-    // What stands in a stylesheet is no markup.
+    // A stylesheet contains no markup.
     let (head, rest) = page.split_once("<style>").unwrap();
     let markup = format!(
         "{head}<style>{}",
@@ -174,7 +174,7 @@ fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened()
         assert!(leaking.contains(there), "{there} in {leaking}");
     }
     assert!(!page.contains("hush"));
-    // What the verdicts of the table mean is in the page, and nothing about the others.
+    // The page explains the verdicts of the table, and no others.
     assert!(page.contains(warden_pages::words::verdict(Verdict::Leaking).split(',').next().unwrap()));
     assert!(page.contains("<dt>steady</dt>") && !page.contains("<dt>suspected</dt>"));
 }
@@ -187,7 +187,7 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     assert_eq!(slow.finding.of(MemoryKind::Host).unwrap().verdict, Verdict::Suspected);
 }
 
-/// A leg of so few readings.
+/// A leg with too few readings.
 pub(super) fn short(workload: Workload) -> LegResult {
     let mut all = leg(workload, 0);
     all.readings.truncate(3);

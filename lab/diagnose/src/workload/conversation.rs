@@ -1,4 +1,4 @@
-//! A conversation that grows turn by turn, and begins anew when it is long enough.
+//! A conversation that grows turn by turn, and starts over when it is long enough.
 
 use serde_json::{Value, json};
 use warden_policies::defaults::Diagnose;
@@ -8,11 +8,11 @@ use crate::client::Answer;
 
 #[derive(Debug)]
 pub(super) struct Conversation {
-    /// Which of those beside each other.
+    /// Index among concurrent conversations.
     slot: u64,
     messages: Vec<Value>,
     turns: u64,
-    /// Turns of all conversations so far: no two say the same.
+    /// Number of turns so far, which makes their texts distinct.
     said: u64,
     tokens: u64,
 }
@@ -37,7 +37,7 @@ impl Conversation {
         Value::Array(self.messages.clone())
     }
 
-    /// Without an answer the conversation begins anew.
+    /// Adds the answer; without one the conversation starts over.
     pub(super) fn answered(&mut self, answer: Option<&Answer>) {
         let Some(answer) = answer else {
             self.turns = u64::MAX;

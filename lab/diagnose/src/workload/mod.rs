@@ -1,8 +1,8 @@
-//! What is asked: a workload as requests, step by step.
+//! Turns a workload into requests, step by step.
 //!
-//! The first step is the largest of its kind, so that buffers for it are there before the first reading. Where the order
-//! of different sizes matters, it is drawn at random, the same for every run: what grows with size is then told apart from
-//! what grows with time.
+//! The first step is the largest of its kind, so that its buffers exist before the first reading. Where the
+//! order of sizes matters, it is drawn at random, the same for every run, so that growth with size differs
+//! from growth with time.
 
 mod conversation;
 pub(crate) mod picture;
@@ -24,19 +24,19 @@ use crate::client::{Answer, Ask};
 use crate::error::DiagnoseError;
 use crate::replay::Recording;
 
-/// What is known of the server.
+/// Facts about the server that size its requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Requests at a time.
+    /// Concurrent requests.
     pub(crate) slots: u32,
-    /// Tokens of context in a slot; `None` if it does not say.
+    /// Tokens of context in a slot; `None` if unknown.
     pub(crate) n_ctx: Option<u64>,
-    /// Tokens for each of our words.
+    /// Tokens per word of our texts.
     pub(crate) tokens_per_word: f64,
 }
 
 impl Facts {
-    /// Tokens of a prompt that fit beside an answer.
+    /// At most `tokens` for a prompt, so that it fits with its answer.
     pub(crate) fn fitting(self, tokens: u64, answer: u64) -> u64 {
         let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE));
         room.map_or(tokens, |room| tokens.min(room.max(1)))
@@ -58,7 +58,7 @@ pub(crate) struct Script {
     recording: Option<Arc<Recording>>,
 }
 
-/// Tokens that a template puts around a prompt, generously.
+/// Tokens that a template adds to a prompt, estimated generously.
 const TEMPLATE: u64 = 96;
 
 impl Script {
@@ -96,7 +96,7 @@ impl Script {
         })
     }
 
-    /// The requests of the next step, which are sent at the same time.
+    /// The requests of the next step, to be sent concurrently.
     pub(crate) fn next(&mut self) -> Vec<Ask> {
         let step = self.step;
         self.step += 1;
@@ -136,14 +136,14 @@ impl Script {
         vec![one]
     }
 
-    /// What came back for the requests of the last step, in their order.
+    /// Takes the answers of the last step, in the order of the requests.
     pub(crate) fn answered(&mut self, answers: &[Option<Answer>]) {
         for (conversation, answer) in self.conversations.iter_mut().zip(answers) {
             conversation.answered(answer.as_ref());
         }
     }
 
-    /// The text number `which` as a question.
+    /// A question with the text number `which`.
     fn chat(&self, which: u64, tokens: u64, answer: u64) -> Ask {
         let text = self.words.text(which, self.facts.fitting(tokens, answer));
         Ask::post(CHAT, body(&json!([{ "role": "user", "content": text }]), answer))
@@ -155,7 +155,7 @@ impl Script {
             0 => 0,
             _ => usize::try_from(self.order.below(u64::try_from(which.len()).unwrap_or(1))).unwrap_or(0),
         };
-        // Another text in front, or the image would come from the cache.
+        // A new text before the image: otherwise the image would come from the cache.
         let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
         let url = self.pictures.get(picture).cloned().unwrap_or_default();
         let content = json!([
@@ -191,7 +191,7 @@ impl Script {
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A streamed chat whose answer has exactly so many tokens.
+/// A streamed chat whose answer has exactly `answer` tokens.
 fn body(messages: &Value, answer: u64) -> Value {
     json!({
         "messages": messages,
@@ -204,7 +204,7 @@ fn body(messages: &Value, answer: u64) -> Value {
     })
 }
 
-/// The largest for the first step, then any.
+/// The largest size for the first step, then a random one.
 fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> {
     if step == 0 {
         return sizes.iter().copied().max();

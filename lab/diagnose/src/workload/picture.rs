@@ -1,4 +1,4 @@
-//! Pictures made by us: colours that change, with shapes in them, so that an encoder of vision has something to do.
+//! Generated pictures: colour gradients with shapes, so that a vision encoder has work to do.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,12 +6,12 @@ use warden_policies::world::SplitMix;
 
 use crate::error::DiagnoseError;
 
-/// A picture of this size, as requests have it.
+/// A picture of this size as a `data:` URL.
 pub(crate) fn url(width: u32, height: u32) -> Result<String, DiagnoseError> {
     Ok(format!("data:image/png;base64,{}", STANDARD.encode(png(width, height)?)))
 }
 
-/// A PNG of this size, the same at every call.
+/// A PNG of this size, identical at every call.
 pub(crate) fn png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError> {
     let mut file = Vec::new();
     let failed =

@@ -1,9 +1,9 @@
-//! A sound made by us: a tone that rises, as a WAV file with 16,000 samples a second.
+//! A generated sound: a rising tone as a WAV file with 16,000 samples a second.
 
-/// Samples in a second, as encoders of speech want them.
+/// Samples per second, as expected by speech encoders.
 const RATE: u32 = 16_000;
 
-/// A WAV file of so many seconds: one channel, 16 bits (RIFF, PCM format 1).
+/// A WAV file of this length: one channel, 16 bits (RIFF, PCM format 1).
 pub(crate) fn wav(seconds: u32) -> Vec<u8> {
     let samples = RATE * seconds.max(1);
     let data = samples * 2;

@@ -1,4 +1,4 @@
-//! What the workloads ask.
+//! Requests of the workloads.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Texts of a wanted number of tokens. What they say does not matter; that they are told apart does.
+//! Generated texts of a given number of tokens. Their meaning does not matter, but they must be distinct.
 
 use warden_policies::world::SplitMix;
 
@@ -14,7 +14,7 @@ const WORDS: [&str; 64] = [
 
 /// Words of the text that [`Words::sample`] makes.
 pub(crate) const SAMPLE_WORDS: u32 = 256;
-/// Where a server does not count tokens: English has four tokens for three words.
+/// Tokens per word of English, for a server that does not count tokens: four for three words.
 const USUAL: f64 = 1.33;
 
 /// Makes texts for one server.
@@ -24,18 +24,19 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// For a server whose tokens for a word are these.
+    /// For a server with this number of tokens per word.
     pub(crate) fn new(tokens_per_word: f64) -> Self {
         let usable = tokens_per_word.is_finite() && tokens_per_word >= 0.1;
         Self { per_token: if usable { 1.0 / tokens_per_word } else { 1.0 / USUAL } }
     }
 
-    /// A text to count the tokens of.
+    /// A text whose tokens the server counts.
     pub(crate) fn sample() -> String {
         words(u64::MAX, u64::from(SAMPLE_WORDS))
     }
 
-    /// The text number `which`, of about so many tokens; another number makes another text from its first word on.
+    /// The text number `which`, of about `tokens` tokens; texts of different numbers differ from the first
+    /// word on.
     pub(crate) fn text(self, which: u64, tokens: u64) -> String {
         words(which, warden_policies::units::scale(tokens, self.per_token).max(1))
     }
@@ -45,7 +46,7 @@ fn words(which: u64, count: u64) -> String {
     let mut random = SplitMix::new(which);
     let mut text = String::new();
     for n in 0..count {
-        // No other text begins like this one, whatever the draw.
+        // The first words encode the number, so that no other text has this beginning.
         let pick = if n < 6 { (which >> (6 * n)) % 64 } else { random.below(64) };
         if n > 0 {
             text.push(' ');

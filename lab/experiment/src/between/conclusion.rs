@@ -1,4 +1,4 @@
-//! What was looked for, and what was found.
+//! Symptoms, standings and conclusions of a search between two revisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,39 +12,41 @@ use super::pace::Pace;
 use super::replies::{Otherwise, Said};
 use warden_policies::growth::Verdict;
 
-/// What one end does and the other does not.
+/// Difference in behaviour between the two ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Symptom {
     /// A memory grows.
     Growth {
-        /// Which, under which work.
+        /// Memory and workload.
         track: Track,
-        /// Without the prompt cache.
+        /// Measured without the prompt cache.
         control: bool,
     },
     /// The server dies.
     Crash {
-        /// Under which work.
+        /// Workload under which it dies.
         workload: Workload,
-        /// Without the prompt cache.
+        /// Measured without the prompt cache.
         control: bool,
     },
-    /// It takes longer for the same.
+    /// The same work takes longer.
     Slowdown {
-        /// What takes longer.
+        /// Metric that takes longer.
         metric: Metric,
     },
-    /// It answers otherwise. The newer end always has it: no answer is the right one.
+    /// The ends answer differently. By convention the newer end has this symptom, because neither answer is
+    /// known to be right.
     Answers {
-        /// The questions that show it.
+        /// Requests that show the difference.
         requests: Vec<String>,
     },
 }
 
 impl Symptom {
-    /// What one of two ends has, and whether it is the newer one. A crash comes before growth: who dies does not leak for long. One that did
-    /// not come again is none.
+    /// Finds the symptom that one end has, and returns whether that is the newer end. Crashes come before
+    /// growth, because a process that dies does not leak for long. A crash that did not recur does not
+    /// count.
     pub(super) fn between(newer: &[Finding], older: &[Finding], share: f64) -> Result<(Self, bool), Outcome> {
         let ends = [(newer, older, true), (older, newer, false)];
         let crashes = |one: &&Finding| one.crash.as_ref().is_some_and(|crash| crash.again != Again::NotAgain);
@@ -90,7 +92,8 @@ impl Symptom {
         }
     }
 
-    /// The work under which it shows, and whether without the prompt cache; `None`: it needs none.
+    /// Returns the workload that shows the symptom, and whether to run it without the prompt cache; `None`
+    /// if it needs none.
     pub const fn work(&self) -> Option<(Workload, bool)> {
         match self {
             Self::Growth { track, control } => Some((track.workload, *control)),
@@ -99,7 +102,7 @@ impl Symptom {
         }
     }
 
-    /// Those findings of an end that are about it.
+    /// Returns the findings of an end that concern the symptom.
     pub(super) fn findings(&self, all: &[Finding]) -> Vec<Finding> {
         let work = self.work();
         let is_own = |finding: &&Finding| work == Some((finding.workload, finding.control));
@@ -107,93 +110,93 @@ impl Symptom {
     }
 }
 
-/// How a revision stands.
+/// Judgement of a revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Standing {
-    /// It does not have the symptom.
+    /// The revision does not have the symptom.
     Healthy,
-    /// It has it, or a part of it.
+    /// The revision has the symptom or a part of it.
     Ill,
-    /// Nobody can tell.
+    /// The revision cannot be judged.
     Unknown {
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
 
-/// How it ended.
+/// Outcome of a search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Outcome {
-    /// This revision made the difference: its predecessor stands otherwise, and both were judged twice.
+    /// This revision made the difference: its predecessor differs from it, and both were judged twice.
     Found {
-        /// By its place in the line.
+        /// Index in the line of revisions.
         revision: usize,
     },
-    /// One of these did; those between them cannot be told.
+    /// A range of revisions contains the change; those in between cannot be judged.
     Among {
-        /// The first that may be it.
+        /// First candidate.
         first: usize,
-        /// The last that may be it.
+        /// Last candidate.
         last: usize,
     },
-    /// A neighbour that was judged again was judged otherwise.
+    /// A neighbour was judged differently the second time.
     Unsteady {
-        /// Which.
+        /// Index of the neighbour.
         revision: usize,
     },
     /// Both ends have the symptom.
     BothIll,
-    /// Neither end has any.
+    /// Neither end has a symptom.
     NeitherIll {
-        /// There were too few readings to say more.
+        /// Too few readings for a stronger statement.
         short: bool,
-        /// A memory is suspected.
+        /// A memory is suspected to leak.
         suspected: bool,
     },
-    /// Both ends are equally fast, or answer the same.
+    /// Both ends are equally fast, or give the same answers.
     Alike {
-        /// It is shown; else they may differ by what chance hides.
+        /// Shown to be alike; otherwise noise may hide a difference.
         sure: bool,
     },
-    /// The crash did not come again.
+    /// The crash did not recur.
     NotAgain,
-    /// An end cannot be had or told.
+    /// An end cannot be built, run or judged.
     EndFailed {
-        /// The newer one.
+        /// The newer end failed.
         newer: bool,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// The ill end could not be run any more.
+    /// The ill end cannot be run any more.
     IllFailed {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// It was broken off.
+    /// The search was interrupted.
     Interrupted,
 }
 
-/// What was found of a revision.
+/// Findings on one revision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judged {
-    /// By its place in the line.
+    /// Index in the line of revisions.
     pub revision: usize,
-    /// How it stands.
+    /// Judgement of the revision.
     pub standing: Standing,
-    /// Processes that were measured.
+    /// Number of measured processes.
     pub legs: usize,
-    /// Its growth beside that of the ill end.
+    /// Growth compared with that of the ill end.
     pub judgement: Option<Judgement>,
-    /// What its processes did, where a crash is looked for.
+    /// Runs of its processes, in a search for a crash.
     pub runs: Vec<Run>,
-    /// It was judged once more.
+    /// The revision was judged a second time.
     pub again: bool,
-    /// How fast it is beside the ends, where that is looked for.
+    /// Speed relative to the ends, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
-    /// How it answers beside the ends, where that is looked for.
+    /// Answers relative to the ends, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answers: Option<Said>,
 }
@@ -213,37 +216,37 @@ impl Judged {
     }
 }
 
-/// All of it.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// How it ended.
+    /// Outcome of the search.
     pub outcome: Outcome,
-    /// What was wanted.
+    /// Aim of the search.
     #[serde(default, skip_serializing_if = "Aim::is_growth")]
     pub aim: Aim,
-    /// What was looked for.
+    /// Symptom, once found.
     pub symptom: Option<Symptom>,
-    /// Whether the newer end has it: then a revision brought it, else one ended it.
+    /// True if the newer end has the symptom, so a revision introduced it; false if one ended it.
     pub ill_is_newer: Option<bool>,
-    /// The healthy and the ill revision between which it lies.
+    /// Healthy and ill revision that enclose the change.
     pub bounds: Option<(usize, usize)>,
-    /// What was judged, in order; the end that has it last.
+    /// Judged revisions in order; the end with the symptom is last.
     pub judged: Vec<Judged>,
-    /// What the newer end did, work by work.
+    /// Findings on the newer end, by workload.
     pub newer: Vec<Finding>,
-    /// What the older one did.
+    /// Findings on the older end, by workload.
     pub older: Vec<Finding>,
-    /// How fast the newer end is beside the older one, where that is looked for.
+    /// Speed of the newer end relative to the older one, in a search for a slowdown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ratios: Vec<Ratio>,
-    /// What the ends answer otherwise, where that is looked for.
+    /// Differences between the ends' answers, in a search for changed answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<Otherwise>,
-    /// Processes that were run.
+    /// Number of processes run.
     pub legs: usize,
 }
 
-/// By how much a memory grows with each request. What does not leak counts with what little it does.
+/// Returns a memory's growth per request; memories that do not leak count with their small growth.
 fn growth_of(found: &[Finding], track: Track, control: bool) -> f64 {
     let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
     let rate = own.and_then(|one| one.of(track.series)).and_then(|series| series.per_request);

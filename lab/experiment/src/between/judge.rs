@@ -1,40 +1,42 @@
-//! The interface between a search and a kind of symptom: a judge knows which processes show whether the ends differ, and how a revision
-//! between them stands. The search itself decides which revision comes next.
+//! Interface between the search and one kind of symptom. A judge knows which processes show the difference
+//! between the ends, and how a revision compares with them. The search decides which revision comes next.
 
 use std::fmt::Debug;
 
 use super::conclusion::{Conclusion, Judged, Outcome, Symptom};
 use super::{Ask, Seen};
 
-/// See the module.
+/// Judge of one kind of symptom.
 pub(super) trait Judge: Debug + Send {
-    /// The next process: of an end, until it is known how they differ, then for the revision that is being judged. `None`: none is.
+    /// Returns the next process to run: of an end until the difference is known, then of the open revision.
+    /// `None` if none is open.
     fn next(&self) -> Option<Ask>;
 
-    /// Takes in what came of a process.
+    /// Adds the result of a process.
     fn take(&mut self, ask: Ask, seen: Seen) -> Heard;
 
-    /// Begins to judge a revision, or judges it at once by what its processes as an end showed. `again`: by new processes alone.
+    /// Opens a revision, or judges it at once from its processes as an end. `again` accepts only new
+    /// processes.
     fn begin(&mut self, revision: usize, again: bool) -> Heard;
 
-    /// Whether no round of processes is incomplete.
+    /// Returns true if no round of processes is incomplete.
     fn is_whole(&self) -> bool {
         true
     }
 
-    /// Adds what is known of the ends.
+    /// Adds the findings on the ends to a conclusion.
     fn describe_ends(&self, conclusion: &mut Conclusion);
 }
 
-/// What follows from a process.
+/// Consequence of a process's result.
 #[derive(Debug)]
 pub(super) enum Heard {
     /// More processes are needed.
     More,
-    /// One end has what the other has not; `is_newer`: the newer one has it.
+    /// An end has the symptom; `is_newer`: the newer end has it.
     Differ { symptom: Symptom, is_newer: bool },
-    /// A revision is judged.
+    /// The open revision is judged.
     Stands(Box<Judged>),
-    /// Nothing more can be learnt.
+    /// The search is over.
     Over(Outcome),
 }

@@ -1,9 +1,9 @@
-//! Bisection of a line of revisions: which one brought what a newer one does, or ended what an older one did.
+//! Bisects a line of revisions: finds the one that introduced a behaviour, or ended it.
 //!
 //! ```text
-//!  both ends ── one leaks, dies, is slower or answers otherwise, the other not ──> that is the symptom; a revision with it is ill
+//!  both ends ── only one leaks, dies, is slower or answers differently ──> the symptom; a revision with it is ill
 //!     v
-//!  the healthy end compared with the ill one ── it is ill, too ─────────> nothing to find here
+//!  the healthy end compared with the ill one ── it is ill, too ─────────> nothing to find
 //!     v
 //!  halfway between the last healthy and the first ill one ───────────────┐
 //!     │ cannot be built, does not start, cannot be judged: its neighbour │
@@ -13,12 +13,12 @@
 //!                                     └─ not ───────────────────────────> unsteady
 //! ```
 //!
-//! The order of revisions is the same for every symptom. A judge knows how the ends differ, and how a revision compares with them: `work` for
-//! growth and deaths under some work, `pace` for speed, `replies` for answers.
-//! The search is for the first revision with a part of the symptom, also where later ones added more.
+//! All symptoms share the order of revisions. A judge compares revisions with the ends: `work` for growth
+//! and crashes, `pace` for speed, `replies` for answers. The search finds the first revision with a part of
+//! the symptom, even where later ones add more.
 //!
-//! Nothing here runs anything: the caller asks [`Search::next`], runs that, and gives the result to [`Search::observe`]. The same results lead
-//! to the same questions, so a search can be resumed from its results.
+//! The search runs nothing: the caller calls [`Search::next`], runs the process, and passes the result to
+//! [`Search::observe`]. Equal results lead to equal requests, so a search can be resumed from its results.
 
 mod conclusion;
 mod judge;
@@ -39,84 +39,84 @@ use super::proof::{ProofPolicy, Visit};
 use super::sequential::CurePolicy;
 use super::{Finding, Workload};
 
-/// What is looked for.
+/// Behaviour to search for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Growth of a memory, or a crash, under workloads.
+    /// Growth of a memory or a crash, under workloads.
     #[default]
     Growth,
-    /// Prompts, tokens or the first token take longer.
+    /// Slower prompts, tokens or first token.
     Slowdown,
-    /// The same questions are answered otherwise.
+    /// Changed answers to the same questions.
     Answers,
 }
 
 impl Aim {
-    /// Whether workloads show it.
+    /// Returns true if workloads show the behaviour.
     pub const fn is_growth(&self) -> bool {
         matches!(self, Self::Growth)
     }
 }
 
-/// By which numbers revisions are judged.
+/// Policies by which revisions are judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// Of growth. The number of failures in a row that end a search counts for all symptoms.
+    /// Policy for growth. Its limit on consecutive failures applies to all symptoms.
     pub cure: &'a CurePolicy,
-    /// Of crashes.
+    /// Policy for crashes.
     pub crash: &'a CrashPolicy,
-    /// Of speed and answers.
+    /// Policy for speed and answers.
     pub proof: &'a ProofPolicy,
 }
 
-/// What to do next.
+/// Next step of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Do all the work with a fresh process of a revision.
+    /// Run a fresh process of a revision.
     Run(Ask),
-    /// Nothing more.
+    /// The search is over.
     Done(Conclusion),
 }
 
-/// What is to be run.
+/// Process to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Ask {
-    /// Which revision, by its place in the line.
+    /// Index in the line of revisions.
     pub revision: usize,
-    /// It is an end of which nothing is known yet: everything that tells whether it is ill, repetitions of a crash included.
+    /// An unknown end: do everything that shows a symptom, including repetitions of a crash.
     pub is_end: bool,
-    /// The work has to be done to its end.
+    /// The work must be completed.
     pub whole: bool,
-    /// Without the prompt cache.
+    /// Run without the prompt cache.
     pub control: bool,
-    /// The only work to be done; `None`: all.
+    /// Only workload to run; `None`: all.
     pub workload: Option<Workload>,
-    /// Instead of work: to be timed, or to be asked questions.
+    /// Behaviour to measure: workloads, or a visit that is timed or asked questions.
     #[serde(default, skip_serializing_if = "Aim::is_growth")]
     pub aim: Aim,
 }
 
 impl Ask {
-    /// A visit of a process: it is timed, or asked questions.
+    /// Creates a visit: the process is timed or asked questions.
     const fn visit(aim: Aim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
     }
 }
 
-/// What came of it.
+/// Result of a process.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Seen {
-    /// What the process did: one finding, or two where the work was done without the prompt cache, too.
+    /// Findings: one, or two if the work was repeated without the prompt cache.
     Findings(Vec<Finding>),
-    /// What it was timed at, or answered.
+    /// Timings and answers.
     Visit(Visit),
-    /// Why there is no such process: the revision cannot be built, or does not start.
+    /// Reason why the revision has no process: it cannot be built, or does not start.
     Cannot(String),
 }
 
-/// The state machine. See the module.
+/// State machine of the search.
 #[derive(Debug)]
 pub struct Search {
     aim: Aim,
@@ -125,13 +125,13 @@ pub struct Search {
     symptom: Option<Symptom>,
     judged: Vec<Judged>,
     legs: usize,
-    /// Once the line is searched: the neighbours that are judged once more, the next one last.
+    /// After the search: the neighbours still to be judged again, the next one last.
     again: Option<Vec<usize>>,
     over: Option<Outcome>,
 }
 
 impl Search {
-    /// Among the revisions 0 to `last`, the oldest first; at least two.
+    /// Creates a search among the revisions 0 (oldest) to `last`; at least two.
     pub fn new(rules: Rules<'_>, aim: Aim, last: usize) -> Self {
         let last = last.max(1);
         let judge: Box<dyn Judge> = match aim {
@@ -151,7 +151,7 @@ impl Search {
         }
     }
 
-    /// What to run now. Asking again without an observation gives the same.
+    /// Returns the next step; repeated calls without an observation return the same.
     #[expect(
         clippy::should_implement_trait,
         reason = "it does not end in None, and asking twice changes nothing"
@@ -168,7 +168,7 @@ impl Search {
         }
     }
 
-    /// Takes in what came of it.
+    /// Adds the result of a process.
     pub fn observe(&mut self, ask: Ask, seen: Seen) {
         self.legs += 1;
         let heard = match seen {
@@ -208,28 +208,29 @@ impl Search {
         self.hear(heard);
     }
 
-    /// Whether both ends were seen and only the older one has the symptom.
+    /// Returns true if both ends are known and only the older one has the symptom.
     pub const fn only_the_older_is_ill(&self) -> bool {
         self.symptom.is_some() && self.places.ill == 0
     }
 
-    /// Whether no round is incomplete. Its processes run one after the other, so a resumed search repeats such a round.
+    /// Returns true if no round is incomplete. A resumed search repeats incomplete rounds, because their
+    /// processes run in one sequence.
     pub fn is_whole(&self) -> bool {
         self.judge.is_whole()
     }
 
-    /// What is known if nothing more is run.
+    /// Returns the conclusion so far.
     pub fn interrupt(&self) -> Conclusion {
         self.conclude(self.over.clone().unwrap_or(Outcome::Interrupted))
     }
 
-    /// Revisions that may still be it, if the line is being searched.
+    /// Returns the number of revisions that may still be the cause, once the ends differ.
     pub fn left(&self) -> Option<usize> {
         let (healthy, ill) = self.places.bounds()?;
         Some(healthy.abs_diff(ill))
     }
 
-    /// Begins the next revision after one is judged, or ends the search.
+    /// Opens the next revision after a judgement, or ends the search.
     fn advance(&mut self) {
         let Some((healthy, ill)) = self.places.bounds() else {
             let healthy_end = self.places.healthy();

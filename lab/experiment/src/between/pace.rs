@@ -1,17 +1,18 @@
-//! Revisions that are slower than others. What is looked for is the slower end: a revision brought the slowdown or ended it.
+//! Judges slower revisions. The slower end counts as ill: a revision introduced the slowdown or ended it.
 //!
 //! ```text
-//!  ends, by turns ── ratio of each figure, judged after each round as a proof judges it ──> one is slower by more than the limit
+//!  ends, alternating ── ratio of each figure, judged after each round like a proof ──> one is slower by the limit
 //!
-//!  a revision: rounds of three processes, it between the ends         faster end ── two fifths ──────── slower end
-//!     ln own - 0.6 ln faster - 0.4 ln slower, after each round ──────>      healthy     │      ill
+//!  a revision: rounds of three processes, its own between the ends    faster end ── two fifths ──────── slower end
+//!     ln own - 0.6 ln faster - 0.4 ln slower, after each round ─────>     healthy      │      ill
 //! ```
 //!
-//! The processes of a round run one after the other, so what changes over minutes changes all of them. How much processes scatter is known from
-//! all rounds so far, or from those of the revision, if they scatter more. The declared chance of a mistake, `proof.false_worse`, is divided
-//! among the figures and the looks at the ends, and then once more among the revisions that a search has to judge, those that it cannot judge
-//! included, and the looks at each. There is one limit, however sure one can be: with two of them the same revision would be on one
-//! side or the other by chance. A revision that is too close to the limit after the last round cannot be judged.
+//! The processes of a round run one after the other, so slow drift affects all of them. The scatter of
+//! processes comes from all rounds so far, or from those of the revision if they scatter more. The declared
+//! error rate `proof.false_worse` is divided among the figures and the looks at the ends. For revisions it
+//! is divided among all revisions that a search may have to judge, and the looks at each. There is only one
+//! limit; between two limits chance would decide. A revision too close to the limit after the last round
+//! cannot be judged.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,35 +24,37 @@ use super::places::UNKNOWN_MOST;
 use super::{Aim, Ask, Rules, Seen};
 use warden_policies::growth::{Interval, stats};
 
-/// What counts.
+/// Metrics that count.
 const METRICS: [Metric; 3] = [Metric::Prefill, Metric::Decode, Metric::FirstToken];
-/// Tests of the ends: each of these, in both directions.
+/// Number of tests of the ends: each metric, in both directions.
 const TESTS: f64 = 6.0;
-/// Rounds before a revision is judged. What is named has to have happened twice.
+/// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
 const LEAST: usize = 2;
-/// Rounds, by those of a proof: a search takes builds, which cost more than some more processes.
+/// Factor on the rounds of a proof: a search needs builds, which cost more than extra processes.
 const LONGER: usize = 2;
-/// A revision with a larger part of the difference is ill. Below a half, so that of two revisions that share it the first one is found.
+/// Share of the difference above which a revision is ill. Below one half, so that of two revisions that
+/// share the difference the first one is found.
 const PART: f64 = 0.4;
-/// A round that is farther from the middle than so many deviations was disturbed, by something that lasted longer than a request.
+/// Deviations from the middle above which a round counts as disturbed, by something that lasted longer than
+/// a request.
 const DISTURBED: f64 = 5.0;
-/// Of so many rounds one may be left out.
+/// Rounds per disturbed round that may be left out.
 const SPARED: usize = 4;
 
-/// How fast a revision is compared with the ends.
+/// Speed of a revision relative to the ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
-    /// What was timed.
+    /// Timed metric.
     pub metric: Metric,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Seconds: the median of its processes.
+    /// Median seconds of its processes.
     pub seconds: f64,
-    /// Its place between the faster end, 0, and the slower one, 1, with the ends of the interval that the test uses.
+    /// Position between the faster end, 0, and the slower one, 1, with the test's interval.
     pub share: Option<Interval>,
 }
 
-/// In the middle between the ends a round scatters least: from there it shows which rounds were disturbed, and how much the others scatter.
+/// Share at which a round scatters least. Disturbed rounds and the scatter of the others are measured there.
 const MIDDLE: f64 = 0.5;
 
 /// Seconds of a process of the faster end, of the revision, and of the slower end.
@@ -60,34 +63,34 @@ const GOOD: usize = 0;
 const OWN: usize = 1;
 const BAD: usize = 2;
 
-/// The ends, once it is known how they differ.
+/// The ends, once their difference is known.
 #[derive(Debug)]
 struct EndsDiffer {
     metric: Metric,
-    /// The faster one.
+    /// Faster end.
     good: usize,
     bad: usize,
-    /// Seconds of the faster one, where no round was disturbed, and of the slower one.
+    /// Seconds of the faster and of the slower end, in undisturbed rounds.
     good_seconds: Vec<f64>,
     bad_seconds: Vec<f64>,
-    /// How far the ends are apart in all rounds so far.
+    /// Logarithmic distances between the ends in all rounds so far.
     spans: Vec<f64>,
 }
 
-/// The revision that is being judged.
+/// Revision being judged.
 #[derive(Debug)]
 struct OpenRevision {
     revision: usize,
     rounds: Vec<Round>,
-    /// The round that is not complete.
+    /// The incomplete round.
     taken: [Option<f64>; 3],
     processes: usize,
 }
 
 impl OpenRevision {
-    /// The next process of a round. The first round begins with the revision, whose build may take an hour: between two
-    /// ends it would separate them by that time. Later rounds have it between the ends, so that a machine that slows down
-    /// affects no revision more than the others.
+    /// Returns the next process of a round. The first round begins with the revision, because its build may
+    /// take an hour and would separate the two ends. Later rounds run it between the ends, so that a
+    /// machine that slows down treats all revisions alike.
     fn turn(&self) -> usize {
         let order = match self.rounds.len() {
             0 => [OWN, GOOD, BAD],
@@ -98,7 +101,7 @@ impl OpenRevision {
     }
 }
 
-/// How much processes of one build differ, from many small groups of them.
+/// Pooled scatter between processes of one build, from many small groups.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProcessScatter {
     squares: f64,
@@ -106,7 +109,7 @@ struct ProcessScatter {
 }
 
 impl ProcessScatter {
-    /// With these values, whose variance is so many times that of one process.
+    /// Adds values whose variance is `times` that of one process.
     fn with(mut self, values: &[f64], times: f64) -> Self {
         let (_, variance, freedom) = moments(values);
         self.squares += variance * freedom / times;
@@ -119,31 +122,31 @@ impl ProcessScatter {
     }
 }
 
-/// What the rounds of a revision say.
+/// Test result of a revision's rounds.
 #[derive(Debug)]
 struct PaceTest {
-    /// How far it is beyond the limit.
+    /// Mean distance beyond the limit.
     mean: f64,
     error: f64,
-    /// How far the ends are apart in these rounds.
+    /// Distances between the ends in these rounds.
     spans: Vec<f64>,
-    /// By these rounds and all before them.
+    /// Scatter from these and all earlier rounds.
     scatter: ProcessScatter,
 }
 
-/// See the module.
+/// Judge for slowdowns.
 #[derive(Debug)]
 pub(super) struct ByPace {
     proof: ProofPolicy,
     failures_most: u32,
     last: usize,
-    /// Revisions that a search has to judge, those that cannot be judged and those once more included.
+    /// Judgements that a search may need, including unjudgeable revisions and repetitions.
     steps: f64,
     older: Vec<Visit>,
     newer: Vec<Visit>,
     known: Option<EndsDiffer>,
     scatter: ProcessScatter,
-    /// Visits of the ends, in a row, that failed while a revision was judged.
+    /// Consecutive failed visits of the ends while a revision is open.
     failed: u32,
     open: Option<OpenRevision>,
 }
@@ -152,7 +155,7 @@ impl Judge for ByPace {
     fn next(&self) -> Option<Ask> {
         let Some(known) = &self.known else {
             let (older, newer) = (self.older.len(), self.newer.len());
-            // Which comes first changes with each round.
+            // The first process alternates with each round.
             let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
             return Some(Ask::visit(Aim::Slowdown, if is_newer { self.last } else { 0 }, true));
         };
@@ -223,7 +226,7 @@ impl Judge for ByPace {
 }
 
 impl EndsDiffer {
-    /// An end, as its processes show it.
+    /// Judges an end by its own processes.
     fn judge_end(&self, is_bad: bool) -> Judged {
         let (revision, standing, part, seconds) = if is_bad {
             (self.bad, Standing::Ill, 1.0, &self.bad_seconds)
@@ -241,7 +244,7 @@ impl EndsDiffer {
 impl ByPace {
     pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
         let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
-        // No more than there are, and both neighbours once more.
+        // At most all revisions in between, plus both neighbours a second time.
         let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
         Self {
             proof: rules.proof.clone(),
@@ -257,7 +260,7 @@ impl ByPace {
         }
     }
 
-    /// After each round of the ends: does one of them take longer?
+    /// Tests after each round of the ends if one of them is slower.
     fn look_at_ends(&mut self) -> Heard {
         let rounds = self.older.len();
         if rounds != self.newer.len() || rounds < self.proof.rounds_least {
@@ -288,7 +291,7 @@ impl ByPace {
         })
     }
 
-    /// Whether `other` is slower than `one`, figure by figure.
+    /// Compares `other` with `one`, metric by metric.
     fn ratios(&self, one: &[Visit], other: &[Visit]) -> Vec<Ratio> {
         let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
@@ -297,8 +300,9 @@ impl ByPace {
         let compare = |metric: Metric| {
             let rounds = proof::pairs(metric, one, other);
             let mut calm = proof::ratio(&policy, metric, &self.calm(&rounds))?;
-            // Processes that are fast or slow by chance look disturbed where they are few, and the rest scatters too little: so all rounds
-            // have to show it as well, as if it were the only look.
+            // In a few rounds, processes that are fast or slow by chance look disturbed, and the rest
+            // scatters too little. Therefore all rounds must show the slowdown as well, as if this were the
+            // only look.
             let all = proof::ratio(&single, metric, &rounds);
             if calm.ruling == Ruling::Worse && all.is_none_or(|all| all.ruling != Ruling::Worse) {
                 calm.ruling = Ruling::Unknown;
@@ -308,12 +312,12 @@ impl ByPace {
         METRICS.into_iter().filter_map(compare).collect()
     }
 
-    /// Those rounds of the ends that were not disturbed.
+    /// Returns the undisturbed rounds of the ends.
     fn calm(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let all = logs(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
         let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
-        // That of the normal distribution with the same median of distances.
+        // Deviation of the normal distribution with the same median distance.
         let deviation = 1.4826 * stats::median(&mut distances).unwrap_or(0.0);
         undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
     }
@@ -323,14 +327,14 @@ impl ByPace {
         let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
         let rounds = self.calm(&proof::pairs(metric, fast, slow));
         let spans = logs(&rounds);
-        // A difference of two processes varies twice as much as one.
+        // The difference of two processes has twice the variance of one.
         self.scatter = self.scatter.with(&spans, 2.0);
         let (good_seconds, bad_seconds) = rounds.into_iter().unzip();
         self.known = Some(EndsDiffer { metric, good, bad, good_seconds, bad_seconds, spans });
         Heard::Differ { symptom: Symptom::Slowdown { metric }, is_newer }
     }
 
-    /// A round is over: is it known now on which side the revision is?
+    /// Tests after each round on which side of the limit the revision is.
     fn look(&mut self) -> Heard {
         let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= LEAST) else {
             return Heard::More;
@@ -353,7 +357,7 @@ impl ByPace {
         self.proof.rounds_most.saturating_mul(LONGER).max(LEAST)
     }
 
-    /// Of a mistake, at each look at each revision.
+    /// Error rate per look at each revision.
     fn chance(&self) -> f64 {
         self.proof.false_worse / count(self.rounds_most() - LEAST + 1) / self.steps
     }
@@ -392,23 +396,24 @@ impl ByPace {
     }
 }
 
-/// How far the revision of a round is from this share of the way from the faster end to the slower one, in logarithms.
+/// Logarithmic distance of a round's revision from this share of the way between the faster and the slower
+/// end.
 fn beyond(round: &Round, share: f64) -> f64 {
     let [good, own, bad] = round.map(f64::ln);
     own - (1.0 - share) * good - share * bad
 }
 
-/// Variance of [`beyond`] where that of one process is 1.
+/// Variance of [`beyond`] relative to the variance of one process.
 fn weight(share: f64) -> f64 {
     1.0 + (1.0 - share).powi(2) + share.powi(2)
 }
 
-/// The logarithm of second by first, of each.
+/// Logarithm of second by first, for each pair.
 fn logs(rounds: &[(f64, f64)]) -> Vec<f64> {
     rounds.iter().map(|(one, other)| (other / one).ln()).collect()
 }
 
-/// Those rounds whose values are not far from the middle. Nothing is left out of a few.
+/// Keeps the rounds whose values are near the median. Drops none if there are few.
 fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> {
     let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
     let distance = |at: &usize| (values[*at] - middle).abs();
@@ -418,7 +423,7 @@ fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> 
     (0..values.len()).filter(|at| !far.contains(at)).map(|at| rounds[at]).collect()
 }
 
-/// Mean, variance, and the degrees of freedom of that.
+/// Mean, variance and degrees of freedom.
 fn moments(values: &[f64]) -> (f64, f64, f64) {
     let all = count(values.len()).max(1.0);
     let mean = values.iter().sum::<f64>() / all;

@@ -1,63 +1,63 @@
-//! Where on a line is looked: halfway between the healthy and the ill revision that are closest to each other, around those that cannot be
-//! judged.
+//! Chooses the next revision: halfway between the closest healthy and ill ones, avoiding those that cannot
+//! be judged.
 
 use std::collections::BTreeMap;
 
 use super::conclusion::Standing;
 
-/// So many that cannot be judged between two that can are the end of a search: each is a build.
+/// Most unjudgeable revisions between two judged ones before a search ends, because each is a build.
 pub(super) const UNKNOWN_MOST: usize = 16;
 
-/// How the revisions of a line stand, as far as that is known.
+/// Known standings of the revisions on a line.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    /// The newer end; the older one is 0.
+    /// Newer end; the older end is 0.
     pub(super) last: usize,
-    /// The end that has the symptom.
+    /// End with the symptom.
     pub(super) ill: usize,
     known: BTreeMap<usize, Standing>,
 }
 
 impl Places {
-    /// Nothing is known.
+    /// Creates a line without known revisions.
     pub(super) const fn new(last: usize) -> Self {
         Self { last, ill: 0, known: BTreeMap::new() }
     }
 
-    /// The end that has not the symptom.
+    /// Returns the end without the symptom.
     pub(super) const fn healthy(&self) -> usize {
         self.last - self.ill
     }
 
-    /// Which end has the symptom is known.
+    /// Records which end has the symptom.
     pub(super) fn differ(&mut self, is_newer: bool) {
         self.ill = if is_newer { self.last } else { 0 };
         self.set(self.ill, Standing::Ill);
     }
 
-    /// A revision is judged.
+    /// Records the judgement of a revision.
     pub(super) fn set(&mut self, revision: usize, standing: Standing) {
         self.known.insert(revision, standing);
     }
 
-    /// How a revision stands, if that is known.
+    /// Returns the standing of a revision, if known.
     pub(super) fn standing(&self, revision: usize) -> Option<&Standing> {
         self.known.get(&revision)
     }
 
-    /// The healthy revision and the ill one that are closest to each other.
+    /// Returns the healthy and the ill revision that are closest to each other.
     pub(super) fn bounds(&self) -> Option<(usize, usize)> {
         let away = |at: &usize| at.abs_diff(self.healthy());
         let all = |wanted: Standing| {
             self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
         };
         let healthy = all(Standing::Healthy).max_by_key(away)?;
-        // An ill revision before a healthy one had another cause, which ended.
+        // An ill revision before a healthy one had another cause, which has ended.
         let ill = all(Standing::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
         Some((healthy, ill))
     }
 
-    /// Where to look next; `None`: there are no two to look between, or nothing between them that could be judged.
+    /// Returns the next revision; `None` if the ends are unknown or no revision in between can be judged.
     pub(super) fn next(&self) -> Option<usize> {
         let (healthy, ill) = self.bounds()?;
         let (low, high) = (healthy.min(ill), healthy.max(ill));
@@ -66,11 +66,11 @@ impl Places {
     }
 }
 
-/// Which revision is the next one between two that are known, where `unknown` cannot be judged. One alone is gone around. Several are a
-/// block: its edges are looked for, because beyond them lies what can be judged; last come those within.
+/// Chooses the next revision between two known ones. A single unjudgeable one is avoided. Several form a
+/// block: first its edges are searched, because judgeable revisions lie beyond them, then its inside.
 fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
     let middle = low.midpoint(high);
-    // The middle of the widest gap, if anything is in it.
+    // Middle of the widest gap, if it contains a revision.
     let within = |gaps: &[(usize, usize)]| {
         let open = gaps.iter().filter(|(from, to)| to - from > 1);
         open.max_by_key(|(from, to)| to - from).map(|(from, to)| from.midpoint(*to))

@@ -1,16 +1,17 @@
-//! Revisions that answer otherwise. The older end is the measure: the first revision whose answers differ from its answers is looked for.
+//! Judges changed answers. Finds the first revision whose answers differ from those of the older end.
 //!
 //! ```text
-//!  ends, by turns, asked twice; five times if one says otherwise the second time
-//!     questions that each end answers alike, and the other one otherwise ──> those tell
-//!  a revision ── as the older end to each of them ─────────────────────────> healthy
-//!             ├─ otherwise to one of them ─────────────────────────────────> ill: as the newer end, or a third answer
-//!             └─ now as the older end, now otherwise, or not asked all ────> cannot be told
+//!  ends, alternating, asked twice; five times if one answers differently the second time
+//!     questions that each end answers consistently, and the other end differently ──> these distinguish
+//!  a revision ── answers all of them like the older end ──────────────────> healthy
+//!             ├─ answers one of them differently ─────────────────────────> ill: like the newer end, or a third answer
+//!             └─ varies, or was not asked all ────────────────────────────> cannot be judged
 //! ```
 //!
-//! The same differences count as in a proof: by more than `proof.distance`, or twice the distance of an end from itself if that is more; or
-//! all with `proof.answers = "equal"`. A refusal where the other end answers counts, too, whichever end it is. A third answer means that more
-//! than one revision changed answers: the search finds the first of them, and reports that there are others.
+//! Differences count as in a proof: above `proof.distance`, or twice an end's distance from itself if that
+//! is more; all of them with `proof.answers = "equal"`. A refusal by either end counts if the other one
+//! answers. A third answer means that several revisions changed answers: the search finds the first and
+//! reports that there are others.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,63 +22,63 @@ use super::conclusion::{Conclusion, Judged, Outcome, Standing, Symptom};
 use super::judge::{Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
 
-/// Times that each end is asked, at least: only a second answer shows whether an end repeats itself.
+/// Least number of times each end is asked: a second answer shows if an end repeats itself.
 const TWICE: usize = 2;
-/// Times where an end answered differently the second time: chance alone then makes a question with two equally likely
-/// answers look like a difference once in five hundred times.
+/// Number of times if an end answered differently the second time. Two equally likely answers then look
+/// like a difference once in five hundred times.
 const OFTEN: usize = 5;
-/// So often a revision is asked there before it is judged.
+/// Number of times such a revision is asked before it is judged.
 const SOME: usize = 3;
 
-/// How a revision answers those questions that tell.
+/// Answers of a revision to the questions that distinguish the ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
-    /// Questions that it answers as the older end does.
+    /// Questions answered like the older end.
     pub as_older: usize,
-    /// As the newer one does.
+    /// Questions answered like the newer end.
     pub as_newer: usize,
-    /// Otherwise than both.
+    /// Questions answered differently from both ends.
     pub otherwise: Vec<String>,
-    /// Now as the older end, now otherwise.
+    /// Questions answered sometimes like the older end, sometimes differently.
     pub unsteady: Vec<String>,
-    /// It was not asked them, or not each time.
+    /// Questions not asked, or not asked each time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
 impl Said {
-    /// Whether it says neither what the one end says nor what the other one says.
+    /// Returns true if the answers match neither end.
     pub const fn is_third(&self) -> bool {
         !self.otherwise.is_empty() || (self.as_older > 0 && self.as_newer > 0)
     }
 }
 
-/// What the ends answer otherwise.
+/// A question that the ends answer differently.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Otherwise {
-    /// Which request.
+    /// Name of the request.
     pub request: String,
-    /// Tokens until the first that differs.
+    /// Equal tokens before the first difference.
     pub shared: usize,
     /// Tokens of the older answer.
     pub of: usize,
-    /// How far apart; `None` where there is nothing to measure.
+    /// Distance; `None` where it cannot be measured.
     pub distance: Option<f64>,
-    /// What the older end says, or why it says nothing.
+    /// Answer of the older end, or its refusal.
     pub older: String,
-    /// What the newer one says.
+    /// Answer of the newer end, or its refusal.
     pub newer: String,
 }
 
-/// A question that tells.
+/// Question that distinguishes the ends.
 #[derive(Clone, Debug)]
 struct Question {
     request: String,
-    /// Nats that are no difference.
+    /// Distance in nats that counts as no difference.
     limit: f64,
 }
 
-/// A revision that is being judged.
+/// Revision being judged.
 #[derive(Debug)]
 struct OpenRevision {
     revision: usize,
@@ -85,7 +86,7 @@ struct OpenRevision {
     least: usize,
 }
 
-/// See the module.
+/// Judge for changed answers.
 #[derive(Debug)]
 pub(super) struct ByReplies {
     proof: ProofPolicy,
@@ -93,7 +94,7 @@ pub(super) struct ByReplies {
     older: Vec<Vec<Reply>>,
     newer: Vec<Vec<Reply>>,
     telling: Vec<Question>,
-    /// Both ends say the same each time.
+    /// Both ends repeat themselves exactly.
     is_quiet: bool,
     open: Option<OpenRevision>,
 }
@@ -138,7 +139,7 @@ impl Judge for ByReplies {
 
     fn describe_ends(&self, conclusion: &mut Conclusion) {
         if self.telling.is_empty() {
-            // Differences that are too small to count are listed, unless an end answers differently each time.
+            // List differences too small to count, unless an end answers differently each time.
             let is_alike = matches!(conclusion.outcome, Outcome::Alike { sure: true });
             let near = self.requests().filter(|_| is_alike).filter_map(|request| self.near(request));
             conclusion.differences = near.collect();
@@ -154,7 +155,7 @@ impl Judge for ByReplies {
 impl ByReplies {
     pub(super) fn new(rules: Rules<'_>, last: usize) -> Self {
         let mut proof = rules.proof.clone();
-        // A search for changed answers is about differences.
+        // A search for changed answers needs a strictness that can find some.
         if proof.answers == Strictness::Any {
             proof.answers = Strictness::Near;
         }
@@ -162,7 +163,7 @@ impl ByReplies {
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
     }
 
-    /// Finds the questions to which the ends answer differently, once both ends were asked equally often.
+    /// Finds the questions that distinguish the ends, once both were asked equally often.
     fn look_at_ends(&mut self) -> Heard {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < TWICE {
@@ -182,14 +183,14 @@ impl ByReplies {
         Heard::Differ { symptom: Symptom::Answers { requests }, is_newer: true }
     }
 
-    /// What both ends were asked.
+    /// Returns the requests sent to both ends.
     fn requests(&self) -> impl Iterator<Item = &str> {
         let newer = self.newer.first().map_or(&[][..], Vec::as_slice);
         let both = self.older.first().into_iter().flatten().map(|reply| reply.request.as_str());
         both.filter(|request| newer.iter().any(|reply| reply.request == *request))
     }
 
-    /// The end that says nothing at all, if one does, so that there is nothing to compare.
+    /// Returns the failure of an end that refuses everything, so that there is nothing to compare.
     fn silent(&self) -> Option<Outcome> {
         let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
         let refused = |reply: &Reply| reply.refused.clone();
@@ -204,14 +205,14 @@ impl ByReplies {
         all.all(|refused| refused.is_some()).then_some(Outcome::EndFailed { newer: false, why })
     }
 
-    /// What the ends say otherwise, though not so much that it counts.
+    /// Returns the difference between the ends' first answers, however small.
     fn near(&self, request: &str) -> Option<Otherwise> {
         let (older, newer) = self.first_of_both(request)?;
         let differs = proof::differ(Strictness::Equal, 0.0, older, newer);
         differs.then(|| self.otherwise(request)).flatten()
     }
 
-    /// Whether each end says the same again, to the last byte.
+    /// Returns true if each end repeats its answer to the last byte.
     fn is_quiet_at(&self, request: &str) -> bool {
         [&self.older, &self.newer].into_iter().all(|end| {
             pairs(&all(end, request)).all(|(one, other)| {
@@ -220,7 +221,7 @@ impl ByReplies {
         })
     }
 
-    /// Whether each end answers it alike each time, and the other one otherwise.
+    /// Returns the question if each end answers consistently and the two differ.
     fn telling(&self, request: &str) -> Option<Question> {
         let (older, newer) = (all(&self.older, request), all(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
@@ -238,7 +239,7 @@ impl ByReplies {
         proof::differ(self.proof.answers, question.limit, one, other)
     }
 
-    /// What each end answered the first time.
+    /// Returns each end's first answer.
     fn first_of_both(&self, request: &str) -> Option<(&Reply, &Reply)> {
         let first = |end| all(end, request).first().copied();
         Some((first(&self.older)?, first(&self.newer)?))
@@ -262,7 +263,7 @@ impl ByReplies {
         })
     }
 
-    /// How a revision answered by now.
+    /// Counts a revision's answers so far.
     fn said(&self, open: &OpenRevision) -> Said {
         let mut said = Said::default();
         for question in &self.telling {
@@ -272,7 +273,7 @@ impl ByReplies {
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
             if own.len() < open.asked.len() {
-                // What it would have said may be what tells.
+                // The missing answer might be the one that differs.
                 said.missing.push(question.request.clone());
             } else if older == own.len() {
                 said.as_older += 1;
@@ -287,7 +288,7 @@ impl ByReplies {
         said
     }
 
-    /// Judges what is open by all that it said.
+    /// Judges the open revision by all its answers.
     fn look(&mut self) -> Heard {
         let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
             return Heard::More;
@@ -321,7 +322,7 @@ impl ByReplies {
     }
 }
 
-/// What was answered to one request each time.
+/// Returns all answers to one request.
 fn all<'a>(asked: &'a [Vec<Reply>], request: &str) -> Vec<&'a Reply> {
     asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
 }

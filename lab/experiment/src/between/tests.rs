@@ -1,4 +1,5 @@
-//! Searches in made-up histories: what was planted is found, whatever cannot be built, and no oftener than it must something else is named.
+//! Searches in simulated histories find the planted revision around broken builds, with the declared error
+//! rate.
 
 mod pace;
 mod replies;
@@ -13,14 +14,14 @@ use warden_policies::world::SplitMix;
 
 const KIB: f64 = 1024.0;
 
-/// The numbers of the product.
+/// The product's settings.
 fn rules() -> Rules<'static> {
     let all = warden_policies::defaults();
     Rules { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
-/// Runs a search to its end. The same question twice gets the same answer, and a search that is resumed from its results
-/// ends with the same conclusion.
+/// Runs a search to its end. Equal questions get equal answers, and a search resumed from its results ends
+/// with the same conclusion.
 fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusion {
     let mut search = Search::new(rules(), aim, last);
     let mut told: Vec<(Ask, Seen)> = Vec::new();
@@ -44,12 +45,12 @@ fn run(aim: Aim, last: usize, process: &mut dyn FnMut(Ask) -> Seen) -> Conclusio
     found
 }
 
-/// Where something is planted in a made-up line.
+/// A planted change in a simulated line.
 struct Place {
     random: SplitMix,
     last: usize,
     at: usize,
-    /// An eighth of them does not build.
+    /// An eighth of the revisions do not build.
     broken: Vec<usize>,
 }
 
@@ -59,20 +60,20 @@ impl Place {
         let last = 1 + usize::try_from(random.below(400)).unwrap();
         let at = 1 + usize::try_from(random.below(last as u64)).unwrap();
         let mut broken: Vec<usize> = (1..last).filter(|_| random.below(8) == 0).collect();
-        // Not the two that matter: then nobody can say more than a range.
+        // Except the two that matter; otherwise only a range could be found.
         broken.retain(|one| *one != at && *one + 1 != at);
         Self { random, last, at, broken }
     }
 }
 
-/// What was planted.
+/// Planted change.
 #[derive(Clone, Copy, Debug)]
 enum Planted {
-    /// So many bytes per request from this revision on.
+    /// Bytes per request from this revision on.
     Leak(f64),
-    /// The same before it, and none from it on.
+    /// Bytes per request before this revision, and none from it on.
     Cure(f64),
-    /// Each request kills with this chance from it on.
+    /// Probability that a request kills the server, from this revision on.
     Crash(f64),
 }
 
@@ -123,7 +124,7 @@ impl History {
         Seen::Findings(vec![found])
     }
 
-    /// At which of 184 requests.
+    /// Returns the request, of 184, at which the server dies.
     fn dies(&mut self, chance: f64) -> Option<u64> {
         (1..=184).find(|_| self.random.between(0.0, 1.0) < chance)
     }
@@ -199,7 +200,7 @@ fn in_a_hundred_the_one_that_brought_a_crash_that_comes_each_time() {
 fn a_crash_that_comes_seldom_is_found_or_the_search_says_that_it_is_not_sure() {
     let mut right = 0;
     for seed in 300..400 {
-        // One process in four survives.
+        // Every fourth process survives.
         let mut history = History::new(seed, Planted::Crash(0.0075));
         match history.search().outcome {
             Outcome::Found { revision } => {
@@ -222,7 +223,7 @@ fn what_cannot_be_told_around_it_leaves_a_range() {
     let mut history = History::new(7, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (40, 20, (15..=22).collect());
     assert_eq!(history.search().outcome, Outcome::Among { first: 15, last: 23 });
-    // One that can be built in the midst of them.
+    // A buildable revision among broken ones.
     history.broken.retain(|one| *one != 18);
     assert_eq!(history.search().outcome, Outcome::Among { first: 19, last: 23 });
     (history.last, history.at, history.broken) = (800, 390, (250..=560).collect());

@@ -1,6 +1,6 @@
-//! Revisions that grow or die under some work. Each is compared with the ill end, by turns, by the tests that judge a switch:
-//! [`sequential`] for growth, [`crash`] for deaths. A revision that leaves so little of it as a cure may leave is healthy; one that has more
-//! is ill, so that the first revision with a part of it is found.
+//! Judges revisions that grow or die under some work. Each alternates with the ill end and is tested like a
+//! switch: [`sequential`] for growth, [`crash`] for crashes. A revision with as little growth as a cure may
+//! leave is healthy; one with more is ill, so the first revision with a part of the symptom is found.
 
 use super::super::crash::{self, CrashPolicy, Run};
 use super::super::sequential::{self, CurePolicy, Does, Judgement};
@@ -11,7 +11,7 @@ use super::judge::{Heard, Judge};
 use super::{Aim, Ask, Rules, Seen};
 use warden_policies::growth::Interval;
 
-/// What the processes of a revision did: legs where growth is looked for, runs where a crash is.
+/// Processes of a revision: legs in a search for growth, runs in a search for a crash.
 #[derive(Clone, Debug, Default)]
 struct RevisionProcesses {
     legs: Vec<Leg>,
@@ -19,7 +19,7 @@ struct RevisionProcesses {
 }
 
 impl RevisionProcesses {
-    /// Takes in one more; an error says why it shows nothing.
+    /// Adds a process; the error is the reason why it shows nothing.
     fn add(&mut self, symptom: &Symptom, seen: Seen) -> Result<(), String> {
         let found = findings(seen)?;
         let died = found.iter().find_map(|finding| match &finding.ended {
@@ -47,25 +47,25 @@ impl RevisionProcesses {
     }
 }
 
-/// See the module.
+/// Judge for growth and crashes.
 #[derive(Debug)]
 pub(super) struct ByWork {
     cure: CurePolicy,
     crash: CrashPolicy,
     last: usize,
-    /// What the ends did; the newer one comes first.
+    /// Findings on the ends; the newer one is measured first.
     newer: Option<Vec<Finding>>,
     older: Vec<Finding>,
     symptom: Option<Symptom>,
-    /// The end that has it.
+    /// End with the symptom.
     ill: usize,
-    /// Its processes.
+    /// Processes of the ill end.
     baseline: RevisionProcesses,
-    /// Processes of it in a row that showed nothing.
+    /// Consecutive processes of the ill end without a result.
     failed: u32,
-    /// Processes of others since the last one of the ill end.
+    /// Processes of other revisions since the last one of the ill end.
     since: u32,
-    /// The revision that is being judged.
+    /// Revision being judged.
     open: Option<(usize, RevisionProcesses)>,
 }
 
@@ -109,10 +109,11 @@ impl Judge for ByWork {
     fn begin(&mut self, revision: usize, again: bool) -> Heard {
         self.open = Some((revision, RevisionProcesses::default()));
         match self.symptom.clone() {
-            // A survivor counts by its requests, and an experiment ends early: it says nothing of a crash.
+            // A survivor counts by its requests, but an experiment ends early, so its finding cannot show
+            // the absence of a crash.
             Some(symptom @ Symptom::Growth { .. }) if revision.abs_diff(self.ill) == self.last && !again => {
                 let known = symptom.findings(if self.ill == 0 { self.newer() } else { &self.older });
-                // None: what had a cache says nothing of what has none.
+                // Legs with the prompt cache do not compare with legs without.
                 if known.is_empty() { Heard::More } else { self.take_open(&symptom, Seen::Findings(known)) }
             }
             _ => Heard::More,
@@ -149,7 +150,7 @@ impl ByWork {
         self.newer.as_deref().unwrap_or_default()
     }
 
-    /// Both ends are known: what differs?
+    /// Finds the symptom once both ends are known.
     fn diagnose(&mut self) -> Heard {
         let (symptom, is_newer) = match Symptom::between(self.newer(), &self.older, self.cure.stops_share) {
             Ok(found) => found,
@@ -160,7 +161,7 @@ impl ByWork {
         if matches!(symptom, Symptom::Growth { .. }) {
             self.baseline.legs.push(Leg::of(&found));
         } else {
-            // Without the crash that made the search begin: it is no repetition.
+            // Excludes the crash that started the search: it is no repetition.
             let crash = found.into_iter().find_map(|one| one.crash);
             self.baseline.runs = crash.map(|crash| crash.runs).unwrap_or_default();
         }
@@ -171,14 +172,14 @@ impl ByWork {
     fn wants_baseline(&self) -> bool {
         let is_growth = matches!(self.symptom, Some(Symptom::Growth { .. }));
         if is_growth && self.baseline.legs.len() < self.cure.baseline_least {
-            // Without knowing how much processes differ nothing is said of any.
+            // Nothing can be judged before the scatter between processes is known.
             return true;
         }
         let waits = self.open.as_ref().is_some_and(|(_, own)| !own.are_none());
         waits && self.since > 0 || is_growth && self.since >= self.cure.baseline_every
     }
 
-    /// One more process of the revision that is being judged.
+    /// Adds a process of the open revision.
     fn take_open(&mut self, symptom: &Symptom, seen: Seen) -> Heard {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {
@@ -187,7 +188,7 @@ impl ByWork {
         }
     }
 
-    /// Judges the revision by all that is known.
+    /// Judges the open revision by all its processes.
     fn look(&mut self) -> Heard {
         let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.are_none()) else {
             return Heard::More;
@@ -200,7 +201,7 @@ impl ByWork {
             Some(_) if self.baseline.legs.len() < self.cure.baseline_least => return Heard::More,
             Some(judged) => {
                 let legs = u32::try_from(own.legs.len()).unwrap_or(u32::MAX);
-                // What is named has to have happened twice.
+                // A reported revision must have been seen twice.
                 let is_once = judged.does == Does::Stops && legs < self.cure.legs_least;
                 (if is_once { Does::Undecided } else { judged.does }, legs >= self.cure.legs_most)
             }
@@ -214,7 +215,8 @@ impl ByWork {
         })
     }
 
-    /// Its growth compared with that of the ill end; `None` where a crash is looked for, and without a process that worked.
+    /// Compares its growth with that of the ill end; `None` in a search for a crash, or without a finished
+    /// process.
     fn judgement(&self, own: &RevisionProcesses) -> Option<Judgement> {
         let Some(Symptom::Growth { track, .. }) = self.symptom else { return None };
         let without = self.baseline.rates(track);
@@ -234,7 +236,7 @@ impl ByWork {
     }
 }
 
-/// What a process did under its work; an error says why there is none.
+/// Returns the findings of a process, or the reason why there are none.
 fn findings(seen: Seen) -> Result<Vec<Finding>, String> {
     match seen {
         Seen::Findings(found) => Ok(found),

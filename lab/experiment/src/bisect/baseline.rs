@@ -1,20 +1,20 @@
-//! What the server does without any switch: whether that is clear, and which of its memories leak.
+//! Judges the baseline: which memories leak without any switch, and if that is certain.
 
 use super::{Outcome, Planner};
 use crate::trial::Track;
 use warden_policies::growth::Verdict;
 
 impl Planner {
-    /// The first leg alone does not say whether anything leaks, or what does: what is merely suspected may be a second leak,
-    /// also beside one that is clear, and a cure has to stop both.
+    /// Returns true if the first leg leaves a question open. A suspected memory may be a second leak next
+    /// to a certain one, and a cure has to stop both.
     pub(super) fn unclear(&self) -> bool {
         let all = || self.baseline.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
         let leaks = all().any(Verdict::leaks);
-        // Too few readings are as few the next time: worth a second leg only where nothing else is known.
+        // Too few readings will be too few again; a second leg helps only if nothing leaks for certain.
         all().any(|verdict| verdict == Verdict::Suspected || (!verdict.is_known() && !leaks))
     }
 
-    /// Memories that leak, or were suspected in two legs.
+    /// Returns the memories that leak, or were suspected in two legs.
     pub(super) fn find_leaks(&self) -> Vec<Track> {
         let mut tracks: Vec<Track> = Vec::new();
         for (track, ..) in self.baseline.iter().flat_map(|leg| &leg.tracks) {
@@ -32,7 +32,7 @@ impl Planner {
         tracks
     }
 
-    /// What follows where nothing leaks: it is known, or it is not.
+    /// Returns the outcome if no leak was found: there is none, or it is unknown.
     pub(super) fn nothing_found(&self) -> Outcome {
         if self.baseline.iter().all(|leg| leg.short) {
             let why = "there are too few readings to say whether anything leaks".to_owned();

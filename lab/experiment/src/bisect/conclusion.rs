@@ -1,52 +1,52 @@
-//! What a bisection found out, at its end or when it is broken off.
+//! The conclusion of a bisection, at its end or after an interruption.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Phase, Planner};
 use crate::trial::{Track, TrialReport};
 
-/// How it ended.
+/// Outcome of a bisection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Outcome {
-    /// Without any switch nothing leaks.
+    /// Nothing leaks without switches.
     NothingToCure,
-    /// Nobody knows whether anything leaks: nothing was run, or not long enough.
+    /// Unknown if anything leaks: no process ran, or none ran long enough.
     NotKnown {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// Everything that leaked is stopped.
+    /// All leaks are stopped.
     Cured,
-    /// Some of it is stopped.
+    /// Some leaks are stopped.
     PartlyCured,
-    /// Nothing is stopped.
+    /// No leak is stopped.
     NotCured,
-    /// The server cannot do the work without any switch.
+    /// The server cannot do the work even without switches.
     BaselineFailed {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// It was broken off.
+    /// The bisection was interrupted.
     Interrupted,
 }
 
-/// What was found out.
+/// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// How it ended.
+    /// Outcome of the bisection.
     pub outcome: Outcome,
-    /// Memories that leak without any switch.
+    /// Memories that leak without switches.
     pub leaking: Vec<Track>,
-    /// The smallest set that was found to stop what can be stopped, as indices of the switches.
+    /// Smallest set found to stop all targets, as indices of the switches.
     pub cure: Vec<usize>,
-    /// What it stops.
+    /// Memories that the cure stops.
     pub stopped: Vec<Track>,
-    /// For each memory that something stops: the smallest set that was seen to.
+    /// Smallest working set for each memory that can be stopped.
     pub by_track: Vec<(Track, Vec<usize>)>,
-    /// All that was tried, in order.
+    /// Trials in order.
     pub trials: Vec<TrialReport>,
-    /// Processes that were run, those without switches included.
+    /// Number of processes run, baseline included.
     pub legs: usize,
 }
 
@@ -63,7 +63,7 @@ impl Planner {
         })
     }
 
-    /// What the cure stops.
+    /// Returns the memories that the cure stops.
     fn stopped(&self) -> Vec<Track> {
         let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
         let Some(own) = own else { return Vec::new() };

@@ -1,10 +1,10 @@
-//! Which switches come next, once the trial before is over.
+//! Chooses the next switches after a finished trial.
 
 use super::{Outcome, Phase, Planner};
 use crate::trial::{Track, Trial};
 
 impl Planner {
-    /// Nothing is open: what comes next.
+    /// Starts the next trial, or ends the bisection.
     pub(super) fn advance(&mut self) {
         match std::mem::replace(&mut self.phase, Phase::Baseline) {
             Phase::Baseline => {
@@ -31,7 +31,7 @@ impl Planner {
         let best = self.best_alone();
         let dear = |trial: &Trial| trial.cost(&self.baseline).is_dear(self.policy.dear);
         let enough = best.is_some_and(|trial| !dear(&self.trials[trial]));
-        // Alone, every switch has one trial, so their number is that of the next one.
+        // In this phase each switch has one trial, so the number of trials is the index of the next switch.
         let next = self.trials.len();
         if next < self.switches && !enough {
             self.begin(vec![next]);
@@ -58,7 +58,7 @@ impl Planner {
         if self.targets.is_empty() {
             return Phase::Over(Outcome::NotCured);
         }
-        // With what cannot be stopped out of the way, one switch may be enough.
+        // Once unstoppable memories are excluded, one switch may suffice.
         if let Some(best) = self.best_alone() {
             return self.over(self.trials[best].arm.switches.clone());
         }
@@ -86,7 +86,7 @@ impl Planner {
             }
             queue = self.plausible(size);
         }
-        // Taking away needs a set that does it.
+        // Reduction needs a set that works.
         let good = self.trials.iter().find(|trial| trial.stops_all(&self.targets));
         match good.map(|trial| trial.arm.switches.clone()) {
             Some(good) => {
@@ -115,7 +115,7 @@ impl Planner {
         self.over(good)
     }
 
-    /// The cheapest switch that alone stops all targets.
+    /// Returns the trial of the cheapest switch that alone stops all targets.
     fn best_alone(&self) -> Option<usize> {
         let does = |trial: &&(usize, &Trial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
@@ -123,12 +123,12 @@ impl Planner {
         let price = |trial: &Trial| trial.cost(&self.baseline).lost();
         let all: Vec<(usize, &Trial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
-        // Between those that cost next to nothing the order decides, not the noise of the clock.
+        // Among switches with nearly equal cost the order decides, not timing noise.
         let least = price(cheapest?.1) + self.policy.dear;
         all.iter().filter(does).find(|trial| price(trial.1) <= least).map(|trial| trial.0)
     }
 
-    /// No set does it all: the switches that stop a memory alone, without repetition.
+    /// No set stops everything: falls back to the switches that each stop a memory alone.
     fn settle_for_alone(&mut self) -> Phase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
@@ -141,7 +141,7 @@ impl Planner {
                 chosen.push(one);
             }
         }
-        // Only what was seen to work is told: several together were not.
+        // Report only what was seen to work: one switch, because the combination was not tried.
         chosen.truncate(1);
         self.over(chosen)
     }

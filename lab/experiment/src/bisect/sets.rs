@@ -1,4 +1,4 @@
-//! Which sets of switches are worth a trial, by what each did alone. It only looks at trials that are over.
+//! Chooses plausible sets of switches by the results of each switch alone. Only finished trials count.
 
 use super::Planner;
 use crate::sequential::Does;
@@ -17,13 +17,13 @@ impl Planner {
         self.alone(switch).is_none_or(|trial| trial.crashed.is_none())
     }
 
-    /// Share of the growth that a switch may at best take away from a memory, by its trial alone.
+    /// Returns the largest share of a memory's growth that a switch may stop, by its trial alone.
     pub(super) fn at_best(&self, switch: usize, track: Track) -> f64 {
         let share = self.alone(switch).and_then(|trial| trial.judgement(track)).and_then(|found| found.share);
         share.map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
 
-    /// What it is likely to take away from all targets.
+    /// Returns the growth that a switch probably stops, summed over all targets.
     pub(super) fn merit(&self, switch: usize) -> f64 {
         let share = |track: &Track| {
             self.alone(switch).and_then(|trial| trial.judgement(*track)).and_then(|found| found.share)
@@ -32,7 +32,7 @@ impl Planner {
         self.targets.iter().map(gone).sum()
     }
 
-    /// As many switches as go together, those first that do most.
+    /// Returns a maximal compatible set, the most effective switches first.
     pub(super) fn compatible(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         order.sort_by(|a, b| self.merit(*b).total_cmp(&self.merit(*a)));
@@ -45,7 +45,7 @@ impl Planner {
         all
     }
 
-    /// A set with these switches and perhaps more was seen not to do it.
+    /// Returns true if this set, or a superset of it, was seen to fail.
     pub(super) fn fails(&self, set: &[usize]) -> bool {
         self.trials.iter().any(|trial| {
             trial.closed
@@ -55,14 +55,15 @@ impl Planner {
         })
     }
 
-    /// Sets of a size that may do it, the likeliest last.
+    /// Returns the sets of a size that may work, the likeliest last.
     pub(super) fn plausible(&self, size: usize) -> Vec<Vec<usize>> {
         let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         let mut found = Vec::new();
         let mut chosen = Vec::new();
         self.choose(&usable, size, &mut chosen, &mut found);
         let merit = |set: &Vec<usize>| set.iter().map(|one| self.merit(*one)).sum::<f64>();
-        // Stable, and read from the end: of equals the one with the earlier switches is tried first.
+        // The sort is stable and the list is read from the end: among equals, earlier switches are tried
+        // first.
         found.reverse();
         found.sort_by(|a, b| merit(a).total_cmp(&merit(b)));
         found
@@ -97,7 +98,8 @@ impl Planner {
         }
     }
 
-    /// What may be spared of a set, the first try last: all that did nothing alone, then each for itself.
+    /// Returns the switches to remove from a working set, first try last: all without an effect of their
+    /// own, then each one.
     pub(super) fn spare(&self, good: &[usize]) -> Vec<Vec<usize>> {
         let useless = |one: &usize| {
             let does = |track: &Track| {

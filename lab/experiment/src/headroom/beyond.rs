@@ -1,15 +1,15 @@
-//! How a curve goes on beyond what was measured: like a line, or like a pool that keeps every buffer that became too small.
+//! Continues a curve beyond the measurements: as a line, or as a pool that keeps every outgrown buffer.
 
 use super::{numbers, slopes};
 use warden_policies::units::exact;
 
-/// With fewer lengths above one micro-batch two prices always fit.
+/// Least lengths above one micro-batch; two free parameters fit fewer lengths always.
 const MIN_HOARD_POINTS: usize = 5;
-/// A pool that hoards has to explain the measurements so much better than a line: less is chance.
+/// Factor by which a hoarding pool must explain the measurements better than a line; less is chance.
 const HOARD_ERROR_RATIO: f64 = 4.0;
 
-/// Tokens in all buffers that a pool holds after a prompt, if each micro-batch asks for one of as many tokens as the prompt has
-/// so far, one that is large enough is used again, and one that is too small is kept.
+/// Returns the tokens in all buffers of a pool after a prompt. Each micro-batch requests a buffer for all
+/// tokens so far; a large enough buffer is reused, and an outgrown one is kept.
 pub(super) fn hoarded(tokens: u64, ubatch: u64) -> f64 {
     let look_ahead = numbers().look_ahead;
     let (mut held, mut largest, mut seen) = (0.0, 0.0, 0);
@@ -23,11 +23,11 @@ pub(super) fn hoarded(tokens: u64, ubatch: u64) -> f64 {
     held
 }
 
-/// How the curve goes on: bytes for each token, and for each token of [`hoarded`]. `None` without a point.
+/// Returns the continuation: bytes per token, and per token of [`hoarded`]. `None` without a point.
 pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
     let last = *points.last()?;
     let above: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens > ubatch).collect();
-    // Distances from the last point: tokens hoarded, tokens, bytes.
+    // Differences from the last point: hoarded tokens, tokens, bytes.
     let end = hoarded(last.0, ubatch);
     let rows: Vec<(f64, f64, f64)> = above
         .iter()
@@ -47,7 +47,8 @@ pub(super) fn beyond(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
     Some((slope, 0.0))
 }
 
-/// Least squares of a pool that hoards and a price per token, neither below zero; `None` if a price alone does nearly as well.
+/// Non-negative least squares of a hoarding pool plus a cost per token; `None` if the cost alone fits
+/// nearly as well.
 fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
     let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
     let (hh, tt, ht) = (sum(|r| r.0 * r.0), sum(|r| r.1 * r.1), sum(|r| r.0 * r.1));
@@ -58,7 +59,7 @@ fn pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
     let line = error((ty / tt, 0.0));
     let mut best = (0.0, (hy / hh).max(0.0));
     let both = hh * tt - ht * ht;
-    // Where the two columns hardly differ, one of them is enough.
+    // If the two columns hardly differ, one of them suffices.
     if both > 1e-9 * hh * tt {
         let found = ((ty * hh - hy * ht) / both, (hy * tt - ty * ht) / both);
         if found.0 >= 0.0 && found.1 >= 0.0 && error(found) < error(best) {

@@ -1,11 +1,13 @@
-//! Whether two builds answer the same, and if not, how far they are apart.
+//! Compares the answers of two builds, and measures their distance.
 //!
-//! Answers are compared token by token up to the first that differs: until there both have read the same, so what they think of the next
-//! token can be compared, the one that differs included. Behind it they speak of different things.
+//! Answers are compared token by token up to the first difference. Until there both builds have read the
+//! same text, so their predictions of the next token can be compared, including the differing one. Later
+//! tokens have different contexts.
 //!
-//! The distance of two answers is the largest, over those tokens, of how far the logarithms of probability are apart that both give to the
-//! likeliest tokens, each weighed by its probability. Builds whose kernels add up in another order are hundredths apart; one that computes
-//! something else is whole nats away. The distance of two embeddings is the angle between them in radians, which is as small or large.
+//! The distance of two answers is the largest probability-weighted difference of log probabilities over
+//! those tokens. Builds that add in another order are hundredths of a nat apart; one that computes
+//! something else is whole nats away. The distance of two embeddings is their angle in radians, which has a
+//! similar scale.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,67 +15,67 @@ use warden_policies::defaults::Strictness;
 
 use super::{ProofPolicy, Ruling};
 
-/// What one request was answered.
+/// Answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
-    /// Which request.
+    /// Name of the request.
     pub request: String,
-    /// The text, or what else there is to compare.
+    /// Text, or other content to compare.
     pub text: String,
-    /// Its tokens, where the build tells them.
+    /// Tokens, if the build reports them.
     pub tokens: Vec<Token>,
-    /// Of an embedding: its numbers.
+    /// Vector of an embedding.
     pub vector: Vec<f64>,
-    /// Why there is no answer.
+    /// Reason for a missing answer.
     pub refused: Option<String>,
 }
 
-/// A token, and what the build thought when it chose it.
+/// A token with the build's prediction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Token {
-    /// Its text, as the build gives it.
+    /// Text as reported by the build.
     pub text: String,
-    /// The likeliest tokens with the natural logarithm of their probability.
+    /// Likeliest tokens with the natural logarithm of their probability.
     pub top: Vec<(String, f64)>,
 }
 
-/// How two answers to one request differ.
+/// Difference between two answers to one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Which request.
+    /// Name of the request.
     pub request: String,
-    /// Tokens until the first that differs.
+    /// Equal tokens before the first difference.
     pub shared: usize,
     /// Tokens of the old answer.
     pub of: usize,
-    /// How far apart in nats; `None` where a build tells no probabilities.
+    /// Distance in nats; `None` if a build reports no probabilities.
     pub distance: Option<f64>,
-    /// Only one of them answered: what the other said.
+    /// Refusal of the one build, if the other one answered.
     pub refused: Option<String>,
 }
 
-/// What is known of the answers.
+/// Comparison of all answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answers {
-    /// How they stand.
+    /// Ruling on the answers.
     pub ruling: Ruling,
-    /// Requests that both were sent.
+    /// Requests sent to both builds.
     pub asked: usize,
-    /// Answers that are equal to the last byte.
+    /// Answers equal to the last byte.
     pub equal: usize,
-    /// Tokens that agree, as a share; `None` where there are none.
+    /// Share of equal tokens; `None` without tokens.
     pub agreement: Option<f64>,
-    /// The largest distance, those of equal answers included.
+    /// Largest distance, equal answers included.
     pub distance: Option<f64>,
-    /// The largest distance of the old build from itself; `None` if it was not asked twice.
+    /// Largest distance of the old build from itself; `None` if it was not asked twice.
     pub noise: Option<f64>,
-    /// The old build gave another answer itself to so many requests.
+    /// Requests that the old build answered differently the second time.
     pub unsteady: usize,
-    /// Those that differ, and that the old build answered alike both times.
+    /// Differing answers to requests that the old build answered consistently.
     pub differences: Vec<Difference>,
 }
 
-/// Compares what both were asked.
+/// Compares the answers to all common requests.
 pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: Option<&[Reply]>) -> Answers {
     let of =
         |replies: &'_ [Reply], request: &str| replies.iter().find(|reply| reply.request == request).cloned();
@@ -90,7 +92,7 @@ pub(super) fn judge(policy: &ProofPolicy, old: &[Reply], new: &[Reply], again: O
     let (mut shared, mut tokens) = (0, 0);
     for reply in old {
         let Some(other) = of(new, &reply.request) else { continue };
-        // What neither can do is no difference.
+        // A refusal by both builds is no difference.
         if reply.refused.is_some() && other.refused.is_some() {
             continue;
         }
@@ -128,7 +130,8 @@ impl Answers {
         }
         let limit = policy.distance.max(2.0 * self.noise.unwrap_or(0.0));
         let is_far = |distance: Option<f64>| distance.is_some_and(|distance| distance > limit);
-        // A build that refuses what the old one answered is worse whatever is asked of its answers; one that answers more is not.
+        // A build that refuses a request the old one answered is worse, at any strictness; a build that
+        // answers more is not.
         let refuses = self.differences.iter().any(|one| one.refused.is_some() && one.of > 0);
         let is_worse = refuses
             || match policy.answers {
@@ -143,8 +146,8 @@ impl Answers {
     }
 }
 
-/// Whether two answers to one request differ so that it counts, where so many nats are no difference. Other than in a proof it counts, too,
-/// if only the second one is an answer.
+/// Returns true if the difference counts, with `limit` nats as no difference. Unlike in a proof, an answer
+/// in place of a refusal counts, too.
 pub(crate) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Reply) -> bool {
     let compared = compare(one, other);
     let is_far = || compared.told.distance.map_or(!compared.is_none, |distance| distance > limit);
@@ -157,12 +160,12 @@ pub(crate) fn differ(strictness: Strictness, limit: f64, one: &Reply, other: &Re
         }
 }
 
-/// How far apart two answers are, as far as that can be measured.
+/// Returns the distance of two answers, if it can be measured.
 pub(crate) fn distance(one: &Reply, other: &Reply) -> Option<f64> {
     compare(one, other).told.distance
 }
 
-/// How two answers differ.
+/// Describes the difference of two answers.
 pub(crate) fn difference(one: &Reply, other: &Reply) -> Difference {
     compare(one, other).told
 }
@@ -192,20 +195,21 @@ fn compare(old: &Reply, new: &Reply) -> Compared {
     }
     let pairs = || old.tokens.iter().zip(&new.tokens);
     let shared = pairs().take_while(|(one, other)| one.text == other.text).count();
-    // The one that differs was chosen behind the same text.
+    // The first differing token was chosen after the same text.
     let read_alike = pairs().take(shared + 1);
     let distance = read_alike
         .filter_map(|(one, other)| apart(&one.top, &other.top))
         .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
     let is_none = old.text == new.text;
-    // The same tokens to the end of one of them, and yet another text: it was cut short, or lost on its way. No distance tells that.
+    // All tokens of the shorter answer are equal but the texts differ: the answer was cut short or lost.
+    // The distance does not show this.
     let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
     let distance = distance.filter(|_| !is_cut);
     let told = Difference { request, shared, of: old.tokens.len(), distance, refused: None };
     Compared { is_none, told }
 }
 
-/// The angle between two vectors; `None` if they are of different spaces.
+/// Angle between two vectors; `None` if their dimensions differ.
 fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let lengths = (dot(one, one) * dot(other, other)).sqrt();
@@ -213,8 +217,8 @@ fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     is_told.then(|| (dot(one, other) / lengths).clamp(-1.0, 1.0).acos())
 }
 
-/// How far two opinions are apart: over the tokens of the first, weighed by what it thinks of them. One that the second does not name is to
-/// it less likely than all that it names.
+/// Distance of two predictions over the tokens of the first, weighted by its probabilities. A token missing
+/// from the second counts as less likely than all listed there.
 fn apart(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
     let named = || other.iter().filter(|(_, new)| new.is_finite());
     let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);

@@ -1,17 +1,17 @@
-//! What of a build is seen from outside: its flags and its routes.
+//! Compares the visible interface of two builds: flags and routes.
 
 use serde::{Deserialize, Serialize};
 
 use super::Ruling;
 
-/// What vanished, and what is new.
+/// Removed and added flags and routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faces {
-    /// Flags that only the old build knows.
+    /// Flags that only the old build has.
     pub flags_gone: Vec<String>,
-    /// Of those, what it was started with here.
+    /// Removed flags that the present command uses.
     pub flags_missed: Vec<String>,
-    /// Flags that only the new build knows.
+    /// Flags that only the new build has.
     pub flags_new: Vec<String>,
     /// Routes that only the old build has.
     pub routes_gone: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Faces {
 }
 
 impl Faces {
-    /// From the flags of both and the routes that each has, both of any order. `used`: flags of the command.
+    /// Compares flags and routes of (old, new), in any order. `used` lists the flags of the command.
     pub fn of(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
         let without = |these: &[String], those: &[String]| -> Vec<String> {
             let mut rest: Vec<String> = these.iter().filter(|one| !those.contains(one)).cloned().collect();
@@ -38,7 +38,7 @@ impl Faces {
         }
     }
 
-    /// A flag in use or a route that is gone makes the build worse; the report lists other flags that are gone.
+    /// Returns `Worse` if a used flag or a route is gone; other removed flags are only reported.
     pub fn ruling(&self) -> Ruling {
         if self.flags_missed.is_empty() && self.routes_gone.is_empty() { Ruling::Same } else { Ruling::Worse }
     }

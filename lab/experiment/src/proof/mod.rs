@@ -1,16 +1,16 @@
-//! Whether one build may take the place of another: the same requests to both, and what differs.
+//! Proves that one build may replace another: sends both the same requests and compares.
 //!
 //! ```text
-//!  rounds: a process of the old build, a process of the new one, by turns which comes first ──> Visit, Visit
-//!     first round   answers of both                                  ┐
-//!     second round  answers of the old one again: what is chance ────┴──> answers
-//!     all rounds    start, memory, pace ──> ratios, judged after each round; as many as it takes
-//!  growth and crashes: the search between two revisions, of which these are the ends
-//!  flags and routes: what vanished
-//!                                                                       ──> Proof: a verdict with its reasons
+//!  rounds: a process of the old build and one of the new build, alternating order ──> Visit, Visit
+//!     first round   answers of both                             ┐
+//!     second round  answers of the old build again: noise ──────┴──> answers
+//!     all rounds    start, memory, speed ──> ratios, judged after each round; as many as needed
+//!  growth and crashes: the search between two revisions, with the builds as ends
+//!  flags and routes: removals
+//!                                                                      ──> Proof: a verdict with its reasons
 //! ```
 //!
-//! Nothing here runs anything. A verdict is about the model and the work that it was made with, and about nothing else.
+//! This module runs nothing. A verdict holds only for the measured model and work.
 
 mod answers;
 mod faces;
@@ -29,60 +29,60 @@ pub use self::ratio::Ratio;
 pub(super) use self::ratio::{of_pairs as ratio, pairs};
 use warden_policies::sample::MemoryKind;
 
-/// The numbers. Reasons: `defaults.toml`, section `[proof]`.
+/// Settings of a proof. `defaults.toml`, section `[proof]`, gives the reasons.
 pub type ProofPolicy = warden_policies::defaults::Proof;
 
-/// What is measured of a process of a build. More of it is worse.
+/// Metric of a process; larger is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Seconds from the spawn until it is ready.
+    /// Seconds from the spawn until ready.
     Start,
-    /// Seconds for each prompt token.
+    /// Seconds per prompt token.
     Prefill,
-    /// Seconds for each token generated.
+    /// Seconds per generated token.
     Decode,
     /// Seconds from sending to the first token.
     FirstToken,
-    /// Bytes when it is ready.
+    /// Bytes when ready.
     AtReady(MemoryKind),
-    /// Bytes behind the longest prompt.
+    /// Bytes after the longest prompt.
     AtLongest(MemoryKind),
 }
 
-/// What one process showed.
+/// Measurements of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Visit {
-    /// What could be measured, each metric once.
+    /// Measured metrics, each once.
     pub measured: Vec<(Metric, f64)>,
-    /// What it answered, if it was asked.
+    /// Answers, if it was asked questions.
     pub replies: Vec<Reply>,
 }
 
 impl Visit {
-    /// A figure, if it could be measured.
+    /// Returns a metric, if it could be measured.
     pub(super) fn of(&self, metric: Metric) -> Option<f64> {
         let own = self.measured.iter().find(|(own, _)| *own == metric);
         own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
     }
 }
 
-/// How one aspect of the new build stands beside the old one.
+/// Ruling on one aspect of the new build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ruling {
-    /// It is shown to be better.
+    /// Shown to be better.
     Better,
-    /// It is shown not to be worse, or equal.
+    /// Shown to be equal, or not worse.
     Same,
-    /// It cannot be told.
+    /// Unknown.
     Unknown,
-    /// It is shown to be worse.
+    /// Shown to be worse.
     Worse,
 }
 
 impl Ruling {
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Better => "better",
@@ -93,40 +93,40 @@ impl Ruling {
     }
 }
 
-/// Who did something.
+/// The two builds of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// The build that is in use.
+    /// The build in use.
     Old,
-    /// The one that is to take its place.
+    /// The candidate for replacing it.
     New,
 }
 
-/// A build that could not do what was asked of it.
+/// A build that failed at its task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Which.
+    /// Build that failed.
     pub side: Side,
-    /// What happened.
+    /// Reason.
     pub why: String,
 }
 
-/// What comes next.
+/// Next step of a proof.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// A process of this build; with answers, if they are wanted.
+    /// Run a process of one build.
     Visit {
-        /// Of which.
+        /// Build to run.
         side: Side,
-        /// Whether the questions are asked, too.
+        /// Ask the questions, too.
         asks: bool,
     },
-    /// Nothing more is measured.
+    /// All measurements are done.
     Done,
 }
 
-/// The rounds so far.
+/// Rounds of a proof so far.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     policy: ProofPolicy,
@@ -136,18 +136,18 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Before the first one.
+    /// Creates an empty set of rounds.
     pub fn new(policy: &ProofPolicy) -> Self {
         Self { policy: policy.clone(), old: Vec::new(), new: Vec::new(), fault: None }
     }
 
-    /// What is to be run next.
+    /// Returns the next step.
     pub fn next(&self) -> Next {
         let (old, new) = (self.old.len(), self.new.len());
         if self.fault.is_some() || (old == new && self.is_decided()) {
             return Next::Done;
         }
-        // Which comes first changes with each round, so that a machine that becomes slower wrongs neither.
+        // The first build alternates with each round, so that a machine that slows down affects both alike.
         let round = old.min(new);
         let first = if round.is_multiple_of(2) { Side::Old } else { Side::New };
         let side = match (old > new, new > old) {
@@ -158,7 +158,7 @@ impl Rounds {
         Next::Visit { side, asks: round < ROUNDS_WITH_ANSWERS }
     }
 
-    /// What came of it.
+    /// Adds the result of a process.
     pub fn observe(&mut self, side: Side, visit: Visit) {
         match side {
             Side::Old => self.old.push(visit),
@@ -166,22 +166,22 @@ impl Rounds {
         }
     }
 
-    /// A build could not do it: nothing more is measured.
+    /// Records that a build failed; ends the measurements.
     pub fn failed(&mut self, side: Side, why: String) {
         self.fault = Some(Fault { side, why });
     }
 
-    /// Whether all was measured that is wanted, and no build failed at it.
+    /// Returns true if all measurements are done and no build failed.
     pub fn are_whole(&self) -> bool {
         self.fault.is_none() && self.next() == Next::Done
     }
 
-    /// Whole rounds so far.
+    /// Returns the number of complete rounds.
     pub fn count(&self) -> usize {
         self.old.len().min(self.new.len())
     }
 
-    /// How each metric stands.
+    /// Compares all metrics.
     pub fn ratios(&self) -> Vec<Ratio> {
         ratio::all(&self.policy, &self.old, &self.new)
     }
@@ -193,7 +193,7 @@ impl Rounds {
                 && self.ratios().iter().all(|ratio| ratio.ruling != Ruling::Unknown))
     }
 
-    /// What they say of the answers.
+    /// Compares the answers.
     pub fn answers(&self) -> Answers {
         let replies = |visits: &[Visit], at: usize| visits.get(at).map(|visit| visit.replies.clone());
         let (old, new) =
@@ -202,30 +202,31 @@ impl Rounds {
     }
 }
 
-/// The first gives answers to compare, the second says how far those of one build differ from themselves.
+/// Rounds that ask questions: the first compares the builds, the second measures the old build's own
+/// variation.
 const ROUNDS_WITH_ANSWERS: usize = 2;
 
-/// What is known in the end.
+/// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proof {
-    /// What both answered.
+    /// Comparison of answers.
     pub answers: Answers,
-    /// Start, pace and memory.
+    /// Ratios of start, speed and memory.
     pub ratios: Vec<Ratio>,
-    /// Flags and routes.
+    /// Comparison of flags and routes.
     pub faces: Faces,
-    /// Growth and crashes; `None`: nobody asked.
+    /// Comparison of growth and crashes; `None` if not requested.
     pub growth: Option<Growth>,
-    /// A build that could not do what was asked of it.
+    /// Build that failed at its task.
     pub fault: Option<Fault>,
-    /// Rounds that were run.
+    /// Number of rounds.
     pub rounds: usize,
-    /// It was broken off: nothing is proved.
+    /// The proof was interrupted, so it proves nothing.
     pub interrupted: bool,
 }
 
 impl Proof {
-    /// Of rounds that are over.
+    /// Builds the result from finished rounds.
     pub fn of(rounds: &Rounds, faces: Faces, growth: Option<Growth>) -> Self {
         Self {
             answers: rounds.answers(),
@@ -238,10 +239,10 @@ impl Proof {
         }
     }
 
-    /// Whether the new build may take the place of the old one. [`Ruling::Better`] is not said: what is better in one thing and the same in
-    /// all others is the same to who has to decide.
+    /// Returns the ruling on the replacement, never [`Ruling::Better`]: better in one aspect and equal in
+    /// all others means `Same` for the decision.
     pub fn verdict(&self) -> Ruling {
-        // Before the old build was asked twice nobody knows what of a difference is chance.
+        // Before the old build was asked twice, a difference may be chance.
         let is_early = self.interrupted && self.rounds < ROUNDS_WITH_ANSWERS;
         let answers = if is_early { Ruling::Unknown } else { self.answers.ruling };
         let all = [answers, self.faces.ruling()];
@@ -257,7 +258,8 @@ impl Proof {
         {
             Ruling::Unknown
         } else {
-            // A figure that noise hides keeps no build out: it was measured and not shown to be worse. The report has it.
+            // A metric lost in noise does not reject the build: it was measured and not shown to be worse.
+            // The report shows it.
             Ruling::Same
         }
     }

@@ -1,4 +1,4 @@
-//! Whether the new build takes more of something than the old one, from as few processes as that takes.
+//! Tests if the new build takes more than the old one, with as few processes as possible.
 //!
 //! ```text
 //!  round by round: ln(new / old) ──> mean, scatter ──> Student's test at two limits
@@ -7,15 +7,15 @@
 //!              Better      Same                   Worse
 //! ```
 //!
-//! Both processes of a round ran one behind the other, so their ratio is free of what changes over minutes. A ratio is judged after each round;
-//! the chances of a mistake are divided among all looks that there can be (Bonferroni), so that stopping at the first proof keeps to the
-//! declared rates:
+//! The processes of a round run one after the other, so their ratio is free of slow drift. A ratio is
+//! judged after each round. Error rates are divided among all possible looks (Bonferroni), so stopping at
+//! the first proof keeps the declared rates:
 //!
-//! - `false_worse`: that a build which takes at most `limit` more is said to take more;
-//! - [`MISSED_WORSE_CHANCE`]: that one which takes more is said not to.
+//! - `false_worse`: a build that takes at most `limit` more is reported to take more;
+//! - [`MISSED_WORSE_CHANCE`]: a build that takes more is reported not to.
 //!
-//! Memory that a build holds at times only (it took another GPU) has no ratio: it counts where, in three rounds of four, one build holds more of it than
-//! the other by the limit.
+//! Memory that a build holds only sometimes (it took another GPU) has no ratio. It counts if, in three of
+//! four rounds, one build holds more than the other by the limit.
 
 use std::time::Duration;
 
@@ -27,31 +27,31 @@ use warden_policies::growth::{Interval, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::exact;
 
-/// One of twenty builds that are slower by a hair passes for equal.
+/// Chance that a marginally slower build passes as equal: one of twenty.
 const MISSED_WORSE_CHANCE: f64 = 0.05;
-/// A few milliseconds belong to network and scheduler.
+/// Some milliseconds belong to network and scheduler.
 const FIRST_TOKEN_SLACK: Duration = Duration::from_millis(5);
-/// Small models start within a fraction of a second, of which a third is nothing.
+/// Small models start within a fraction of a second, where a third is insignificant.
 const START_SLACK: Duration = Duration::from_secs(2);
-/// Loading reads from disk or from its cache, and differs by a third from one time to the next.
+/// Loading reads from disk or from the page cache, and varies by a third.
 const SLOWER_START_SHARE: f64 = 0.5;
 
-/// One metric of both builds.
+/// Comparison of a metric of both builds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// What.
+    /// Compared metric.
     pub metric: Metric,
-    /// Medians over the processes: seconds or bytes.
+    /// Median over the old build's processes: seconds or bytes.
     pub old: f64,
-    /// Of the new build.
+    /// Median over the new build's processes.
     pub new: f64,
-    /// New by old, with the ends of the interval that the test uses; `None` with fewer than two rounds, and where a build has none of it.
+    /// New by old, with the test's interval; `None` with fewer than two rounds, or if a build has none of it.
     pub ratio: Option<Interval>,
-    /// How it stands.
+    /// Ruling on the metric.
     pub ruling: Ruling,
 }
 
-/// All metrics that both builds have, and memory that either holds.
+/// Compares all metrics that both builds have, and memory that either holds.
 pub(super) fn all(policy: &ProofPolicy, old: &[Visit], new: &[Visit]) -> Vec<Ratio> {
     let mut metrics: Vec<Metric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
@@ -72,13 +72,13 @@ fn of_visits(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit])
     of_pairs(policy, metric, &pairs)
 }
 
-/// What both processes of a round took, where it was measured of both.
+/// Returns the values of both processes in each round that measured both.
 pub(crate) fn pairs(metric: Metric, old: &[Visit], new: &[Visit]) -> Vec<(f64, f64)> {
     let both = old.iter().zip(new);
     both.filter_map(|(old, new)| Some((old.of(metric)?, new.of(metric)?))).collect()
 }
 
-/// One metric, by these rounds; `None` for none.
+/// Compares one metric over these rounds; `None` without rounds.
 pub(crate) fn of_pairs(policy: &ProofPolicy, metric: Metric, pairs: &[(f64, f64)]) -> Option<Ratio> {
     if pairs.is_empty() {
         return None;
@@ -97,7 +97,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     stats::median(&mut values).unwrap_or(0.0)
 }
 
-/// Memory that a build does not hold in all rounds in which memory was read of both: a prompt that one of them refuses tells nothing.
+/// Compares memory that a build does not hold in all rounds. Counts only rounds in which memory was read of
+/// both, because a refused prompt says nothing.
 fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> Option<Ratio> {
     let held = |visit: &Visit| match metric {
         Metric::AtReady(kind) => held(visit, kind, |metric| matches!(metric, Metric::AtReady(_))),
@@ -127,7 +128,7 @@ fn alone(policy: &ProofPolicy, metric: Metric, old: &[Visit], new: &[Visit]) -> 
     })
 }
 
-/// Bytes of this memory; none at all where others were read and this was not among them.
+/// Returns the bytes of this memory; 0 if others were read and this one was not among them.
 fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<f64> {
     let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
     read.peek()?;
@@ -136,7 +137,7 @@ fn held(visit: &Visit, kind: MemoryKind, is_read: fn(Metric) -> bool) -> Option<
     Some(own.map_or(0.0, |(_, value)| *value))
 }
 
-/// What the new build may take more, as a share of `old`.
+/// Returns the allowed increase of the new build, as a share of `old`.
 fn limit(policy: &ProofPolicy, metric: Metric, old: f64) -> f64 {
     let beside = |slack: f64| slack / old.max(f64::MIN_POSITIVE);
     match metric {
@@ -154,7 +155,7 @@ fn judge(policy: &ProofPolicy, logs: &[f64], limit: f64) -> Option<(Interval, Ru
     let mean = logs.iter().sum::<f64>() / count;
     let squares = logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
     let freedom = count - 1.0;
-    // However close a few of them lie by chance, rounds differ by this much.
+    // Rounds differ by at least this much, even if a few agree by chance.
     let error = (squares / freedom).sqrt().max(policy.least_noise) / count.sqrt();
     let looks = policy.rounds_most.saturating_sub(policy.rounds_least) + 1;
     let looks = f64::from(u32::try_from(looks).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! Builds that are made up: what a proof says of those that are known to be equal, slower, larger, or to answer otherwise.
+//! Proofs of simulated builds that are known to be equal, slower, larger, or to answer differently.
 
 use warden_policies::defaults::Strictness;
 
@@ -10,15 +10,15 @@ fn policy() -> ProofPolicy {
     warden_policies::defaults().proof.clone()
 }
 
-/// About normal, by twelve uniform numbers.
+/// Approximately normal, from twelve uniform numbers.
 fn normal(random: &mut SplitMix) -> f64 {
     (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }
 
-/// Runs rounds of builds whose decoding takes these times, with so much scatter of processes, to their end.
+/// Runs complete rounds of builds with these decoding times and this scatter of processes.
 fn rounds(policy: &ProofPolicy, old: f64, new: f64, scatter: f64, random: &mut SplitMix) -> Rounds {
     let mut rounds = Rounds::new(policy);
-    // The machine becomes slower all the time, which is nobody's fault.
+    // The machine slows down all the time, which must not count against either build.
     let mut drift = 1.0;
     while let Next::Visit { side, .. } = rounds.next() {
         let base = if side == Side::Old { old } else { new };
@@ -53,7 +53,7 @@ fn equal_builds_are_said_to_be_worse_as_seldom_as_declared_and_much_slower_ones_
     let slower = shares(&policy, 1.15, 0.02);
     assert!(slower(Ruling::Worse) >= 1950, "{} of 2000 found", slower(Ruling::Worse));
     assert!(slower(Ruling::Same) + slower(Ruling::Better) <= 2);
-    // That it is not worse is known before that it is better, and is enough.
+    // "Not worse" is certain before "better" is, and suffices.
     let faster = shares(&policy, 0.85, 0.02);
     let passes = faster(Ruling::Better) + faster(Ruling::Same);
     assert!(passes >= 1950 && faster(Ruling::Better) > 100, "{passes} of 2000 pass");
@@ -87,9 +87,9 @@ fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not
     let of = |ruling| (vec![(AtReady(Host), Ruling::Same), (AtReady(second_gpu), ruling)], least);
     assert_eq!(rulings(&[host], &second(gib)), of(Ruling::Worse));
     assert_eq!(rulings(&second(gib), &[host]), of(Ruling::Better));
-    // Less than the slack is what a driver keeps for whoever looks at a GPU.
+    // Less than the slack is what a driver keeps for any program that queries a GPU.
     assert_eq!(rulings(&[host], &second(gib / 64.0)), of(Ruling::Same));
-    // A context that the old one had there once changes nothing.
+    // A context that the old build had there once has no effect.
     let mut rounds = Rounds::new(&policy());
     while let Next::Visit { side, .. } = rounds.next() {
         let once = side == Side::Old && rounds.count() == 1;
@@ -259,7 +259,7 @@ fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
     assert_eq!(verdict(Side::New), Ruling::Worse);
     assert_eq!(verdict(Side::Old), Ruling::Unknown);
     assert_eq!(Proof::of(&Rounds::new(&policy()), Faces::default(), None).verdict(), Ruling::Unknown);
-    // Broken off behind the first round: nobody knows yet whether the old build says the same twice.
+    // Interrupted after the first round: unknown yet if the old build repeats itself.
     let mut rounds = Rounds::new(&policy());
     let text = |text: &str| Visit {
         replies: vec![Reply { request: "q".to_owned(), text: text.to_owned(), ..Reply::default() }],

@@ -1,21 +1,21 @@
-//! Reads what the tracer publishes (`lab/tracer`), and names the places that allocate.
+//! Reads the files published by the tracer (`proxy/tracer`), and names the places that allocate.
 //!
 //! ```text
 //!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> Snapshot ──┐
-//!                                         /proc/PID/maps ──> Modules ──┼──> places, and what grew between two snapshots
+//!                                         /proc/PID/maps ──> Modules ──┼──> places, growth between two snapshots
 //!                                                                      ┘
 //! ```
 //!
-//! It carries the library itself, so that nothing has to be installed beside the program. It starts nothing and decides
-//! nothing.
+//! It embeds the library, so that nothing but the program needs to be installed. It starts no process and
+//! decides nothing.
 //!
-//! | file | job |
+//! | file | content |
 //! |---|---|
-//! | `layout` | the published file, shared with the tracer |
-//! | `snapshot` | its bytes as numbers |
-//! | `modules`, `symbols` | addresses as functions |
-//! | `preload` | what cannot be traced |
-//! | `places` | call sites that mean the same to a reader, and what grew |
+//! | `layout` | layout of the published file, shared with the tracer |
+//! | `snapshot` | parses the file |
+//! | `modules`, `symbols` | resolve addresses to functions |
+//! | `preload` | detects programs that cannot be traced |
+//! | `places` | groups call sites by the function that matters, and computes growth |
 
 #[path = "../../src/layout.rs"]
 pub mod layout;
@@ -35,21 +35,21 @@ pub use preload::{Obstacle, obstacle};
 pub use snapshot::{Losses, Site, Snapshot, TraceError};
 pub use symbols::{Frame, Symbols};
 
-/// The variable that names the folder to publish in.
+/// Environment variable with the folder for published files.
 pub const VARIABLE: &str = "LLAMA_WARDEN_TRACE";
 
-/// The library; empty in a program that was built without it.
+/// The embedded library; empty in a program built without it.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libwarden_tracer.so"));
 
-/// Whether the library is in this program.
+/// Returns true if this program embeds the library.
 pub fn is_carried() -> bool {
     !LIBRARY.is_empty()
 }
 
-/// Writes the library into a folder, to be preloaded from there; returns its path.
+/// Writes the library into a folder for preloading, and returns its path.
 ///
 /// # Errors
-/// This program was built without it, or the folder cannot be written.
+/// Fails if this program was built without it, or if the folder is not writable.
 pub fn write_library(folder: &Path) -> io::Result<PathBuf> {
     if !is_carried() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this program was built without the tracer"));

@@ -1,10 +1,10 @@
-//! Which file an address of a process belongs to.
+//! Maps addresses of a process to files.
 
 use std::path::{Path, PathBuf};
 
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Where code of a file lies in a process.
+/// An executable mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Region {
     start: u64,
@@ -13,17 +13,17 @@ struct Region {
     path: PathBuf,
 }
 
-/// The files that a process runs code of.
+/// Files with code of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modules {
-    /// In the order of their addresses.
+    /// Sorted by address.
     regions: Vec<Region>,
-    /// Where the process sees its files, for one that lives in another mount namespace.
+    /// Root of the process's files, if it runs in another mount namespace.
     root: Option<PathBuf>,
 }
 
 impl Modules {
-    /// What a living process runs. Whatever cannot be read is missing.
+    /// Reads the mappings of a running process; unreadable ones are missing.
     pub fn of(pid: u32) -> Self {
         let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
         let regions = maps.into_iter().flatten().filter_map(|map| match map.pathname {
@@ -38,14 +38,14 @@ impl Modules {
         modules
     }
 
-    /// The file of an address, and where in the file.
+    /// The file of an address, with the offset in the file.
     pub fn find(&self, address: u64) -> Option<(&Path, u64)> {
         let next = self.regions.partition_point(|region| region.start <= address);
         let region = self.regions.get(next.checked_sub(1)?)?;
         (address < region.end).then(|| (region.path.as_path(), address - region.start + region.offset))
     }
 
-    /// Where we can read a file that the process names so.
+    /// Our path of a file that the process knows under this path.
     pub(crate) fn readable(&self, path: &Path) -> PathBuf {
         let inside = self.root.as_deref().map(|root| root.join(path.strip_prefix("/").unwrap_or(path)));
         inside.filter(|inside| inside.exists()).unwrap_or_else(|| path.to_owned())

@@ -1,5 +1,5 @@
-//! Call sites as a reader thinks of them: the function of the program that asked for memory, whichever way it got there
-//! through containers and libraries; and how much more lives there than in an earlier snapshot.
+//! Groups call sites by the function that requested the memory, skipping containers and libraries on the
+//! way, and computes the growth since an earlier snapshot.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use crate::modules::Modules;
 use crate::snapshot::{Site, Snapshot};
 use crate::symbols::{Frame, Symbols};
 
-/// Which memory something takes.
+/// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// The machine's.
+    /// Host memory.
     Host,
-    /// A GPU's.
+    /// GPU memory.
     Device,
-    /// None by itself: handles, which cost memory that nobody asks for by name.
+    /// Handles, which cost memory that no call requests explicitly.
     Handles,
 }
 
 impl Memory {
-    /// Where memory of this kind lies.
+    /// Memory used by allocations of this kind.
     pub const fn of(kind: Kind) -> Self {
         match kind {
             Kind::Heap | Kind::Mapped | Kind::Pinned => Self::Host,
@@ -36,34 +36,35 @@ impl Memory {
 /// A place that allocates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Place {
-    /// Which memory it takes.
+    /// Kind of memory.
     pub memory: Memory,
-    /// The function that allocates, such as `malloc`.
+    /// Allocating function, such as `malloc`.
     pub function: String,
-    /// The call into CUDA that this happened in, if it did, such as `cudaGraphInstantiate`.
+    /// Enclosing CUDA call, if any, such as `cudaGraphInstantiate`.
     pub within: Option<String>,
-    /// The function that called it, by its name or place.
+    /// Calling function by name or address.
     pub called_in: String,
-    /// The program or library that this function is in, without its folder.
+    /// Program or library of the calling function, without its folder.
     pub module: String,
-    /// The whole chain of its largest site, the innermost first.
+    /// Call chain of its largest site, innermost first.
     pub chain: Vec<Frame>,
-    /// Estimated bytes that live.
+    /// Estimated live bytes.
     pub live_bytes: i64,
-    /// Estimated allocations that live.
+    /// Estimated live allocations.
     pub live_count: f64,
-    /// By how much that is more than before.
+    /// Growth in bytes since the earlier snapshot.
     pub more_bytes: i64,
-    /// By how many.
+    /// Growth in allocations.
     pub more_count: f64,
-    /// Bytes allocated meanwhile, whether they live or not.
+    /// Bytes allocated since then, live or freed.
     pub churned_bytes: u64,
 }
 
-/// What sites of one place have in common.
+/// Key by which sites are grouped into a place.
 type Same<'a> = (Memory, &'a str, Option<&'a str>, String);
 
-/// Adds up the sites of a snapshot by place, those that grew most since `before` first. Without `before` everything grew.
+/// Sums the sites of a snapshot by place, sorted by growth since `before`. Without `before`, everything
+/// counts as growth.
 pub fn places(
     before: Option<&Snapshot>,
     now: &Snapshot,
@@ -128,7 +129,7 @@ pub fn places(
 
 const OURSELVES: &str = "libwarden_tracer";
 
-/// Names of what everybody allocates through, which tell nothing.
+/// Names of common allocation wrappers, which do not identify the caller.
 const CONTAINERS: [&str; 13] = [
     "operator new",
     "std::",
@@ -145,18 +146,18 @@ const CONTAINERS: [&str; 13] = [
     "_Unwind_",
 ];
 
-/// Whether a frame says who wanted memory: it has a name, and is not a container's or an allocator's.
+/// Returns true if a frame identifies the requester: it has a name, and is no container or allocator.
 fn is_telling(frame: &Frame) -> bool {
     let Some(function) = &frame.function else { return false };
     let library =
         ["libc.so", "libstdc++", "libgcc_s", "ld-linux"].iter().any(|start| frame.module.starts_with(start));
-    // The runtime's own, where it is linked into the program.
+    // The CUDA runtime, if it is linked into the program.
     let runtime = ["cuda", "cublas", "cu"].iter().any(|start| {
         function
             .strip_prefix(start)
             .is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_uppercase()))
     });
-    // `<T as alloc::vec::Something>::function`, in Rust.
+    // Rust's `<T as alloc::vec::Something>::function`.
     let bare = function
         .strip_prefix('<')
         .map_or(function.as_str(), |rest| rest.split_once(" as ").map_or(rest, |(_, of)| of));

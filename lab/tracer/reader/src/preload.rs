@@ -1,4 +1,4 @@
-//! What keeps a program from being traced, as far as its file tells.
+//! Detects by its file that a program cannot be traced.
 
 use std::fmt;
 use std::fs::File;
@@ -7,12 +7,12 @@ use std::path::Path;
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, ReadCache, elf};
 
-/// Why the loader cannot put a library before a program's own.
+/// Why the dynamic loader cannot preload the library into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It is linked statically, so nothing loads libraries.
+    /// Linked statically, so there is no dynamic loader.
     Static,
-    /// It is linked with musl, whose loader cannot take a library that wants glibc, and ends the program.
+    /// Linked to musl, whose loader cannot load a glibc library and ends the program.
     Musl,
 }
 
@@ -25,7 +25,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What stands against it; `None` where nothing does or the file says nothing: a script, something of another processor.
+/// The obstacle, if any; `None` also for files without this information: scripts, and programs for other
+/// processors.
 pub fn obstacle(program: &Path) -> Option<Obstacle> {
     let cache = ReadCache::new(File::open(program).ok()?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;

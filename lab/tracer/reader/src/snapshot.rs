@@ -1,4 +1,4 @@
-//! The published file at one moment, as numbers. Nothing in it is believed: what is out of range is left out.
+//! Parses the published file at one moment. The file is untrusted: values out of range are dropped.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,72 +10,72 @@ use crate::layout::{
     BUSY, COUNT_UNIT, FILE, FRAMES, HEADER, Kind, MAGIC, RECORD, SITES, VERSION, function, header, record,
 };
 
-/// Why there is no snapshot.
+/// Errors of reading a snapshot.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum TraceError {
     /// The file cannot be read.
     #[error("cannot read the trace {}: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
-    /// It is no trace, or one of another version.
+    /// The file is no trace, or has another version.
     #[error("{} is no trace of this version", path.display())]
     Foreign { path: PathBuf },
 }
 
-/// What the counts do not hold.
+/// Events missing from the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Allocations that were counted when they were made, and whose end will not be.
+    /// Allocations that were counted but whose free will not be seen.
     pub unfollowed: u64,
-    /// Samples that found no room for their call site.
+    /// Samples without room for their call site.
     pub siteless: u64,
-    /// Walks of stacks that were cut short, or not begun because the program registers tables of frames.
+    /// Stack walks that were truncated, or skipped because the program registers unwind tables at run time.
     pub short_walks: u64,
-    /// Walks in all.
+    /// Number of stack walks.
     pub walks: u64,
 }
 
-/// One call site: a function that allocates, and the return addresses of who called it.
+/// A call site: an allocating function with the return addresses of its callers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Site {
-    /// Its number in the file, the same in every snapshot of a process.
+    /// Number in the file, constant over all snapshots of a process.
     pub number: u32,
-    /// The function, such as `malloc`.
+    /// Allocating function, such as `malloc`.
     pub function: &'static str,
-    /// What it allocates.
+    /// Kind of allocation.
     pub kind: Kind,
-    /// Number of the site of the counted call that it happened in, if it did.
+    /// Site number of the enclosing counted call, if any.
     pub within: Option<u32>,
-    /// Return addresses, the innermost first; those of the tracer itself come first of all.
+    /// Return addresses, innermost first, beginning with the tracer's own.
     pub addresses: Vec<u64>,
-    /// Estimated bytes that live.
+    /// Estimated live bytes.
     pub live_bytes: i64,
-    /// Estimated allocations that live.
+    /// Estimated live allocations.
     pub live_count: f64,
     /// Estimated bytes ever allocated.
     pub total_bytes: u64,
-    /// Estimated allocations ever made.
+    /// Estimated number of allocations ever made.
     pub total_count: f64,
-    /// The most bytes that lived.
+    /// Maximum of live bytes.
     pub peak_bytes: u64,
 }
 
 /// All call sites of a process at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The process by its own count.
+    /// PID in the process's own namespace.
     pub pid: u32,
-    /// When it began, milliseconds since the Unix epoch.
+    /// Start of the process, in milliseconds since the Unix epoch.
     pub started_unix_ms: u64,
-    /// Bytes between samples of the heap on average.
+    /// Mean bytes between heap samples.
     pub interval: u64,
-    /// Its program.
+    /// Path of the program.
     pub exe: PathBuf,
-    /// Whether the program brings an allocator that takes the C library's place, so that blocks of the heap are not counted.
+    /// The program replaces the C library's allocator, so heap blocks are not counted.
     pub own_heap: bool,
-    /// What is missing.
+    /// Missing events.
     pub losses: Losses,
-    /// The sites.
+    /// Call sites.
     pub sites: Vec<Site>,
 }
 
@@ -83,10 +83,10 @@ impl Snapshot {
     /// Reads a trace.
     ///
     /// # Errors
-    /// It cannot be read, or is something else.
+    /// Fails if the file cannot be read or is no trace.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         let unreadable = |source| TraceError::Unreadable { path: path.to_owned(), source };
-        // A pipe would keep us waiting.
+        // Regular files only: opening a pipe would block.
         if !fs::metadata(path).map_err(unreadable)?.is_file() {
             return Err(TraceError::Foreign { path: path.to_owned() });
         }
@@ -94,11 +94,11 @@ impl Snapshot {
         Self::of(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
     }
 
-    /// Of all processes that publish in a folder, those that do now, the one that allocated most first: a wrapper and its
-    /// shell publish, too.
+    /// Snapshots of all running processes that publish in a folder, the one with most allocations first: a
+    /// wrapper and its shell publish, too.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// Fails if the folder cannot be read.
     pub fn all_in(folder: &Path) -> Result<Vec<Self>, TraceError> {
         let unreadable = |source| TraceError::Unreadable { path: folder.to_owned(), source };
         let mut found = Vec::new();
@@ -119,12 +119,12 @@ impl Snapshot {
         self.sites.iter().fold(0, |sum, site| sum.saturating_add(site.total_bytes))
     }
 
-    /// Bytes that live in memory of these kinds.
+    /// Live bytes of these kinds.
     pub fn live_bytes(&self, kinds: &[Kind]) -> i64 {
         self.of_kinds(kinds).fold(0, |sum, site| sum.saturating_add(site.live_bytes))
     }
 
-    /// Allocations of these kinds that live.
+    /// Live allocations of these kinds.
     pub fn live_count(&self, kinds: &[Kind]) -> f64 {
         self.of_kinds(kinds).map(|site| site.live_count).sum()
     }
@@ -182,13 +182,13 @@ impl Snapshot {
     }
 }
 
-/// Whether a process lives and still publishes in this file: a shell that became a server which cannot be traced leaves its
-/// file behind.
+/// Returns true if a process runs and still maps this file: a shell that execs a server that cannot be
+/// traced leaves its file behind.
 fn has_mapped(pid: u32, file: &Path) -> bool {
     let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
     let (path, inode) = (fs::canonicalize(file).ok(), fs::metadata(file).map(|facts| facts.ino()).ok());
     maps.into_iter().flatten().any(|map| match map.pathname {
-        // On some file systems one of the two is another than that of the file.
+        // On some file systems, either path or inode differs from that of the file.
         MMapPath::Path(mapped) => path.as_ref() == Some(&mapped) || Some(map.inode) == inode,
         _ => false,
     })
@@ -214,7 +214,7 @@ mod tests {
         put(at + record::FRAME, &[1_u64.to_ne_bytes(), 2_u64.to_ne_bytes()].concat());
         put(at + record::LIVE_BYTES, &(-5_i64).to_ne_bytes());
         put(at + record::LIVE_COUNT, &384_i64.to_ne_bytes());
-        // One that is being filled in, and one of a function that nobody knows.
+        // A record that is being written, and one of an unknown function.
         put(HEADER + RECORD, &BUSY.to_ne_bytes());
         put(HEADER + 2 * RECORD, &77_u64.to_ne_bytes());
         put(HEADER + 2 * RECORD + record::FUNCTION, &1000_u32.to_ne_bytes());

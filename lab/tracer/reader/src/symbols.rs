@@ -1,5 +1,5 @@
-//! Names of functions, from the symbol tables of programs and libraries. A stripped library has only the names that it
-//! exports; an address in none of them is told by its place in the file.
+//! Resolves addresses to function names by the symbol tables of programs and libraries. A stripped library
+//! has only the names that it exports; an address without a name is shown by its offset in the file.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::modules::Modules;
 
-/// One step of a call chain.
+/// A step of a call chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Frame {
-    /// The function, readable and without arguments; `None` where nothing names it.
+    /// Demangled function name without arguments; `None` if unknown.
     pub function: Option<String>,
-    /// The program or library, without its folder.
+    /// Program or library, without its folder.
     pub module: String,
-    /// Where in that file.
+    /// Offset in that file.
     pub offset: u64,
 }
 
@@ -30,19 +30,19 @@ impl std::fmt::Display for Frame {
     }
 }
 
-/// A function of a file: where it begins and ends, and its name in the table.
+/// A function of a file: begin, size, and name in the symbol table.
 type Function = (u64, u64, Box<str>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Of each part that is loaded: where in the file, how long, at which address.
+    /// Loaded segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,
     functions: Vec<Function>,
 }
 
 impl Table {
     fn read(path: &Path) -> Option<Self> {
-        // Libraries of CUDA have hundreds of megabytes, of which the tables are little.
+        // CUDA's libraries have hundreds of megabytes, of which only the symbol tables are read.
         let cache = object::ReadCache::new(std::fs::File::open(path).ok()?);
         let file = object::File::parse(&cache).ok()?;
         let segments = file.segments().map(|segment| {
@@ -65,21 +65,21 @@ impl Table {
         let address = offset - start + address;
         let next = self.functions.partition_point(|(begin, ..)| *begin <= address);
         let (begin, size, name) = self.functions.get(next.checked_sub(1)?)?;
-        // Hand-written code may not say how long it is.
+        // Symbols of assembly code may have size 0.
         (*size == 0 || address < begin + size).then_some(name)
     }
 }
 
-/// Tables of all files that were asked for.
+/// Symbol tables of all files used so far.
 #[derive(Debug, Default)]
 pub struct Symbols {
     tables: BTreeMap<PathBuf, Option<Table>>,
 }
 
 impl Symbols {
-    /// What called, by its return address.
+    /// The frame of a call, by its return address.
     pub fn frame(&mut self, modules: &Modules, address: u64) -> Frame {
-        // The call is before the address that it returns to, which may already belong to the next function.
+        // The call is before its return address, which may already belong to the next function.
         let Some((path, offset)) = modules.find(address.saturating_sub(1)) else {
             return Frame { function: None, module: "unknown".to_owned(), offset: address };
         };
@@ -91,7 +91,7 @@ impl Symbols {
     }
 }
 
-/// A name as the source has it, without arguments.
+/// Demangles a name, and removes its arguments.
 fn readable_name(mangled: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(mangled) {
         return format!("{rust:#}");
@@ -104,12 +104,12 @@ fn readable_name(mangled: &str) -> String {
     without_arguments(&name)
 }
 
-/// Without the arguments of templates, which fill a page.
+/// Removes template arguments, which may fill a page.
 fn without_arguments(name: &str) -> String {
     let mut depth = 0_usize;
     let mut short = String::with_capacity(name.len());
     let mut rest = name;
-    // An operator's own brackets are no arguments.
+    // An operator's own angle brackets are no template arguments.
     if let Some(at) = name.find("operator") {
         let after = at + "operator".len();
         let sign = name[after..].bytes().take_while(|byte| b"<>=-".contains(byte)).count();

@@ -1,27 +1,27 @@
-//! Made-up histories of speed: processes of one build scatter, the machine becomes slower and faster, and now and then somebody else takes
-//! a part of it.
+//! Simulated histories of speed: processes of one build scatter, the machine drifts, and other programs
+//! disturb some processes.
 
 use super::*;
 
-/// How a machine disturbs.
+/// Noise of a machine.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
-    /// By how much processes of one build differ.
+    /// Scatter between processes of one build.
     scatter: f64,
-    /// By how much the machine changes from one process to the next.
+    /// Drift from one process to the next.
     drift: f64,
-    /// One process of so many is disturbed, by a tenth to a third.
+    /// One process of this many is disturbed, by a tenth to a third.
     disturbed: u64,
 }
 
-/// A GPU of its own, as measured.
+/// A dedicated GPU, as measured.
 const QUIET: Noise = Noise { scatter: 0.01, drift: 0.002, disturbed: 0 };
-/// A desk with other programs.
+/// A desktop with other programs.
 const BUSY: Noise = Noise { scatter: 0.02, drift: 0.004, disturbed: 50 };
 
 struct Speeds {
     place: Place,
-    /// What each revision takes, by the one before it: these times from this revision on.
+    /// Factors on the time of the previous revision, from these revisions on.
     steps: Vec<(usize, f64)>,
     noise: Noise,
     machine: f64,
@@ -59,7 +59,8 @@ impl Speeds {
     }
 }
 
-/// How often of a hundred times the right one is named, after how many processes on average; and wherever it names none, that it says so.
+/// Returns how often of a hundred searches the right revision is found, and the mean number of processes.
+/// All other searches must find none.
 fn named(first: u64, factor: f64, noise: Noise) -> (usize, usize) {
     let (mut right, mut legs) = (0, 0);
     for seed in first..first + 100 {
@@ -172,13 +173,13 @@ fn an_end_that_is_gone_ends_the_search_and_once_is_no_matter() {
 
 #[test]
 fn a_revision_with_a_part_of_it_is_not_on_one_side_now_and_on_the_other_then() {
-    // Judged often, as if it were new each time: which verdicts there are, and how often the one that is not the truth.
+    // Judges often, as if independent: which verdicts occur, and how often a wrong one.
     let mut told = Vec::new();
     for (noise, part) in [0.2, 0.3, 0.4, 0.45, 0.6].into_iter().flat_map(|part| [(QUIET, part), (BUSY, part)])
     {
         let (mut healthy, mut ill) = (0, 0);
         for seed in 0..200 {
-            // The one in the middle is the first that is judged.
+            // The middle revision is judged first.
             let mut history = Speeds::new(seed, 1.15, noise);
             (history.place.last, history.place.broken) = (4, Vec::new());
             history.steps = vec![(2, 1.15_f64.powf(part)), (4, 1.15_f64.powf(1.0 - part))];
@@ -191,7 +192,7 @@ fn a_revision_with_a_part_of_it_is_not_on_one_side_now_and_on_the_other_then() {
         }
         told.push((part, noise, healthy, ill));
     }
-    // One in a hundred searches may be mistaken.
+    // Up to one in a hundred searches may be wrong.
     for (part, noise, healthy, ill) in told {
         let wrong = if part < 0.4 { ill } else { healthy };
         assert!(wrong <= 2, "{part}, {noise:?}: {healthy} healthy, {ill} ill");

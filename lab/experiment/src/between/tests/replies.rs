@@ -1,23 +1,23 @@
-//! Made-up histories of answers: builds whose last digits differ, that toss coins, and of which one, two or none of the revisions changes what
-//! they say.
+//! Simulated histories of answers: builds with different last digits, random answers, and none, one or two
+//! revisions that change answers.
 
 use super::*;
 use warden_policies::defaults::Strictness;
 
 use crate::proof::Token;
 
-/// So many questions.
+/// Number of questions.
 const ALL: usize = 10;
 
 struct Talk {
     place: Place,
-    /// From this revision on these questions are answered by so many nats otherwise.
+    /// From this revision on, these questions are answered differently by this many nats.
     changes: Vec<(usize, &'static [usize], f64)>,
-    /// By how much the logarithms of one build differ from one process to the next.
+    /// Jitter of one build's log probabilities between processes.
     jitter: f64,
-    /// A question that is answered by tossing a coin, and how often the coin falls so.
+    /// A question with a random answer, and the probability of that answer.
     coin: Option<(usize, f64)>,
-    /// Says no to question 3.
+    /// Revisions that refuse question 3.
     refuses: std::ops::Range<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Talk {
         let random = &mut self.place.random;
         let falls = self.coin.is_some_and(|(own, so)| own == question && random.unit() < so);
         let jitter = self.jitter * random.between(-1.0, 1.0);
-        // The likelier of two is said; what moves them says the other one in the end.
+        // The likelier answer is given; a large enough shift changes it.
         let yes = -0.1 - moved + jitter;
         let no = -1.4 + moved * 0.1;
         let said = if (yes > no) == falls { "no" } else { "yes" };
@@ -76,7 +76,7 @@ fn in_a_hundred_histories_the_revision_that_changed_answers_is_found_in_each() {
         let requests = vec!["text 1".to_owned(), "text 4".to_owned()];
         assert_eq!(told.symptom, Some(Symptom::Answers { requests }));
         assert!(told.judged.iter().filter_map(|one| one.answers.as_ref()).all(|said| !said.is_third()));
-        // A build that says the same again is asked once.
+        // A build that repeats itself is asked once.
         assert!(told.legs < 60, "seed {seed}: {} processes", told.legs);
     }
 }
@@ -124,7 +124,7 @@ fn of_two_revisions_that_change_answers_the_first_is_found_and_that_there_are_mo
             continue;
         }
         talk.place.broken.retain(|at| *at != last && *at + 1 != last);
-        // Of the same question, and of another one.
+        // Changes of the same question, and of another one.
         let (same, other): (&[usize], &[usize]) = (&[1, 4], &[8]);
         let second = first + 1 + usize::try_from(talk.place.random.below((last - first) as u64)).unwrap();
         talk.changes.push((second, if seed % 2 == 0 { same } else { other }, 2.0));
@@ -151,7 +151,7 @@ fn a_question_that_is_refused_by_one_end_alone_is_a_difference_whichever_it_is()
 fn whoever_wants_equal_answers_hears_of_each_other_word() {
     let mut talk = Talk::new(11);
     (talk.place.last, talk.place.at, talk.place.broken) = (100, 61, Vec::new());
-    // The same opinion, and another word.
+    // Equal predictions with another token.
     talk.changes = Vec::new();
     let search = |strictness, talk: &mut Talk| {
         let proof = ProofPolicy { answers: strictness, ..warden_policies::defaults().proof.clone() };
@@ -180,7 +180,7 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
     talk.changes = vec![(40, &[1], 1.5)];
     let mut times = 0;
     let told = run(Aim::Answers, 64, &mut |ask| {
-        // The first that is looked at, and its neighbours.
+        // The first judged revision, and its neighbours.
         let revision = if (31..=33).contains(&ask.revision) {
             times += 1;
             if times % 2 == 0 { 64 } else { 0 }
@@ -189,7 +189,7 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
         };
         talk.process(Ask { revision, ..ask })
     });
-    // Asked once, they may pass for one or the other; the neighbours are asked more often.
+    // Asked once, such a revision may pass for either; its neighbours are asked more often.
     assert!(
         matches!(told.outcome, Outcome::Found { revision: 40 } | Outcome::Unsteady { .. }),
         "{:?}",
@@ -216,7 +216,7 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
     };
     let mut talk = Talk::new(14);
     (talk.place.last, talk.place.broken) = (9, Vec::new());
-    // A word of two that are nearly as likely.
+    // Chooses between two almost equally likely words.
     let said = |word: &str, first: f64, second: f64| {
         let token =
             Token { text: word.to_owned(), top: vec![("yes".to_owned(), first), ("no".to_owned(), second)] };
@@ -246,7 +246,7 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
 fn a_revision_that_was_not_asked_a_question_that_tells_is_not_healthy_by_the_others() {
     let mut talk = Talk::new(15);
     (talk.place.last, talk.place.broken) = (8, Vec::new());
-    // Two of them change an answer each; the one in the middle is not asked what the first of them changed.
+    // Two revisions change an answer each; the middle one was not asked the question changed by the first.
     talk.changes = vec![(3, &[1], 1.5), (6, &[4], 1.5)];
     let told = run(Aim::Answers, 8, &mut |ask| {
         let Seen::Visit(mut visit) = talk.process(ask) else { panic!() };
