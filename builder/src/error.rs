@@ -127,7 +127,7 @@ pub enum Error {
         weights: &'static str,
         /// Settings of the failed server.
         setting: &'static str,
-        /// How the server died, or how far its answers deviate.
+        /// Cause of the crash, or deviation of the answers.
         why: String,
         /// Settings with correct answers.
         right: Vec<&'static str>,
@@ -196,7 +196,7 @@ impl From<Error> for warden_patches::Error {
 }
 
 impl Error {
-    /// Who has to act on the error; callers map this to an exit code.
+    /// Class of the error by who has to act; callers map it to an exit code.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::SourceMissing { .. }

@@ -77,7 +77,7 @@ pub enum Event {
         /// The step completed last, such as a source file.
         item: String,
     },
-    /// One check of the verification passed.
+    /// A check of the verification passed.
     Checked(&'static str),
     /// The build is in the store.
     Installed(BuildId),

@@ -85,7 +85,7 @@ fn refusals(all: &[Refusal]) -> String {
 }
 
 impl Error {
-    /// Who has to act on the error; callers map this to an exit code.
+    /// Class of the error by who has to act; callers map it to an exit code.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Set { .. } | Self::NoSuchSet { .. } => Kind::Input,

@@ -2,7 +2,7 @@
 //!
 //! Three rules ensure this. Names are normal (see [`super::normal_name`]). No file is written through a
 //! link of the archive. A link's target has `..` only at its beginning, and does not climb above the
-//! unpacked part: the link's own folder is a real folder, so those steps are exact, and the components
+//! unpacked part. The link's own folder is a real folder, so those steps are exact, and the components
 //! after them stay inside by the same rule.
 
 use std::collections::BTreeSet;

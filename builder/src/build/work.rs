@@ -1,5 +1,5 @@
-//! The folder of a running build, `work/<BuildId>/{src,build}` under the cache folder. It is removed when
-//! the build ends, in success or failure.
+//! The folder of a running build, `work/<BuildId>/{src,build}` under the cache folder. The end of the build
+//! removes it, after success and failure.
 //!
 //! A build killed by SIGKILL leaves its folder behind. The next build removes every folder made by a build
 //! ([`crate::owned`]) whose lock no living process holds.
@@ -39,8 +39,7 @@ impl Work {
         &self.folder
     }
 
-    /// The source tree. It always lies next to the build folder, so that a compiler cache sees the same
-    /// layout.
+    /// The source tree, always next to the build folder, so that a compiler cache sees the same layout.
     pub(super) fn source(&self) -> PathBuf {
         self.folder.join("src")
     }

@@ -1,6 +1,6 @@
 //! Writes GGUF version 3 files: typed metadata, tensors, alignment 32.
 //!
-//! It serves the sample models and never reads a file. A tensor's numbers are kept in memory, or computed
+//! Used for the sample models only; never reads a file. A tensor's numbers are kept in memory, or computed
 //! while the file is written: a model of many gigabytes then needs memory for one block only. The layout
 //! follows the GGUF specification (ggml, `docs/gguf.md`), all integers little-endian:
 //!

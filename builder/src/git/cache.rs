@@ -9,8 +9,8 @@
 //!
 //! A repository is created under a temporary name and renamed. A fetch writes its pack under a temporary
 //! name, renames it, and sets references last. An interruption leaves a temporary file, which the next
-//! fetch removes. The next fetch downloads the whole pack again, because git's protocol cannot resume. It
-//! also detects a repository damaged in other ways and replaces it.
+//! fetch removes. The next fetch downloads the whole pack again, because git's protocol cannot resume. A
+//! repository damaged in other ways is detected and replaced, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -63,7 +63,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Who has to act on the error.
+    /// Class of the error by who has to act.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Source { .. }

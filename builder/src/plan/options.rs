@@ -6,7 +6,7 @@ use super::target::Arch;
 use crate::error::{Error, Result};
 use crate::source::found::Found;
 
-/// A static Release build of the server with the extras. It uses no network except for npm.
+/// A static Release build of the server with the extras. Only npm uses the network.
 pub(super) fn fixed(source: &Found, arch: Arch, extras: &Choice) -> Vec<String> {
     let native = match arch {
         Arch::Native => "ON",

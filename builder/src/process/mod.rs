@@ -32,8 +32,8 @@ use lines::Lines;
 const GRACE: Duration = Duration::from_secs(5);
 /// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
 const LINGER: Duration = Duration::from_millis(200);
-/// How long `ETXTBSY` is retried before it is reported: between fork and exec lie milliseconds, on a loaded
-/// machine some hundreds of them.
+/// Duration of retries after `ETXTBSY` before it is reported: between fork and exec lie milliseconds, on a
+/// loaded machine some hundreds of them.
 const BUSY: Duration = Duration::from_secs(2);
 /// Time for a killed descendant to end.
 const REAPED: Duration = Duration::from_secs(5);

@@ -269,7 +269,7 @@ impl Rounds<'_> {
     async fn reclaimed(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(Channel::of);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
-        // One part per fix that supports requests. A part claims its block shortly after its first
+        // Each fix that supports requests has a part. A part claims its block shortly after its first
         // computation, and counts earlier requests as done.
         let reads = |fix: &&Fix| fix.variables.iter().any(|variable| variable.name == RECLAIM);
         let all = self.pair.fixes.iter().filter(|fix| reads(fix)).count();

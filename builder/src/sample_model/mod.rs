@@ -1,6 +1,6 @@
 //! The sample model: a tiny GGUF with random weights that llama-server loads like any other model.
 //!
-//! It gives users and tests a model without a download, and builds are verified with it. Its answers are
+//! Users and tests get a model without a download, and builds are verified with this model. Its answers are
 //! nonsense, but always whole words of valid UTF-8. Every word depends on the whole context, so a wrong or
 //! stale KV cache shows. The same [`Options`] give the same bytes on every platform.
 //!
@@ -48,8 +48,8 @@ const GAIN: f64 = 1.6;
 /// A sample model by its purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preset {
-    /// Three layers, width 64, with a chat template; 0.8 MB. It never ends an answer, so an answer has
-    /// exactly `max_tokens` tokens.
+    /// Three layers, width 64, with a chat template; 0.8 MB. Answers have no end token, so each has exactly
+    /// `max_tokens` tokens.
     #[default]
     Chat,
     /// As `Chat`, but it ends its answers, mostly within 80 tokens (`finish_reason` is `stop`).

@@ -1,7 +1,7 @@
 //! The sample models' vocabulary: 256 byte tokens, invented words (400 in the presets), four control
 //! tokens, and marks where a model needs some.
 //!
-//! It is a byte-level BPE vocabulary. The pre-tokenizer `llama-bpe` looks up a whole word (with the space
+//! The vocabulary is byte-level BPE. The pre-tokenizer `llama-bpe` looks up a whole word (with the space
 //! before it) before it tries merges, so no merge list is needed, and text of these words tokenizes back to
 //! its tokens. Any other text is split into byte tokens, so any input is valid.
 

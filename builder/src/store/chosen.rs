@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Without this file the newest build is the default. A new build of a fork, of an older revision, or
-//! without the GPU does not become the default by being made: the previous default is held, until a build
-//! succeeds it, or the user chooses one. After an explicit choice, newer builds have to be chosen, too: the
-//! default changes by a decision, not by a compilation.
+//! without the GPU does not become the default by being made. The previous default is held until a build
+//! succeeds it, or until the user chooses one. After an explicit choice, newer builds have to be chosen,
+//! too: the default changes by a decision, not by a compilation.
 
 use std::fs;
 use std::io;

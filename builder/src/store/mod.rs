@@ -42,8 +42,7 @@ const INCOMING: &str = ".incoming-";
 const LOCK: &str = ".lock";
 /// File with the default build and the rollback target.
 const CHOSEN: &str = ".chosen.json";
-/// File of an unfinished rollout. It shares the prefix of [`CHOSEN`], so that it is listed neither as
-/// foreign nor as a build.
+/// File of an unfinished rollout. The common prefix with [`CHOSEN`] keeps it from being listed as foreign.
 const MOVE: &str = ".chosen.json.move";
 /// All files of a build's folder; no others are removed with it.
 const FILES: [&str; 2] = [BINARY, PROVENANCE];

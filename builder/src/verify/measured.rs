@@ -113,8 +113,8 @@ impl Try {
     ///
     /// A head sent after the prompt arrives no sooner than the prompt takes by the server's own clock. If
     /// that is most of the whole time, a head in its first quarter was sent before. The opposite mistake is
-    /// possible: a head that was sent early and read late, because the machine was busy. It gives the
-    /// careful answer.
+    /// possible: a head that was sent early and read late, because the machine was busy. In that case the
+    /// careful answer results.
     fn shows(&self) -> Option<StreamHead> {
         let (whole, prompt) = (self.whole(), self.prompt?);
         if !self.is_long() || prompt < whole / 2 || prompt > whole {

@@ -112,13 +112,14 @@ impl Server {
         }
     }
 
-    /// How the server ended, if it did, and if a signal ended it.
+    /// Exit reason of the server, if it has ended, and true if a signal ended it.
     pub(super) async fn end(&mut self) -> Option<(String, bool)> {
         let (why, _) = self.death().await;
         Some((why?, self.status?.signal().is_some()))
     }
 
-    /// How the server died, if it did, and if the cause was an instruction that the CPU lacks.
+    /// Crash reason of the server, if it has died, and true if the cause was an instruction that the CPU
+    /// lacks.
     pub(crate) async fn death(&mut self) -> (Option<String>, bool) {
         tokio::time::timeout(DYING, self.ended()).await.ok();
         let Some(status) = self.status else { return (None, false) };

@@ -2,14 +2,14 @@
 //! which the CUDA runtime uses, even if it is linked into the program.
 //!
 //! `dlsym` depends on its caller's address (`RTLD_NEXT` is relative to the caller), so ours leaves no
-//! frame: for names that we do not replace, it jumps to the real `dlsym` with the caller's own return
+//! frame. For names that we do not replace, it jumps to the real `dlsym` with the caller's own return
 //! address.
 //!
 //! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
-//! function, our `dlsym` returns null, as without us. Other ways of looking up differ: a weak reference to
-//! such a name is not null, `dlvsym` finds ours, and so does a search over all libraries for a function of
-//! a library that was opened locally for another one. A call then fails as if CUDA did not work
-//! (`cuda::NOT_THERE`), or reaches the real function.
+//! function, our `dlsym` returns null, as without us. Other look-ups differ: a weak reference to such a
+//! name is not null, and `dlvsym` finds ours. So does a search over all libraries for a function that only
+//! a locally opened library has. A call then fails as if CUDA did not work (`cuda::NOT_THERE`), or reaches
+//! the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 

@@ -1,10 +1,11 @@
 //! A library to preload into llama-server (`LD_PRELOAD`): counts allocations by call site, on the host and
 //! on GPUs.
 //!
-//! It intercepts functions of the C library and of CUDA, calls the real ones, and records live allocations
-//! in a mapped file (`layout.rs`); a reader of the file does the rest. It never changes a function's effect
-//! or result, never allocates, never blocks for long, and counts nothing unless the environment names a
-//! folder to publish in. It never panics, because that would crash the server.
+//! The library intercepts functions of the C library and of CUDA, calls the real ones, and records live
+//! allocations in a mapped file (`layout.rs`). A reader of the file does the rest. The library never
+//! changes a function's effect or result, never allocates, and never blocks for long. Nothing is counted
+//! unless the environment names a folder to publish in. No code here panics, because a panic would crash
+//! the server.
 //!
 //! Its presence is visible, though: functions have addresses in it, CUDA's names exist without CUDA
 //! (`dynamic.rs`), libgcc is loaded into programs that would not need it, and a library with intercepted

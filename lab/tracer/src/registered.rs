@@ -6,9 +6,8 @@
 //! would deadlock, because its own thread holds the locks. So after the first registration no stack is
 //! walked any more: allocations are counted in full, without a place.
 //!
-//! Constructors of ordinary objects register nothing, because these have an unwind table header. Those of
-//! LLVM's start-up files may. A program with its own unwinder registers with that one, which does not
-//! concern us.
+//! Constructors of ordinary objects register nothing, because these have an unwind table header; LLVM's
+//! start-up files may. A program with its own unwinder registers with that one, which does not concern us.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};

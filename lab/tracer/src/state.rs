@@ -1,7 +1,7 @@
 //! Addresses of the maps, and the switch for counting.
 //!
-//! The switch is in a page that the kernel wipes in a forked child, so a child is never counted: it shares
-//! the maps with its parent, and its locks may be held by threads that do not exist in it.
+//! The switch is in a page that the kernel wipes in a forked child, so a child is never counted. A child
+//! shares the maps with its parent, and locks may be held by threads that do not exist in the child.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};

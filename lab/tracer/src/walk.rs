@@ -1,6 +1,7 @@
 //! Collects return addresses from here outwards, with the unwinder that also handles exceptions.
 //!
-//! It reads the unwind tables of libraries, and stops at a function without one. Three conditions must hold:
+//! The unwinder reads the unwind tables of libraries, and stops at a function without one. Three conditions
+//! must hold:
 //!
 //! - **The thread is not inside the unwinder already.** The unwinder allocates only if tables were
 //!   registered at run time, and may hold a lock then; after the first registration there are no walks
@@ -20,7 +21,7 @@ use crate::layout::{FRAMES, header};
 use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
-/// Full walks per second. One takes some 10 microseconds, so this is at most 2 % of one core.
+/// Full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of one core.
 const PER_SECOND: u64 = 2000;
 /// Addresses of a truncated walk: our own, and some of the caller.
 const SHORT: usize = 8;

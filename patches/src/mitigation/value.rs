@@ -46,7 +46,7 @@ pub struct ChoiceLimit {
     /// Affected backends; empty: all.
     #[serde(default)]
     pub backends: Vec<String>,
-    /// What happens in other builds, as the end of a sentence.
+    /// Consequence in other builds, as the end of a sentence.
     pub why: String,
 }
 

@@ -1,4 +1,4 @@
-//! The record of a verification. It is valid only for the set and the code with the recorded hashes. If
+//! The record of a verification, valid only for the set and the code with the recorded hashes. If
 //! either changes, the record names the change and becomes invalid.
 
 use std::collections::BTreeMap;

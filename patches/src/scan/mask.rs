@@ -1,8 +1,8 @@
 //! Blanks everything that is no code: comments, contents of strings and characters, and lines inserted by
 //! our hooks.
 //!
-//! The result keeps the input's length and line ends, so that offsets are the same in both. It is ASCII:
-//! other bytes outside of comments and strings become `?`.
+//! The result keeps the input's length and line ends, so that offsets are the same in both. The result is
+//! ASCII: other bytes outside of comments and strings become `?`.
 //!
 //! Supported C++ syntax: both kinds of comments, line comments continued by a backslash, strings with
 //! escapes and prefixes, raw strings, characters, digit separators as in `5'000'000`. An unclosed string or

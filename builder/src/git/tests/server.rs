@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-/// A `git daemon` on a local port. It ends with the test process.
+/// A `git daemon` on a local port, which ends with the test process.
 pub(super) struct Server {
     port: u16,
     /// Number of connections so far.

@@ -1,5 +1,5 @@
 //! The vision encoder and projector of the Gemma 4 family. llama.cpp's `tools/mtmd/models/gemma4v.cpp`
-//! loads these keys and tensors. It works with any of our language models of the same width.
+//! loads these keys and tensors. The encoder works with any of our language models of the same width.
 //!
 //! llama-server scales an image to between 70 and 1,120 tokens of 48 by 48 pixels each.
 

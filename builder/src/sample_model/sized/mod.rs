@@ -2,7 +2,7 @@
 //! smaller presets do not reach (sliding windows, two head sizes, a vision encoder).
 //!
 //! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every
-//! platform. As with the smaller presets, an answer consists of invented words of valid UTF-8 and has no
+//! platform. Like with the smaller presets, an answer consists of invented words of valid UTF-8 and has no
 //! end token. Channel 0 of the embedding is a constant that no layer writes to, and through it column 0 of
 //! the output matrix excludes all tokens but words (see the parent module). Sums of layers are scaled so
 //! that this holds for any number of them.

@@ -4,7 +4,7 @@
 //! are not written. The processor rejects the random bytes, and a server with AMX dies while it loads its
 //! first quantised model.
 //!
-//! The check works on any x86-64 machine. It compiles a small program to assembly, replaces its `ldtilecfg`
+//! The check works on any x86-64 machine: it compiles a small program to assembly, replaces its `ldtilecfg`
 //! by code that copies the 64 bytes, and runs the program, which compares them. On a processor with AMX,
 //! the unmodified program runs, too.
 

@@ -6,8 +6,8 @@
 //!                                                                      ┘
 //! ```
 //!
-//! It embeds the library, so that nothing but the program needs to be installed. It starts no process and
-//! decides nothing.
+//! The crate embeds the library, so that nothing but the program needs to be installed. No process is
+//! started here, and nothing is decided.
 //!
 //! | file | content |
 //! |---|---|
